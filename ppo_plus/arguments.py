@@ -1,0 +1,59 @@
+"""Checks of arguments: clear errors before any step is taken.
+
+Every message names the argument, its value and the remedy.
+"""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+
+def require_int(name: str, value: Any, low: int) -> None:
+    """:raises TypeError: no integer. :raises ValueError: below ``low``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be an integer, at least {low}")
+    if value < low:
+        raise ValueError(f"{name}={value!r} must be at least {low}")
+
+
+def require_number(name: str, value: Any, low: float, high: float = math.inf, above: bool = False) -> None:
+    """A number within ``[low, high]``, or ``(low, high]`` if ``above``.
+
+    :raises TypeError: no number
+    :raises ValueError: outside, or NaN
+    """
+    allowed = f"in {'(' if above else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={value!r} must be a number {allowed}")
+    if not (low < value if above else low <= value) or not value <= high:
+        raise ValueError(f"{name}={value!r} must be a number {allowed}")
+
+
+def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
+    """:raises ValueError: ``value`` is none of ``choices``."""
+    # 1 == True in Python: compare types as well.
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def require_finite(what: str, values: Any, step: int) -> None:
+    """Refuse NaN and infinity from the environments.
+
+    :param what: what the numbers are, for the message
+    :param values: array ``(n_envs, ...)``, or a dict of them
+    :param step: how many steps each environment has taken, for the message
+    :raises FloatingPointError: not finite; names what, in which environment and when
+    """
+    if isinstance(values, dict):
+        for key, value in values.items():
+            require_finite(f"{what}[{key!r}]", value, step)
+        return
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+    raise FloatingPointError(
+        f"the environment returned a {what} that is not finite: {values[env]!r} in environment {env} at step {step}. "
+        "Nothing was learned from it: mend the environment, or wrap it to clip its numbers"
+    )

@@ -1,0 +1,262 @@
+"""The rollout as preallocated tensors, and minibatches of it.
+
+``T`` steps of ``N`` environments, stored time-major. Steps are written through numpy views of the tensors, so adding
+one costs a copy and nothing else. The views carry the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``,
+``advantages``, …), so code that reads or overrides those keeps working.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common import buffers as sb3
+
+from ppo_plus.advantages import bootstrap_timeouts, gae, normalize
+
+Observations = th.Tensor | dict[str, th.Tensor]
+
+
+class Batch(NamedTuple):
+    """A minibatch of ``B`` transitions, with the names of SB3's ``RolloutBufferSamples``.
+
+    :param observations: tensor ``(B, ...)``, or a dict of them
+    :param actions: internal actions (see :mod:`ppo_plus.distributions`), float32, shape ``(B, action_dim)``
+    :param old_values: the critic's predictions during the rollout, shape ``(B,)``
+    :param old_log_prob: log-probability of the actions when they were taken, shape ``(B,)``
+    :param advantages: shape ``(B,)``
+    :param returns: targets of the critic, shape ``(B,)``
+    :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
+        a buffer class that does not keep them
+    """
+
+    observations: Observations
+    actions: th.Tensor
+    old_values: th.Tensor
+    old_log_prob: th.Tensor
+    advantages: th.Tensor
+    returns: th.Tensor
+    old_params: th.Tensor | None = None
+
+
+class RolloutBuffer:
+    """The transitions of one rollout.
+
+    Subclass it and override :meth:`compute_returns_and_advantage` to estimate advantages in another way.
+
+    :param buffer_size: steps per environment, ``T``
+    :param observation_space: the environment's
+    :param action_space: the environment's
+    :param device: where minibatches are wanted
+    :param gae_lambda: λ of GAE, in ``[0, 1]``
+    :param gamma: discount, in ``[0, 1]``
+    :param n_envs: number of environments, ``N``
+    """
+
+    observations: np.ndarray | dict[str, np.ndarray]
+    actions: np.ndarray
+    rewards: np.ndarray
+    episode_starts: np.ndarray
+    values: np.ndarray
+    log_probs: np.ndarray
+    advantages: np.ndarray
+    returns: np.ndarray
+    params: np.ndarray
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "cpu",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+    ):
+        self.buffer_size = buffer_size
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = th.device(device)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.n_envs = n_envs
+        self._tensors: dict[str, Any] = {}
+        for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
+            self._allocate(name, np.zeros(n_envs, dtype=np.float32))
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new rollout; memory is used again."""
+        self.pos = 0
+        self.full = False
+
+    def size(self) -> int:
+        """Steps per environment stored so far."""
+        return self.pos
+
+    def add(
+        self,
+        obs: np.ndarray | dict[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        episode_start: np.ndarray,
+        value: th.Tensor,
+        log_prob: th.Tensor,
+        params: th.Tensor,
+    ) -> None:
+        """Store one step of all environments.
+
+        :param obs: what the environment returned before the step, shape ``(N, ...)``. It is stored in the dtype it
+            came in (float64 as float32), not in the space's: ``VecNormalize`` makes floats of integers
+        :param action: internal actions, shape ``(N, action_dim)``
+        :param reward: shape ``(N,)``
+        :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
+        :param value: shape ``(N,)`` or ``(N, 1)``
+        :param log_prob: shape ``(N,)``
+        :param params: parameters of the action distribution, shape ``(N, param_dim)``
+        """
+        self._write("observations", obs)
+        self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
+        self._write("params", params.numpy(force=True))
+        self.rewards[self.pos] = reward
+        self.episode_starts[self.pos] = episode_start
+        self.values[self.pos] = value.numpy(force=True).reshape(-1)
+        self.log_probs[self.pos] = log_prob.numpy(force=True)
+        self.pos += 1
+        self.full = self.pos == self.buffer_size
+
+    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+        """Add the discounted value of the final observation to rewards that a time limit cut off.
+
+        :param steps: row of each cut transition, ``K`` of them
+        :param envs: column of each cut transition
+        :param final_values: shape ``(K,)``
+        """
+        rewards = self._tensors["rewards"]
+        where = th.tensor(steps), th.tensor(envs)
+        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).cpu(), self.gamma))
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+        """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
+
+        :param last_values: value of the observation after the last step, shape ``(N,)`` or ``(N, 1)``
+        :param dones: whether the last step ended an episode, shape ``(N,)``
+        """
+        tensors = self._tensors
+        advantages = gae(
+            tensors["rewards"],
+            tensors["values"],
+            last_values.reshape(-1).cpu(),
+            tensors["episode_starts"],
+            th.as_tensor(dones),
+            self.gamma,
+            self.gae_lambda,
+        )
+        tensors["advantages"].copy_(advantages)
+        th.add(advantages, tensors["values"], out=tensors["returns"])
+
+    def normalize_advantages(self) -> None:
+        """Normalize the advantages over the whole rollout."""
+        advantages = self._tensors["advantages"]
+        advantages.copy_(normalize(advantages))
+
+    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
+
+        :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
+        :raises RuntimeError: the rollout is not complete
+        """
+        if not self.full:
+            raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
+        n_transitions = self.buffer_size * self.n_envs
+        # SB3 numbers transitions environment by environment; the storage here is step by step.
+        order = np.random.permutation(n_transitions)
+        order = order % self.buffer_size * self.n_envs + order // self.buffer_size
+        data = self._batch_source()
+        for indices in th.from_numpy(order).to(self.device).split(batch_size or n_transitions):
+            yield Batch(*(_select(field, indices) for field in data))
+
+    def _batch_source(self) -> Batch:
+        """The whole rollout on the device, with steps and environments in one dimension."""
+        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+        return Batch(*(_flatten(self._tensors[name], self.device) for name in names))
+
+    def _write(self, name: str, rows: Any) -> None:
+        """Copy ``rows`` into the current step; the first step of a rollout settles shapes and dtypes."""
+        if self.pos == 0 and not _fits(getattr(self, name, None), rows):
+            self._allocate(name, rows)
+        stored = getattr(self, name)
+        for target, row in [(stored[key], rows[key]) for key in rows] if isinstance(rows, dict) else [(stored, rows)]:
+            # "same_kind" refuses to cut floats down to integers silently.
+            np.copyto(target[self.pos], row, casting="same_kind")
+
+    def _allocate(self, name: str, rows: Any) -> None:
+        if isinstance(rows, dict):
+            tensors = {key: self._zeros(row) for key, row in rows.items()}
+            setattr(self, name, {key: tensor.numpy() for key, tensor in tensors.items()})
+            self._tensors[name] = tensors
+        else:
+            self._tensors[name] = self._zeros(rows)
+            setattr(self, name, self._tensors[name].numpy())
+
+    def _zeros(self, rows: np.ndarray) -> th.Tensor:
+        return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
+
+
+class _SB3Methods:
+    """What a rollout buffer written for SB3 lacks, on top of its own methods."""
+
+    rewards: np.ndarray
+    advantages: np.ndarray
+    gamma: float
+
+    def add(self, *step: Any) -> None:
+        super().add(*step[:6])  # type: ignore[misc]
+
+    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+        self.rewards[steps, envs] += self.gamma * final_values.numpy(force=True).reshape(-1)
+
+    def normalize_advantages(self) -> None:
+        self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
+
+    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+        return (Batch(*samples) for samples in super().get(batch_size))  # type: ignore[misc]
+
+
+@cache
+def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
+    """Make a rollout buffer class written for SB3 usable here; it keeps no ``old_params``.
+
+    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
+    :raises TypeError: something else
+    """
+    if issubclass(buffer_class, RolloutBuffer):
+        return buffer_class
+    if not issubclass(buffer_class, sb3.RolloutBuffer):
+        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
+    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {})  # type: ignore[return-value]
+
+
+def _stored_dtype(rows: np.ndarray) -> np.dtype:
+    """Networks compute in float32, so nothing wider is kept of floats; integers stay what they are."""
+    return np.dtype(np.float32) if np.issubdtype(rows.dtype, np.floating) else rows.dtype
+
+
+def _fits(stored: Any, rows: Any) -> bool:
+    if isinstance(rows, dict):
+        return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
+    return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+
+
+def _flatten(tensor: Any, device: th.device) -> Any:
+    if isinstance(tensor, dict):
+        return {key: _flatten(value, device) for key, value in tensor.items()}
+    return tensor.flatten(0, 1).to(device)
+
+
+def _select(tensor: Any, indices: th.Tensor) -> Any:
+    if isinstance(tensor, dict):
+        return {key: value.index_select(0, indices) for key, value in tensor.items()}
+    return tensor.index_select(0, indices)

@@ -1,0 +1,363 @@
+"""Action distributions: how numbers from the actor and standard-normal noise become an action of a space.
+
+One class per kind of action space, free of state. A distribution's ``params`` are one tensor of shape
+``(B, param_dim)``; actions are *internal*: flat, shape ``(B, action_dim)``, zero-based choices for the discrete kinds
+and unclipped (before any squashing) reals for Box. :meth:`ActionDistribution.to_env` makes of them what the
+environment's action space contains; it is the only place that does.
+
+Formulas: Gaussian, categorical and Bernoulli as in any textbook, written in the order of operations of
+``torch.distributions`` so that the same seed gives the same bits as SB3. From correlated noise ``z ~ N(0, 1)``,
+discrete actions are drawn by the inverse transform of the Gumbel (Gumbel 1954; Maddison et al. 2014) and logistic
+distributions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Normal as TorchNormal
+from torch.nn import functional as F
+
+
+class ActionDistribution(ABC):
+    """A family of distributions over one action space.
+
+    :param action_space: the space
+    """
+
+    #: Outputs of the actor network: means or logits.
+    net_dim: int
+    #: Components of the internal action.
+    action_dim: int
+    #: Standard-normal numbers that one action is made of.
+    noise_dim: int
+    #: Components whose standard deviation is learned: the policy's ``log_std`` belongs to them.
+    gaussian_dim: int = 0
+
+    def __init__(self, action_space: spaces.Space):
+        self.action_space = action_space
+
+    @abstractmethod
+    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+        """The parameters of the distribution.
+
+        :param net: output of the actor, shape ``(B, net_dim)``
+        :param std: standard deviation, broadcastable to ``(B, gaussian_dim)``; ``None`` without Gaussian components
+        :return: shape ``(B, param_dim)``
+        """
+
+    @abstractmethod
+    def sample(self, params: th.Tensor) -> th.Tensor:
+        """An independent draw from the global generator, shape ``(B, action_dim)``."""
+
+    @abstractmethod
+    def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
+        """The action that the noise ``z`` of shape ``(B, noise_dim)`` stands for: exactly a sample if each component
+        of ``z`` is N(0, 1) and they are independent. Shape ``(B, action_dim)``."""
+
+    @abstractmethod
+    def mode(self, params: th.Tensor) -> th.Tensor:
+        """The deterministic action, shape ``(B, action_dim)``."""
+
+    @abstractmethod
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """Log-probability (density for Box) of internal actions ``(B, action_dim)``, shape ``(B,)``."""
+
+    @abstractmethod
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        """Entropy in nats, differentiable, shape ``(B,)``."""
+
+    @abstractmethod
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        """The exact KL(old‖new) in nats between two sets of parameters, shape ``(B,)``."""
+
+    @abstractmethod
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """Actions that the space contains, in its dtype.
+
+        :param actions: internal actions, shape ``(N, action_dim)``
+        :return: shape ``(N, *action_space.shape)``
+        """
+
+    @abstractmethod
+    def to_torch(self, params: th.Tensor) -> Any:
+        """The same distribution as an object (or list of objects) of ``torch.distributions``."""
+
+    def std(self, params: th.Tensor) -> th.Tensor | None:
+        """Standard deviation of the Gaussian components, shape ``(B, gaussian_dim)``; ``None`` without them."""
+        return None
+
+
+class DiagGaussian(ActionDistribution):
+    r"""Box: independent Gaussians, :math:`a = \mu + \sigma z`; ``params`` are :math:`(\mu, \sigma)`.
+
+    The environment gets the action clipped to the bounds; integer spaces get it rounded first. What is stored and
+    scored is the unclipped real number.
+    """
+
+    action_space: spaces.Box
+
+    def __init__(self, action_space: spaces.Box):
+        super().__init__(action_space)
+        self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
+
+    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+        assert std is not None
+        return th.cat([net, std.expand_as(net)], dim=1)
+
+    def sample(self, params: th.Tensor) -> th.Tensor:
+        return self.from_noise(params, th.randn_like(params[:, : self.action_dim]))
+
+    def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
+        mean, std = params.chunk(2, dim=1)
+        return mean + z * std
+
+    def mode(self, params: th.Tensor) -> th.Tensor:
+        return params[:, : self.action_dim]
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        mean, std = params.chunk(2, dim=1)
+        return (-((actions - mean) ** 2) / (2 * std**2) - std.log() - math.log(math.sqrt(2 * math.pi))).sum(dim=1)
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        return (0.5 + 0.5 * math.log(2 * math.pi) + params[:, self.action_dim :].log()).sum(dim=1)
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        mean, std = old.chunk(2, dim=1)
+        new_mean, new_std = new.chunk(2, dim=1)
+        ratio = (std / new_std).square()
+        return 0.5 * (ratio + ((mean - new_mean) / new_std).square() - 1 - ratio.log()).sum(dim=1)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        space = self.action_space
+        actions = actions.reshape(-1, *space.shape)
+        if np.issubdtype(space.dtype, np.integer):
+            # float64 holds every integer up to 2**53, float32 only up to 2**24.
+            actions = np.rint(actions.astype(np.float64))
+        return np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+
+    def to_torch(self, params: th.Tensor) -> Any:
+        return TorchNormal(*params.chunk(2, dim=1))
+
+    def std(self, params: th.Tensor) -> th.Tensor:
+        return params[:, self.action_dim :]
+
+
+class SquashedDiagGaussian(DiagGaussian):
+    r"""Box, bounded: :math:`a = \tanh(u)` with Gaussian :math:`u`, scaled to the bounds for the environment.
+
+    Internal actions are :math:`u`, before the squashing. Then ratio and KL are those of the Gaussians (a bijection
+    leaves both unchanged) and no inverse of tanh is ever taken. Density and entropy are those of
+    :math:`\tanh(u) \in (-1, 1)^d` (Haarnoja et al. 2018, arXiv:1801.01290, appendix C).
+    """
+
+    #: Nodes of the Gauss-Hermite rule for the entropy.
+    n_nodes = 32
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return super().log_prob(params, actions) - _log_tanh_slope(actions).sum(dim=1)
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, the expectation by Gauss-Hermite quadrature.
+
+        Unlike the sampled :math:`-\log \pi(a)` it has the true gradient.
+        """
+        mean, std = params.chunk(2, dim=1)
+        nodes, weights = _gauss_hermite(self.n_nodes)
+        u = mean.unsqueeze(-1) + std.unsqueeze(-1) * params.new_tensor(nodes)
+        return super().entropy(params) + (_log_tanh_slope(u) @ params.new_tensor(weights)).sum(dim=1)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        low, high = self.action_space.low, self.action_space.high
+        squashed = np.tanh(actions).reshape(-1, *self.action_space.shape)
+        return super().to_env(low + 0.5 * (squashed + 1.0) * (high - low))
+
+
+class Categorical(ActionDistribution):
+    r"""Discrete and MultiDiscrete: one independent choice per entry of ``nvec``; ``params`` are log-probabilities.
+
+    From noise: :math:`g = -\log(-\log \Phi(z))` is standard Gumbel, so :math:`\arg\max(\mathrm{logits} + g)` is an
+    exact draw.
+    """
+
+    def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
+        super().__init__(action_space)
+        discrete = isinstance(action_space, spaces.Discrete)
+        self.nvec = [int(action_space.n)] if discrete else [int(n) for n in action_space.nvec.flatten()]
+        self.net_dim = self.noise_dim = sum(self.nvec)
+        self.action_dim = len(self.nvec)
+
+    def _split(self, tensor: th.Tensor) -> "tuple[th.Tensor, ...]":
+        return (tensor,) if self.action_dim == 1 else tensor.split(self.nvec, dim=1)
+
+    def _join(self, columns: list[th.Tensor]) -> th.Tensor:
+        return columns[0] if self.action_dim == 1 else th.cat(columns, dim=1)
+
+    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+        return self._join([logits - logits.logsumexp(dim=1, keepdim=True) for logits in self._split(net)])
+
+    def sample(self, params: th.Tensor) -> th.Tensor:
+        # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
+        choices = [(_softmax(p) / th.empty_like(p).exponential_(1)).argmax(1, keepdim=True) for p in self._split(params)]
+        return self._join(choices)
+
+    def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
+        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1.
+        return self.mode(params - (-th.special.log_ndtr(z)).log())
+
+    def mode(self, params: th.Tensor) -> th.Tensor:
+        return self._join([p.argmax(1, keepdim=True) for p in self._split(params)])
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        chosen = actions.long()
+        if self.action_dim > 1:
+            chosen = chosen + chosen.new_tensor([0, *np.cumsum(self.nvec[:-1])])
+        return params.gather(1, chosen).sum(dim=1)
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        probs = self._join([_softmax(p) for p in self._split(params)])
+        return -(params.clamp(min=th.finfo(params.dtype).min) * probs).sum(dim=1)
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        return (old.exp() * (old - new)).sum(dim=1)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        space = self.action_space
+        return (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+
+    def to_torch(self, params: th.Tensor) -> Any:
+        each = [TorchCategorical(logits=p) for p in self._split(params)]
+        return each[0] if isinstance(self.action_space, spaces.Discrete) else each
+
+
+class Bernoulli(ActionDistribution):
+    r"""MultiBinary: independent coins; ``params`` are logits.
+
+    From noise: :math:`\log \Phi(z) - \log \Phi(-z)` is standard logistic, so
+    :math:`\mathrm{logit} + \log \Phi(z) - \log \Phi(-z) > 0` is an exact draw.
+    """
+
+    action_space: spaces.MultiBinary
+
+    def __init__(self, action_space: spaces.MultiBinary):
+        super().__init__(action_space)
+        self.net_dim = self.action_dim = self.noise_dim = int(np.prod(action_space.shape))
+
+    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+        return net
+
+    def sample(self, params: th.Tensor) -> th.Tensor:
+        return th.bernoulli(params.sigmoid())
+
+    def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
+        return (params + th.special.log_ndtr(z) - th.special.log_ndtr(-z) > 0).to(params.dtype)
+
+    def mode(self, params: th.Tensor) -> th.Tensor:
+        return (params > 0).to(params.dtype)
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return -F.binary_cross_entropy_with_logits(params, actions.to(params.dtype), reduction="none").sum(dim=1)
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        return F.binary_cross_entropy_with_logits(params, params.sigmoid(), reduction="none").sum(dim=1)
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        heads = old.sigmoid() * (F.logsigmoid(old) - F.logsigmoid(new))
+        tails = (-old).sigmoid() * (F.logsigmoid(-old) - F.logsigmoid(-new))
+        return (heads + tails).sum(dim=1)
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype)
+
+    def to_torch(self, params: th.Tensor) -> Any:
+        return TorchBernoulli(logits=params)
+
+
+def make_distribution(action_space: spaces.Space, squash_output: bool = False) -> ActionDistribution:
+    """The distribution for an action space.
+
+    :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape
+    :param squash_output: squash Box actions by tanh instead of clipping them
+    :raises ValueError: unsupported space, Box without finite bounds or without components, or squashing without a Box
+    """
+    if squash_output and not isinstance(action_space, spaces.Box):
+        raise ValueError(f"squash_output=True needs a Box action space, not {action_space}: leave it out")
+    if isinstance(action_space, spaces.Box):
+        if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
+            raise ValueError(
+                f"action_space={action_space} has no finite bounds: give the Box a finite low and high, "
+                "for example with gymnasium.wrappers.RescaleAction"
+            )
+        if np.prod(action_space.shape) == 0:
+            raise ValueError(f"action_space={action_space} has no components")
+        return SquashedDiagGaussian(action_space) if squash_output else DiagGaussian(action_space)
+    if isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return Categorical(action_space)
+    if isinstance(action_space, spaces.MultiBinary):
+        return Bernoulli(action_space)
+    raise ValueError(
+        f"action_space={action_space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary "
+        "(gymnasium.spaces.utils.flatten_space turns many others into a Box)"
+    )
+
+
+class BoundDistribution:
+    """A family and its parameters together, with the methods of SB3's ``Distribution``.
+
+    What ``policy.get_distribution(obs)`` returns. Actions are internal ones (see the module).
+
+    :param family: the family
+    :param params: its parameters, shape ``(B, param_dim)``
+    """
+
+    def __init__(self, family: ActionDistribution, params: th.Tensor):
+        self.family = family
+        self.params = params
+
+    @property
+    def distribution(self) -> Any:
+        """The object (for MultiDiscrete, list of objects) of ``torch.distributions``; before squashing for Box."""
+        return self.family.to_torch(self.params)
+
+    def sample(self) -> th.Tensor:
+        """An independent draw, shape ``(B, action_dim)``."""
+        return self.family.sample(self.params)
+
+    def mode(self) -> th.Tensor:
+        """The deterministic action, shape ``(B, action_dim)``."""
+        return self.family.mode(self.params)
+
+    def get_actions(self, deterministic: bool = False) -> th.Tensor:
+        """:meth:`mode` or :meth:`sample`."""
+        return self.mode() if deterministic else self.sample()
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        """Log-probability of actions ``(B, action_dim)`` (or ``(B,)`` where that is 1), shape ``(B,)``."""
+        return self.family.log_prob(self.params, actions.reshape(-1, self.family.action_dim))
+
+    def entropy(self) -> th.Tensor:
+        """Entropy in nats, shape ``(B,)``."""
+        return self.family.entropy(self.params)
+
+
+def _softmax(log_probs: th.Tensor) -> th.Tensor:
+    # SB3 takes the softmax of the normalized logits; exp would differ in the last bit, and so now and then in a draw.
+    return F.softmax(log_probs, dim=1)
+
+
+def _log_tanh_slope(u: th.Tensor) -> th.Tensor:
+    r""":math:`\log(1 - \tanh^2 u) = 2(\log 2 - u - \mathrm{softplus}(-2u))`, finite for every ``u``."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+@lru_cache
+def _gauss_hermite(n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of :math:`E[f(z)]`, ``z ~ N(0, 1)``."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
+    return nodes, weights / weights.sum()

@@ -1,0 +1,66 @@
+"""Evaluation that leaves training undisturbed."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import check_for_correct_spaces
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization, unwrap_vec_normalize
+
+from ppo_plus.arguments import require_int
+
+if TYPE_CHECKING:
+    from ppo_plus.ppo_plus import PPO_Plus
+
+
+def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render: bool) -> tuple[float, float]:
+    """See :meth:`ppo_plus.PPO_Plus.evaluate`."""
+    require_int("n_eval_episodes", n_eval_episodes, 1)
+    if env is not None:
+        vec_env = _with_statistics_of(model, env)
+    elif model.env is not None:
+        vec_env = model.env
+    else:
+        raise ValueError("env=None, and the model has no environment of its own: pass env")
+    try:
+        with _frozen(vec_env):
+            mean, std = evaluate_policy(model, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
+    finally:
+        if vec_env is model.env:
+            # Training notices, and begins its episodes anew.
+            model._last_obs = None
+    return float(mean), float(std)
+
+
+def _with_statistics_of(model: "PPO_Plus", env: GymEnv) -> VecEnv:
+    """The environment as the policy is used to seeing it."""
+    vec_env = model._wrap_env(env, model.verbose)
+    check_for_correct_spaces(vec_env, model.observation_space, model.action_space)
+    training = model.get_vec_normalize_env()
+    if training is None:
+        return vec_env
+    if unwrap_vec_normalize(vec_env) is not None:
+        sync_envs_normalization(model.get_env(), vec_env)
+        return vec_env
+    # Pickling is how SB3 takes a VecNormalize apart from its environments.
+    normalized: VecNormalize = pickle.loads(pickle.dumps(training))
+    normalized.set_venv(vec_env)
+    return normalized
+
+
+@contextmanager
+def _frozen(env: VecEnv) -> Iterator[None]:
+    """Statistics are used but not updated, and rewards are as the environment gives them."""
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None:
+        yield
+        return
+    before = normalize.training, normalize.norm_reward
+    normalize.training, normalize.norm_reward = False, False
+    try:
+        yield
+    finally:
+        normalize.training, normalize.norm_reward = before

@@ -1,0 +1,403 @@
+"""Actor-critic policies: SB3's networks and parameter names, for every action space and exploration.
+
+A policy is SB3's ``ActorCriticPolicy`` with three parts exchanged: the action distribution
+(:mod:`ppo_plus.distributions`), the exploration (:mod:`ppo_plus.exploration`) and the conversion of observations
+(:mod:`ppo_plus.observations`). Networks, their initialization, ``policy_kwargs`` and the names in ``state_dict()`` are
+SB3's.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from ppo_plus.distributions import ActionDistribution, BoundDistribution, make_distribution
+from ppo_plus.exploration import Carry, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.observations import canonical_space, make_preprocess, to_tensor
+
+#: A network of one's own: a module, or a function ``(input_dim, output_dim) -> module``.
+NetworkLike = nn.Module | Callable[[int, int], nn.Module]
+
+
+class Step(NamedTuple):
+    """What :meth:`ActorCriticPolicy.act` decides for ``N`` environments.
+
+    :param actions: internal actions (see :mod:`ppo_plus.distributions`), shape ``(N, action_dim)``
+    :param values: shape ``(N,)``
+    :param log_probs: shape ``(N,)``
+    :param params: parameters of the action distribution, shape ``(N, param_dim)``
+    """
+
+    actions: th.Tensor
+    values: th.Tensor
+    log_probs: th.Tensor
+    params: th.Tensor
+
+
+class ActorCriticPolicy(sb3.ActorCriticPolicy):
+    """Policy and value networks; ``MlpPolicy``, and the base of the others.
+
+    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and three more. ``use_sde`` works for every
+    action space, ``squash_output`` for Box with and without gSDE.
+
+    :param observation_space: the environment's
+    :param action_space: the environment's
+    :param lr_schedule: learning rate as a function of the remaining progress
+    :param net_arch: hidden layers: a list for both networks, or ``dict(pi=[...], vf=[...])``
+    :param activation_fn: activation after each hidden layer
+    :param ortho_init: orthogonal initial weights
+    :param use_sde: explore by :class:`~ppo_plus.exploration.StateDependentNoise`
+    :param log_std_init: initial ``log_std``
+    :param full_std: see :class:`~ppo_plus.exploration.StateDependentNoise`
+    :param use_expln: see :class:`~ppo_plus.exploration.StateDependentNoise`
+    :param squash_output: squash Box actions by tanh
+    :param features_extractor_class: network before the hidden layers; by default the policy class's own
+    :param args: SB3's further arguments, by position
+    :param exploration: a noise process, in place of ``use_sde``
+    :param actor: a network of your own from features to means or logits: a module (it is copied), or a function of its
+        input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
+        The input of the last layer of an ``nn.Sequential`` (of any other module: the features) feeds gSDE
+    :param critic: the same, from features to one value
+    :param kwargs: SB3's further arguments, by name
+    :raises ValueError: an argument that does not fit the spaces or another argument
+    """
+
+    action_dist: ActionDistribution  # type: ignore[assignment]
+    default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        use_sde: bool = False,
+        log_std_init: float = 0.0,
+        full_std: bool = True,
+        use_expln: bool = False,
+        squash_output: bool = False,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        *args: Any,
+        exploration: NoiseProcess | None = None,
+        actor: NetworkLike | None = None,
+        critic: NetworkLike | None = None,
+        **kwargs: Any,
+    ):
+        if use_sde and exploration is not None:
+            raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
+        if net_arch is not None and actor is not None and critic is not None:
+            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
+        # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
+        self.exploration = exploration or (StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise())
+        self._env_spaces = observation_space, action_space
+        self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
+        self._squash = squash_output
+        super().__init__(
+            canonical_space(observation_space),
+            # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
+            spaces.Box(-1.0, 1.0, (1,)),
+            lr_schedule,
+            net_arch,
+            activation_fn,
+            ortho_init,
+            False,
+            log_std_init,
+            full_std,
+            use_expln,
+            False,
+            features_extractor_class or self.default_features_extractor,
+            *args,
+            **kwargs,
+        )
+        self.observation_space, self.action_space = self._env_spaces
+        self.use_sde = use_sde
+        self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
+        self._squash_output = squash_output
+        self._noise: Carry = {}
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        """Create networks and optimizer; initial weights are drawn in SB3's order."""
+        observation_space, action_space = self._env_spaces
+        self.action_dist = make_distribution(action_space, self._squash)
+        self._preprocess = make_preprocess(observation_space, self.normalize_images)
+        self._build_mlp_extractor()
+        self.action_net = self._output_layer("actor", "pi", self.action_dist.net_dim)  # type: ignore[assignment]
+        if self.action_dist.gaussian_dim:
+            shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.action_dist.gaussian_dim)
+            self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
+        self.value_net = self._output_layer("critic", "vf", 1)  # type: ignore[assignment]
+        if self.ortho_init:
+            for module, gain in self._initial_gains():
+                module.apply(partial(self.init_weights, gain=gain))
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _output_layer(self, name: str, short: str, output_dim: int) -> nn.Module:
+        """The last layer of actor or critic. A network of one's own fills the hidden layers' slot as well, so that
+        everything else sees SB3's four parts in either case."""
+        given = self._networks[name]
+        if given is None:
+            return nn.Linear(getattr(self.mlp_extractor, f"latent_dim_{short}"), output_dim)
+        network = copy.deepcopy(given) if isinstance(given, nn.Module) else given(self.features_dim, output_dim)
+        layers = list(network) if isinstance(network, nn.Sequential) else [network]
+        hidden, last = nn.Sequential(*layers[:-1]).to(self.device), layers[-1].to(self.device)
+        latent = _output_of(name, hidden, th.zeros(1, self.features_dim, device=self.device))
+        output = _output_of(name, last, latent)
+        if output.shape != (1, output_dim):
+            raise ValueError(
+                f"policy_kwargs: {name} maps one row of {self.features_dim} features to shape {tuple(output.shape)}, "
+                f"but must map it to (1, {output_dim}): change its last layer"
+            )
+        setattr(self.mlp_extractor, {"pi": "policy_net", "vf": "value_net"}[short], hidden)
+        setattr(self.mlp_extractor, f"latent_dim_{short}", latent.shape[1])
+        return last
+
+    def _initial_gains(self) -> list[tuple[nn.Module, float]]:
+        """Modules with the gains of their orthogonal weights, in SB3's order, without networks of one's own."""
+        own_actor, own_critic = (self._networks[name] is not None for name in ("actor", "critic"))
+        hidden: list[nn.Module] = [self.mlp_extractor]
+        if own_actor or own_critic:
+            hidden = [self.mlp_extractor.policy_net] * (not own_actor) + [self.mlp_extractor.value_net] * (not own_critic)
+        outputs = [(self.action_net, 0.01)] * (not own_actor) + [(self.value_net, 1.0)] * (not own_critic)
+        gains = [(module, np.sqrt(2)) for module in hidden] + outputs
+        if self.share_features_extractor:
+            return [(self.features_extractor, np.sqrt(2)), *gains]
+        return [*gains, (self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        return data | self._networks | {"exploration": None if self.use_sde else self.exploration}
+
+    # --- what the algorithm calls ---------------------------------------------------------------------------------
+
+    def act(self, obs: PyTorchObs, carry: Carry) -> tuple[Step, Carry]:
+        """Choose actions by exploring.
+
+        A function of its arguments, the weights and torch's generator: it changes nothing.
+
+        :param obs: raw observations of ``N`` environments
+        :param carry: held noise (:meth:`init_carry`)
+        :return: the step, and the carry for the next one
+        """
+        latent_pi, latent_vf = self._latents(obs)
+        params = self._params(latent_pi)
+        z, carry = self.exploration.sample(carry, latent_pi, self._log_std)
+        actions = self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)
+        log_probs = self.action_dist.log_prob(params, actions)
+        return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), carry
+
+    def evaluate(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
+        """The critic's and the actor's view of ``B`` observations, with gradients.
+
+        :param obs: raw observations
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
+        """
+        latent_pi, latent_vf = self._latents(obs)
+        return self.value_net(latent_vf).flatten(), self._params(latent_pi)
+
+    def init_carry(self, n_envs: int) -> Carry:
+        """Fresh noise to hold for ``n_envs`` environments."""
+        return self.exploration.init(n_envs, *self._noise_dims, self.device)
+
+    def renew_carry(self, carry: Carry, envs: np.ndarray) -> Carry:
+        """Draw the held noise again for the environments with these indices, shape ``(K,)``."""
+        return self.exploration.renew(carry, th.as_tensor(envs, device=self.device), *self._noise_dims)
+
+    # --- SB3's interface -------------------------------------------------------------------------------------------
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """Renew the noise that :meth:`predict` and :meth:`forward` hold; training holds its own.
+
+        :param n_envs: for how many environments; a batch of another size renews it again
+        """
+        self._noise = self.init_carry(n_envs)
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Actions, values and log-probabilities.
+
+        :param obs: raw observations, ``B`` of them
+        :param deterministic: the mode instead of a sample
+        :return: internal actions ``(B, *action_space.shape)``, values ``(B, 1)``, log-probabilities ``(B,)``
+        """
+        if deterministic:
+            values, params = self.evaluate(obs)
+            actions = self.action_dist.mode(params)
+            log_probs = self.action_dist.log_prob(params, actions)
+        else:
+            actions, values, log_probs, _ = self._act_alone(obs)
+        return actions.reshape(-1, *self.action_space.shape), values.unsqueeze(1), log_probs  # type: ignore[misc]
+
+    def extract_features(  # type: ignore[override]
+        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
+        """Network input of raw observations, through the given or the policy's own extractor(s).
+
+        :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's
+        """
+        inputs = self._preprocess(obs)
+        if features_extractor is not None:
+            return features_extractor(inputs)
+        if self.share_features_extractor:
+            return self.features_extractor(inputs)
+        return self.pi_features_extractor(inputs), self.vf_features_extractor(inputs)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
+        values, params = self.evaluate(obs)
+        distribution = BoundDistribution(self.action_dist, params)
+        return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(self, obs: PyTorchObs) -> BoundDistribution:  # type: ignore[override]
+        """The action distribution at ``obs``, with the methods of SB3's."""
+        features = self.extract_features(obs, self.pi_features_extractor)
+        return BoundDistribution(self.action_dist, self._params(self.mlp_extractor.forward_actor(features)))
+
+    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+        """Values at ``obs``, shape ``(B, 1)``."""
+        features = self.extract_features(obs, self.vf_features_extractor)
+        return self.value_net(self.mlp_extractor.forward_critic(features))
+
+    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """An observation (or a batch) as a batch of tensors, and whether it was a batch."""
+        return to_tensor(observation, self.observation_space, self.device)
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains.
+
+        :param observation: one observation, or a batch
+        :param state: returned as it is: these policies have no memory
+        :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there
+        :param deterministic: the mode instead of a sample
+        :return: action of shape ``action_space.shape`` (for a batch: ``(B, *shape)``), and ``state``
+        :raises ValueError: the observation does not fit the space
+        """
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                "observation is a tuple (observation, info): Gymnasium's env.reset() returns both, pass the first only"
+            )
+        self.set_training_mode(False)
+        obs, batched = self.obs_to_tensor(observation)
+        with th.no_grad():
+            if deterministic:
+                actions = self.get_distribution(obs).mode()
+            else:
+                actions = self._act_alone(obs, episode_start).actions
+        env_actions = self.action_dist.to_env(actions.numpy(force=True))
+        return (env_actions if batched else env_actions.squeeze(axis=0)), state
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        return self.forward(observation, deterministic)[0]
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def _latents(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
+        features = self.extract_features(obs)
+        if self.share_features_extractor:
+            return self.mlp_extractor(features)
+        pi_features, vf_features = features
+        return self.mlp_extractor.forward_actor(pi_features), self.mlp_extractor.forward_critic(vf_features)  # type: ignore[arg-type]
+
+    def _params(self, latent_pi: th.Tensor) -> th.Tensor:
+        log_std = self._log_std
+        std = None if log_std is None else self.exploration.std(log_std, latent_pi)
+        return self.action_dist.params(self.action_net(latent_pi), std)
+
+    @property
+    def _log_std(self) -> th.Tensor | None:
+        return self.log_std if self.action_dist.gaussian_dim else None
+
+    @property
+    def _noise_dims(self) -> tuple[int, int]:
+        return self.mlp_extractor.latent_dim_pi, self.action_dist.noise_dim
+
+    def _act_alone(self, obs: PyTorchObs, episode_start: np.ndarray | None = None) -> Step:
+        """:meth:`act` with the noise that the policy holds for itself, made to fit the batch."""
+        first = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        held = next(iter(self._noise.values()), None)
+        if held is None or len(held) != len(first) or held.device != first.device:
+            self.reset_noise(len(first))
+        elif episode_start is not None and np.any(episode_start):
+            self._noise = self.renew_carry(self._noise, np.flatnonzero(episode_start))
+        step, self._noise = self.act(obs, self._noise)
+        return step
+
+
+class CnnPolicy(ActorCriticPolicy):
+    """:class:`ActorCriticPolicy` for images, through SB3's ``NatureCNN`` by default."""
+
+    default_features_extractor = NatureCNN
+
+
+class MultiInputPolicy(ActorCriticPolicy):
+    """:class:`ActorCriticPolicy` for Dict observations, through SB3's ``CombinedExtractor`` by default."""
+
+    default_features_extractor = CombinedExtractor
+
+
+MlpPolicy = ActorCriticPolicy
+
+#: Methods whose work :class:`ActorCriticPolicy` does elsewhere: an override written for SB3 would be passed over.
+_NOT_CALLED = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
+
+
+@cache
+def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
+    """Make a policy class written for SB3 one of ours.
+
+    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks; our class is inserted
+    between it and SB3's.
+
+    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned as it is)
+    :raises TypeError: something else
+    :raises ValueError: a class that overrides methods which are not used here
+    """
+    if issubclass(policy_class, ActorCriticPolicy):
+        return policy_class
+    if not issubclass(policy_class, sb3.ActorCriticPolicy):
+        raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
+    for base in policy_class.__mro__:
+        overridden = [name for name in _NOT_CALLED if name in vars(base)]
+        if base is sb3.ActorCriticPolicy:
+            break
+        if overridden:
+            raise ValueError(
+                f"policy={policy_class!r} overrides {', '.join(overridden)}, which PPO_Plus does not call: "
+                "derive it from ppo_plus.ActorCriticPolicy and override act and evaluate"
+            )
+    return type(policy_class.__name__, (policy_class, ActorCriticPolicy), {"__module__": policy_class.__module__})
+
+
+def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
+    """The output of a module of the user's, probed in eval mode so that one row is enough for batch norm."""
+    training = module.training
+    module.eval()
+    try:
+        with th.no_grad():
+            return module(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
+            "Its first layer must take the features extractor's output"
+        ) from error
+    finally:
+        module.train(training)

@@ -1,0 +1,689 @@
+"""``PPO_Plus``: proximal policy optimization for Stable-Baselines3.
+
+This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
+"""
+
+import io
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common import utils
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus import losses
+from ppo_plus.advantages import normalize
+from ppo_plus.arguments import require_finite, require_int, require_number, require_one_of
+from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
+from ppo_plus.distributions import make_distribution
+from ppo_plus.engine import packed, update
+from ppo_plus.evaluation import evaluate
+from ppo_plus.exploration import Carry, NoiseProcess
+from ppo_plus.kl_control import KLControl, KLState, make_kl_control
+from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.observations import canonical_space
+from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
+from ppo_plus.schedules import Schedule, make_schedule
+
+SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
+
+#: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
+ScheduleLike = float | str | Schedule
+
+#: After so many minibatches in a row with a non-finite loss or gradient, training stops.
+MAX_SKIPPED = 10
+
+
+class PPO_Plus(OnPolicyAlgorithm):
+    r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
+
+    Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
+    arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
+    ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
+
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a policy class
+    :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
+    :param learning_rate: learning rate, at least 0; may change over time
+    :param n_steps: steps of each environment per rollout, at least 1
+    :param batch_size: transitions per minibatch, at least 1 (2 when advantages are normalized per minibatch)
+    :param n_epochs: passes over each rollout, at least 1
+    :param gamma: discount factor, in ``[0, 1]``
+    :param gae_lambda: bias-variance trade-off of GAE, in ``[0, 1]``
+    :param clip_range: clip range ε of the surrogate, above 0; may change over time. ``None``: not clipped, which needs
+        a KL penalty
+    :param clip_range_vf: clip range of the value loss in units of the return, above 0; may change over time. ``None``:
+        not clipped
+    :param normalize_advantage: ``True`` or ``"minibatch"``: within each minibatch; ``"rollout"``: once over the whole
+        rollout; ``False``: not at all
+    :param ent_coef: weight of the entropy bonus; may change over time
+    :param vf_coef: weight of the value loss, at least 0; may change over time
+    :param max_grad_norm: bound on the norm of the gradient, above 0
+    :param use_sde: explore by generalized state-dependent exploration (gSDE), on every action space
+    :param sde_sample_freq: when gSDE (or any ``exploration`` that holds noise) is renewed: -1 at the start of each
+        rollout, n ≥ 1 every n steps, ``"episode"`` for each environment at the start of its episodes
+    :param rollout_buffer_class: a subclass of :class:`ppo_plus.RolloutBuffer` (or of SB3's ``RolloutBuffer``)
+    :param rollout_buffer_kwargs: its further arguments
+    :param target_kl: the KL divergence between old and new policy to aim at, in nats, above 0; may change over time.
+        ``None``: no target
+    :param stats_window_size: number of episodes that logged means are taken over
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param policy_kwargs: arguments of the policy, see :class:`ppo_plus.ActorCriticPolicy`
+    :param verbose: 0 silent, 1 information, 2 debugging
+    :param seed: seed of all random generators
+    :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    :param _init_setup_model: whether to build the networks now
+    :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
+        the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
+    :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
+        times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
+        scale the learning rate; or a :class:`ppo_plus.KLControl`
+    :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
+    :raises ValueError: an argument is out of range, or the spaces are not supported
+    :raises TypeError: an argument is of the wrong kind
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    policy: ActorCriticPolicy  # type: ignore[assignment]
+    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[SB3ActorCriticPolicy],
+        env: GymEnv | str | None,
+        learning_rate: ScheduleLike = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: ScheduleLike | None = 0.2,
+        clip_range_vf: ScheduleLike | None = None,
+        normalize_advantage: bool | Literal["minibatch", "rollout"] = True,
+        ent_coef: ScheduleLike = 0.0,
+        vf_coef: ScheduleLike = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int | Literal["episode"] = -1,
+        rollout_buffer_class: type[Any] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: ScheduleLike | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        value_clip: Literal["max", "plain"] = "max",
+        kl_control: str | KLControl = "stop",
+        exploration: NoiseProcess | None = None,
+    ):
+        if env is not None:
+            env = self._checked_env(env, verbose)
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,  # type: ignore[arg-type]
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,  # type: ignore[arg-type]
+            vf_coef=vf_coef,  # type: ignore[arg-type]
+            max_grad_norm=max_grad_norm,
+            # SB3 refuses gSDE off Box; what was asked for is set below.
+            use_sde=False,
+            sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        self.use_sde = use_sde
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.value_clip = value_clip
+        self.kl_control = kl_control
+        self.exploration = exploration
+        #: What the KL control remembers between updates, as Python numbers (running, beta, lr_scale).
+        self._kl_state: tuple[float, ...] | None = None
+        #: Noise that the training environments' exploration holds; ``None`` when they start anew.
+        self._carry: Carry | None = None
+        #: Minibatches in a row that were skipped for a non-finite loss or gradient.
+        self._n_skipped = 0
+        if _init_setup_model:
+            self._setup_model()
+
+    # --- setting up ------------------------------------------------------------------------------------------------
+
+    def _setup_model(self) -> None:
+        self._check_arguments()
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        buffer_class = adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+        # Passed only when given: a policy class written for SB3 need not know it.
+        exploration = {} if self.exploration is None else {"exploration": self.exploration}
+        self.policy = adapt_policy_class(self.policy_class)(
+            self.observation_space,
+            self.action_space,
+            self.lr_schedule,
+            use_sde=self.use_sde,
+            **exploration,
+            **self.policy_kwargs,
+        ).to(self.device)
+        self._maybe_recommend_cpu()
+        # As in SB3, these two are schedules once the model is set up.
+        if self.clip_range is not None:
+            self.clip_range = make_schedule("clip_range", self.clip_range, strict=True)
+        if self.clip_range_vf is not None:
+            self.clip_range_vf = make_schedule("clip_range_vf", self.clip_range_vf, strict=True)
+
+    def _setup_lr_schedule(self) -> None:
+        self.lr_schedule = make_schedule("learning_rate", self.learning_rate)
+
+    def _check_arguments(self) -> None:
+        """:raises ValueError: out of range. :raises TypeError: of the wrong kind."""
+        require_int("n_steps", self.n_steps, 1)
+        require_int("batch_size", self.batch_size, 1)
+        require_int("n_epochs", self.n_epochs, 1)
+        require_int("stats_window_size", self._stats_window_size, 1)
+        require_number("gamma", self.gamma, 0, 1)
+        require_number("gae_lambda", self.gae_lambda, 0, 1)
+        require_number("max_grad_norm", self.max_grad_norm, 0, above=True)
+        require_one_of("normalize_advantage", self.normalize_advantage, (True, False, "minibatch", "rollout"))
+        require_one_of("value_clip", self.value_clip, ("max", "plain"))
+        if self.sde_sample_freq not in ("episode", -1):
+            require_int('sde_sample_freq (or -1, or "episode")', self.sde_sample_freq, 1)
+        if self.exploration is not None:
+            if not isinstance(self.exploration, NoiseProcess):
+                raise TypeError(f"exploration={self.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
+            if self.use_sde:
+                raise ValueError(f"use_sde=True and exploration={self.exploration!r} exclude each other: leave one out")
+        if self.normalize_advantage:
+            if self.batch_size < 2 and self.normalize_advantage != "rollout":
+                raise ValueError(
+                    f"batch_size={self.batch_size} leaves nothing to normalize: use at least 2, "
+                    'normalize_advantage="rollout" or normalize_advantage=False'
+                )
+            if self.n_steps * self.n_envs < 2:
+                raise ValueError(
+                    f"n_steps={self.n_steps} times n_envs={self.n_envs} must be at least 2 to normalize advantages: "
+                    "use more steps or environments, or normalize_advantage=False"
+                )
+        self._make_coefficients(progress_remaining=1.0)
+        make_schedule("learning_rate", self.learning_rate)
+        control = make_kl_control(self.kl_control, self.target_kl is not None)
+        if self.clip_range is None and not control.penalizes:
+            raise ValueError(
+                'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
+                "or a clip_range such as 0.2"
+            )
+        if control.measure == "kl" and self.rollout_buffer_class is not None:
+            if not issubclass(self.rollout_buffer_class, RolloutBuffer):
+                raise ValueError(
+                    f"kl_control={self.kl_control!r} needs the stored distribution parameters, which "
+                    f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep: derive it from "
+                    "ppo_plus.RolloutBuffer"
+                )
+
+    @classmethod
+    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
+        """The environment, made if it was an id, once its spaces are known to be supported."""
+        from stable_baselines3.common.base_class import maybe_make_env
+
+        made = maybe_make_env(env, verbose)
+        canonical_space(made.observation_space)
+        make_distribution(made.action_space)
+        return made
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_carry"]
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        require_number("total_timesteps", total_timesteps, 0, above=True)
+        # Attributes may have been changed since the model was built.
+        self._check_arguments()
+        if self.env is None:
+            raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        if reset_num_timesteps or self._last_obs is None:
+            self._carry = None
+        total, callbacks = super()._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        require_finite("observation", self._last_obs, step=0)
+        return total, callbacks
+
+    def learn(
+        self: SelfPPO_Plus,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "PPO_Plus",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfPPO_Plus:
+        """Train; the arguments are SB3's.
+
+        :param total_timesteps: steps to take over all environments, at least; rollouts are completed
+        :param callback: callback(s), called at every step
+        :param log_interval: rollouts between two logs; ``None``: no logs
+        :param tb_log_name: name of the run in TensorBoard
+        :param reset_num_timesteps: start counting steps anew
+        :param progress_bar: show one
+        :return: the model
+        :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
+        """
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    # --- collecting ------------------------------------------------------------------------------------------------
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,  # type: ignore[override]
+        n_rollout_steps: int,
+    ) -> bool:
+        """Fill the buffer with steps of the current policy.
+
+        :param env: the training environment
+        :param callback: called at every step, and at the beginning and end of the rollout
+        :param rollout_buffer: to fill
+        :param n_rollout_steps: steps per environment
+        :return: whether training goes on: ``False`` if the callback stopped it
+        """
+        self.policy.set_training_mode(False)
+        n_steps = 0
+        # Transitions cut by a time limit: row, column, final observation.
+        timeouts: list[tuple[int, int, Any]] = []
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        if self._last_obs is None:
+            self._restart(env)
+
+        while n_steps < n_rollout_steps:
+            self._renew_noise(n_steps)
+            with th.no_grad():
+                obs_tensor = utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                step, self._carry = self.policy.act(obs_tensor, self._carry)  # type: ignore[arg-type]
+            # Callbacks find these, under SB3's names, in their `locals`.
+            actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
+            clipped_actions = self.policy.action_dist.to_env(actions)
+
+            new_obs, rewards, dones, infos = env.step(clipped_actions)
+            self.num_timesteps += env.num_envs
+            require_finite("observation", new_obs, self.num_timesteps // env.num_envs)
+            require_finite("reward", rewards, self.num_timesteps // env.num_envs)
+
+            last_obs = self._last_obs
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+
+            truncated = _truncated(dones, infos)
+            if self._last_obs is None:
+                # The callback used the training environment: its episodes end here as at a time limit.
+                truncated += [(i, _row(new_obs, i)) for i in np.flatnonzero(~dones)]
+                dones = np.ones_like(dones)
+                self._restart(env)
+                new_obs = self._last_obs
+            timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
+            rollout_buffer.add(
+                last_obs, actions, rewards, self._last_episode_starts, values, log_probs, step.params  # type: ignore[arg-type]
+            )
+            n_steps += 1
+            self._last_obs = new_obs  # type: ignore[assignment]
+            self._last_episode_starts = dones
+
+        with th.no_grad():
+            values = self.policy.predict_values(utils.obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
+            if timeouts:
+                rows, columns, final_obs = zip(*timeouts, strict=True)
+                require_finite("final observation", _stack(final_obs), self.num_timesteps // env.num_envs)
+                final_values = self.policy.predict_values(utils.obs_as_tensor(_stack(final_obs), self.device))
+                rollout_buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _restart(self, env: VecEnv) -> None:
+        """Begin all episodes anew, after something else has used the training environment."""
+        self._last_obs = env.reset()  # type: ignore[assignment]
+        require_finite("observation", self._last_obs, self.num_timesteps // env.num_envs)
+        self._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
+        self._carry = None
+
+    def _renew_noise(self, n_steps: int) -> None:
+        """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
+        if self._carry is None or self.sde_sample_freq != "episode" and (
+            n_steps == 0 or (self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0)
+        ):
+            self._carry = self.policy.init_carry(self.n_envs)
+        elif self.sde_sample_freq == "episode" and np.any(self._last_episode_starts):
+            self._carry = self.policy.renew_carry(self._carry, np.flatnonzero(self._last_episode_starts))
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
+        r"""The loss of one minibatch: **the place to override** to change the objective.
+
+        .. math:: L = L^{CLIP} - c_H H + c_V L^{V} + \beta\,KL(\pi_{old} \| \pi)
+
+        It is pure: no logging, no ``.item()``, no optimizer; what should be logged is returned as a diagnostic. What
+        it reads besides its arguments and the weights must not change during an update.
+
+        :param batch: the minibatch
+        :param coefficients: weights and bounds at this point of training
+        :return: total loss and diagnostics
+        """
+        dist = self.policy.action_dist
+        values, params = self.policy.evaluate(batch.observations)
+        log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
+        advantages = batch.advantages
+        if self.normalize_advantage in (True, "minibatch"):
+            advantages = normalize(advantages)
+
+        policy_loss = losses.policy_loss(log_ratio, advantages, coefficients.clip_range)
+        value_loss = losses.value_loss(
+            values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip
+        )
+        entropy_loss = -dist.entropy(params).mean()
+        total = policy_loss + coefficients.ent_coef * entropy_loss + coefficients.vf_coef * value_loss
+
+        with th.no_grad():
+            diagnostics = {
+                "policy_gradient_loss": policy_loss.detach(),
+                "value_loss": value_loss.detach(),
+                "entropy_loss": entropy_loss.detach(),
+                "approx_kl": losses.approx_kl(log_ratio),
+            }
+            if coefficients.clip_range is not None:
+                diagnostics["clip_fraction"] = losses.clip_fraction(log_ratio, coefficients.clip_range)
+            std = dist.std(params)
+            if std is not None:
+                diagnostics["action_std"] = std.mean()
+        if batch.old_params is not None:
+            with th.set_grad_enabled(coefficients.kl_coef is not None and th.is_grad_enabled()):
+                kl = dist.kl(batch.old_params, params).mean()
+            diagnostics["kl"] = kl.detach()
+            if coefficients.kl_coef is not None:
+                total = total + coefficients.kl_coef * kl
+        return Losses(total, diagnostics)
+
+    def train(self) -> None:
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+
+        :raises FloatingPointError: :data:`MAX_SKIPPED` minibatches in a row had a non-finite loss or gradient
+        """
+        self.policy.set_training_mode(True)
+        control = make_kl_control(self.kl_control, self.target_kl is not None)
+        state = self._load_kl_state(control)
+        self._update_learning_rate(self.policy.optimizer)
+        coefficients = self._make_coefficients(self._current_progress_remaining)
+        target_kl = self._coefficient("target_kl", self._current_progress_remaining, strict=True)
+        target_kl = th.tensor(float("nan")) if target_kl is None else target_kl
+        if control.penalizes:
+            coefficients = coefficients._replace(kl_coef=state.beta)
+        if self.normalize_advantage == "rollout":
+            self.rollout_buffer.normalize_advantages()
+
+        history: list[th.Tensor] = []
+        names: tuple[str, ...] = ()
+        skipped = 0
+        with packed(self.policy.optimizer) as optimizer:
+            for epoch in range(self.n_epochs):
+                epoch_kl: list[th.Tensor] = []
+                for batch in self.rollout_buffer.get(self.batch_size):
+                    outcome = update(
+                        lambda batch=batch: self.compute_loss(batch, coefficients),  # type: ignore[misc]
+                        optimizer,
+                        self.max_grad_norm,
+                        control,
+                        state,
+                        target_kl,
+                    )
+                    if not outcome.finite:
+                        skipped += 1
+                        self._count_skipped()
+                        continue
+                    self._n_skipped = 0
+                    state = outcome.state
+                    names = tuple(outcome.diagnostics)
+                    history.append(th.stack(tuple(outcome.diagnostics.values())))
+                    epoch_kl.append(outcome.diagnostics[control.measure])
+                    if not outcome.applied:
+                        break
+                self._n_updates += 1
+                if epoch_kl:
+                    last_kl = th.stack(epoch_kl).mean()
+                    state = control.after_epoch(state, last_kl, target_kl)
+                if not state.running:
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
+                    break
+        if history:
+            state = control.after_update(state, last_kl, target_kl)
+        self._kl_state = tuple(float(value) for value in state)
+        averages = dict(zip(names, th.stack(history).mean(dim=0).tolist(), strict=True)) if history else {}
+        self._log_update(averages, skipped, coefficients, state if type(control) is not KLControl else None)
+
+    def _count_skipped(self) -> None:
+        self._n_skipped += 1
+        if self._n_skipped >= MAX_SKIPPED:
+            raise FloatingPointError(
+                f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those before "
+                "them. Lower learning_rate or max_grad_norm, normalize rewards and observations (VecNormalize), "
+                "or mend compute_loss"
+            )
+
+    def _load_kl_state(self, control: KLControl) -> KLState:
+        """The control's state on the device, running again."""
+        state = control.init()
+        if self._kl_state is not None:
+            state = KLState(*map(th.tensor, self._kl_state))
+        return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
+
+    def _coefficient(
+        self, name: str, progress_remaining: float, low: float = 0.0, strict: bool = False
+    ) -> th.Tensor | None:
+        """The current value of an argument that may change over time, 0-d; ``None`` where it is ``None``."""
+        value = getattr(self, name)
+        if value is None:
+            return None
+        return th.tensor(make_schedule(name, value, low, strict)(progress_remaining), device=self.device)
+
+    def _make_coefficients(self, progress_remaining: float) -> Coefficients:
+        """The coefficients of the loss; attributes may have been changed by a callback."""
+        self._coefficient("target_kl", progress_remaining, strict=True)
+        return Coefficients(
+            clip_range=self._coefficient("clip_range", progress_remaining, strict=True),
+            clip_range_vf=self._coefficient("clip_range_vf", progress_remaining, strict=True),
+            ent_coef=self._coefficient("ent_coef", progress_remaining, low=-float("inf")),  # type: ignore[arg-type]
+            vf_coef=self._coefficient("vf_coef", progress_remaining),  # type: ignore[arg-type]
+        )
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
+        """Set the schedule's value times the KL control's scale."""
+        scale = 1.0 if self._kl_state is None else KLState(*self._kl_state).lr_scale  # type: ignore[arg-type]
+        learning_rate = self.lr_schedule(self._current_progress_remaining) * float(scale)
+        self.logger.record("train/learning_rate", learning_rate)
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            utils.update_learning_rate(optimizer, learning_rate)
+
+    def _log_update(
+        self, averages: Mapping[str, float], skipped: int, coefficients: Coefficients, kl_state: KLState | None
+    ) -> None:
+        for name, value in averages.items():
+            self.logger.record(f"train/{name}", value)
+        values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
+        self.logger.record("train/explained_variance", utils.explained_variance(values, returns))
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", self.policy.log_std.detach().exp().mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if skipped:
+            self.logger.record("train/skipped_minibatches", skipped)
+        for name in ("clip_range", "clip_range_vf"):
+            coefficient = getattr(coefficients, name)
+            if coefficient is not None:
+                self.logger.record(f"train/{name}", coefficient.item())
+        if kl_state is not None:
+            self.logger.record("train/kl_early_stop", float(not kl_state.running))
+            self.logger.record("train/kl_coef", kl_state.beta.item())
+            self.logger.record("train/lr_scale", kl_state.lr_scale.item())
+
+    # --- around training -------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the return, with deterministic actions.
+
+        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
+        its episodes are begun anew before training goes on.
+
+        :param n_eval_episodes: number of episodes, at least 1
+        :param env: where to play; by default the training environment. Observations are normalized with the training
+            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
+            innermost environment
+        :param render: whether to show it
+        :return: mean and standard deviation over episodes
+        :raises ValueError: no environment, one with other spaces, or no episode asked for
+        """
+        return evaluate(self, n_eval_episodes, env, render)
+
+    @classmethod
+    def from_sb3(
+        cls: type[SelfPPO_Plus],
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | PPO,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Take over a trained SB3 ``PPO``: same actions, and training goes on where it was.
+
+        Weights, optimizer state, hyperparameters and counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+
+        :param path_or_model: a saved model, or a model
+        :param env: where to train on; by default the model's own, if it has one
+        :param device: where to compute
+        :param kwargs: arguments to change on the way
+        :raises TypeError: not an SB3 ``PPO``
+        """
+        source = path_or_model
+        if not isinstance(source, OnPolicyAlgorithm):
+            source = PPO.load(source, env=env, device=device)
+        if not isinstance(source, PPO):
+            raise TypeError(f"path_or_model={path_or_model!r} must be an SB3 PPO, or the path of a saved one")
+        env = source.get_env() if env is None else env
+        model = cls(source.policy_class, env, device=device, _init_setup_model=False)
+        own = {"policy_class", "device", "env", "n_envs", "rollout_buffer", "policy", "_vec_normalize_env", "lr_schedule"}
+        model.__dict__.update({name: value for name, value in vars(source).items() if name not in own})
+        model.policy_class = _OURS.get(source.policy_class, source.policy_class)
+        model.n_envs = source.n_envs if model.env is None else model.env.num_envs
+        if model.env is not source.env:
+            model._last_obs = None
+        if model.rollout_buffer_class is not None and model.rollout_buffer_class.__module__.startswith("stable_baselines3."):
+            model.rollout_buffer_class = None
+        model.value_clip = "plain"
+        model.__dict__.update(kwargs)
+        # Seeding again would replay the random numbers of the beginning.
+        seed, model.seed = model.seed, None
+        model._setup_model()
+        model.seed = seed
+        model.set_parameters(source.get_parameters(), device=device)
+        return model
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfPPO_Plus],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
+        :meth:`from_sb3`."""
+        position = path.tell() if isinstance(path, io.IOBase) else None
+        data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+        if position is not None:
+            path.seek(position)  # type: ignore[union-attr]
+        if data is not None and "value_clip" not in data:
+            return cls.from_sb3(path, env, device, **(custom_objects or {}), **kwargs)
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+
+
+#: SB3's own policy classes, and ours in their place.
+_OURS: dict[type, type[BasePolicy]] = {
+    sb3_class: PPO_Plus.policy_aliases[name] for name, sb3_class in PPO.policy_aliases.items()
+}
+
+
+def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+    """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
+    return [
+        (i, infos[i]["terminal_observation"])
+        for i in np.flatnonzero(dones)
+        if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
+    ]
+
+
+def _row(observations: Any, index: int) -> Any:
+    if isinstance(observations, dict):
+        return {key: value[index] for key, value in observations.items()}
+    return observations[index]
+
+
+def _stack(observations: Any) -> Any:
+    if isinstance(observations[0], dict):
+        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
+    return np.stack(observations)

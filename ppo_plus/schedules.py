@@ -1,0 +1,169 @@
+"""Coefficients over time: numbers, callables, schedule objects and strings, all made one thing.
+
+A schedule maps the remaining progress, which falls from 1 to 0 during ``learn()``, to a value, as in SB3. The objects
+here are plain dataclasses, so a model that uses them can be saved, loaded and sent to another process.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Schedule = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value throughout.
+
+    :param value: the value
+    """
+
+    value: float
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear:
+    r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`.
+
+    :param start: value at the beginning of training (:math:`p = 1`)
+    :param end: value at its end (:math:`p = 0`)
+    """
+
+    start: float
+    end: float = 0.0
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.end + (self.start - self.end) * progress_remaining
+
+
+@dataclass(frozen=True)
+class Cosine:
+    r"""From ``start`` to ``end`` along half a cosine: :math:`end + (start - end)(1 - \cos \pi p)/2`.
+
+    Flat at both ends (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts).
+
+    :param start: value at the beginning of training (:math:`p = 1`)
+    :param end: value at its end (:math:`p = 0`)
+    """
+
+    start: float
+    end: float = 0.0
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.end + (self.start - self.end) * (1 - math.cos(math.pi * progress_remaining)) / 2
+
+
+def constant(value: float) -> Constant:
+    """The schedule that stays at ``value``."""
+    return Constant(value)
+
+
+def linear(start: float, end: float = 0.0) -> Linear:
+    """The schedule that goes from ``start`` to ``end`` in a straight line."""
+    return Linear(start, end)
+
+
+def cosine(start: float, end: float = 0.0) -> Cosine:
+    """The schedule that goes from ``start`` to ``end`` along half a cosine."""
+    return Cosine(start, end)
+
+
+#: Prefixes of schedule strings, as in the zoo's YAML files: ``"lin_3e-4"``, ``"cos_3e-4"``, ``"lin_3e-4_1e-5"``.
+PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A schedule that knows the name and range of what it schedules, and refuses values outside.
+
+    :param name: the argument it stands for, for the error message
+    :param schedule: the schedule itself
+    :param low: smallest value allowed
+    :param strict: whether ``low`` itself is refused
+    """
+
+    name: str
+    schedule: Schedule
+    low: float = 0.0
+    strict: bool = False
+
+    def __call__(self, progress_remaining: float) -> float:
+        """The value as a Python float.
+
+        :raises ValueError: not finite, or out of range
+        :raises TypeError: not a number
+        """
+        value = self.schedule(progress_remaining)
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
+                f"{progress_remaining}; it must return a number"
+            ) from None
+        if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
+            return value
+        bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
+        if isinstance(self.schedule, Constant):
+            raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
+        raise ValueError(
+            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
+            f"{progress_remaining}; values must be finite and {bound}"
+        )
+
+
+def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
+    """The schedule that an argument asks for, checked over the whole of training.
+
+    :param name: name of the argument, for the error message
+    :param value: a number, a string (:data:`PREFIXES`), or a callable of the remaining progress
+    :param low: smallest value allowed
+    :param strict: whether ``low`` is refused at the start of training; schedules may decay to it
+    :raises TypeError: neither number, string nor callable, or a callable that returns no number
+    :raises ValueError: malformed string, or a value that is not finite or out of range
+    """
+    if isinstance(value, Bounded):
+        value = value.schedule
+    if isinstance(value, bool) or not (isinstance(value, str) or callable(value) or _is_number(value)):
+        raise TypeError(
+            f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
+        )
+    if isinstance(value, str):
+        schedule: Schedule = _parse(name, value)
+    elif callable(value):
+        schedule = value
+    else:
+        schedule = Constant(float(value))
+    Bounded(name, schedule, low, strict)(1.0)
+    bounded = Bounded(name, schedule, low)
+    for step in range(100, -1, -1):
+        bounded(step / 100)
+    return bounded
+
+
+def _parse(name: str, text: str) -> Schedule:
+    prefix, *numbers = text.strip().split("_")
+    try:
+        values = [float(number) for number in numbers or [prefix]]
+    except ValueError:
+        values = []
+    if values and not numbers:
+        return Constant(values[0])
+    if prefix in PREFIXES and len(values) in (1, 2):
+        return PREFIXES[prefix](*values)
+    raise ValueError(
+        f'{name}={text!r} is no schedule: write a number, "lin_START", "cos_START" or "lin_START_END", '
+        'for example "lin_3e-4"'
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
