@@ -570,9 +570,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         if skipped:
             self.logger.record("train/skipped_minibatches", skipped)
         for name in ("clip_range", "clip_range_vf"):
-            coefficient = getattr(coefficients, name)
-            if coefficient is not None:
-                self.logger.record(f"train/{name}", coefficient.item())
+            if getattr(coefficients, name) is not None:
+                schedule = make_schedule(name, getattr(self, name))
+                self.logger.record(f"train/{name}", schedule(self._current_progress_remaining))
         if kl_state is not None:
             self.logger.record("train/kl_early_stop", float(not kl_state.running))
             self.logger.record("train/kl_coef", kl_state.beta.item())
@@ -618,10 +618,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         source = path_or_model
         if not isinstance(source, OnPolicyAlgorithm):
-            source = PPO.load(source, env=env, device=device)
+            source = PPO.load(source, device=device)
         if not isinstance(source, PPO):
             raise TypeError(f"path_or_model={path_or_model!r} must be an SB3 PPO, or the path of a saved one")
-        env = source.get_env() if env is None else env
+        env = source.get_env() if env is None else cls._checked_env(env, source.verbose)
         model = cls(source.policy_class, env, device=device, _init_setup_model=False)
         own = {"policy_class", "device", "env", "n_envs", "rollout_buffer", "policy", "_vec_normalize_env", "lr_schedule"}
         model.__dict__.update({name: value for name, value in vars(source).items() if name not in own})

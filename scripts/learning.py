@@ -1,0 +1,193 @@
+"""What PPO_Plus learns on classic tasks, over several seeds, as tables with intervals.
+
+    python scripts/learning.py                   # everything, about 15 minutes on two cores
+    python scripts/learning.py --only CartPole-v1 Pendulum-v1
+    python scripts/learning.py --json docs/benchmarks/learning.json
+
+Tasks of the first table use the hyperparameters of ``hyperparams/ppo_plus.yml``; their goal is the mean return of 20
+deterministic episodes at the end. The second table is MountainCar-v0 with SB3's default hyperparameters and 8
+environments: after how many steps the mean return of the last 100 training episodes reaches -130, by exploration.
+"""
+
+import argparse
+import json
+import platform
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from scipy.stats import binomtest, bootstrap, trim_mean
+from stable_baselines3 import __version__ as sb3_version
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import safe_mean
+
+from ppo_plus import PPO_Plus, __version__
+from ppo_plus.zoo.hyperparams import resolve
+from ppo_plus.zoo.train import make_env
+
+#: Environment, steps (None: those of the YAML file), seeds, goal.
+TASKS = [
+    ("CartPole-v1", None, 3, 475.0),
+    ("Pendulum-v1", None, 3, -200.0),
+    ("MountainCarContinuous-v0", None, 3, 90.0),
+    ("Acrobot-v1", None, 3, -90.0),
+    ("LunarLander-v3", None, 1, 200.0),
+]
+EXPLORATIONS: dict[str, dict[str, Any]] = {
+    "white": {},
+    "gSDE per rollout": {"use_sde": True},
+    "gSDE per episode": {"use_sde": True, "sde_sample_freq": "episode"},
+}
+MOUNTAIN_CAR_SEEDS, MOUNTAIN_CAR_STEPS, MOUNTAIN_CAR_GOAL = 10, 102_400, -130.0
+
+
+@dataclass
+class Result:
+    """One training run: what, with which seed, how many steps, and what came out."""
+
+    task: str
+    seed: int
+    steps: int
+    score: float
+
+
+class StepsToGoal(BaseCallback):
+    """Remember the step at which the mean return of the last 100 training episodes first reached a goal."""
+
+    def __init__(self, goal: float):
+        super().__init__()
+        self.goal = goal
+        self.steps = float("inf")
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        if returns and safe_mean(returns) >= self.goal:
+            self.steps = min(self.steps, self.num_timesteps)
+
+
+def learn_task(env_id: str, steps: int | None, seed: int) -> Result:
+    """Train by the YAML file and evaluate."""
+    th.set_num_threads(1)
+    experiment = resolve(env_id)
+    with tempfile.TemporaryDirectory() as folder:
+        env = make_env(experiment, seed, Path(folder))
+        model = PPO_Plus(
+            experiment.policy,
+            env,
+            policy_kwargs=experiment.policy_kwargs,
+            seed=seed,
+            device="cpu",
+            **experiment.hyperparams,
+        )
+        model.learn(steps or experiment.n_timesteps)
+        score, _ = model.evaluate(n_eval_episodes=20)
+        env.close()
+    return Result(env_id, seed, model.num_timesteps, score)
+
+
+def learn_mountain_car(exploration: str, seed: int) -> Result:
+    """Train with SB3's defaults; the score is the number of steps to the goal."""
+    th.set_num_threads(1)
+    env = make_vec_env("MountainCar-v0", 8, seed=1000 * seed)
+    model = PPO_Plus("MlpPolicy", env, seed=seed, device="cpu", **EXPLORATIONS[exploration])
+    reached = StepsToGoal(MOUNTAIN_CAR_GOAL)
+    model.learn(MOUNTAIN_CAR_STEPS, callback=reached)
+    return Result(exploration, seed, model.num_timesteps, reached.steps)
+
+
+def iqm(scores: Any, axis: int = -1) -> Any:
+    """Interquartile mean over seeds, as rliable recommends (Agarwal et al. 2021, arXiv:2108.13264)."""
+    return trim_mean(scores, 0.25, axis=axis)
+
+
+def iqm_interval(scores: list[float]) -> tuple[float, float, float]:
+    """:func:`iqm` with its 95 % bootstrap interval."""
+    if min(scores) == max(scores):
+        return scores[0], scores[0], scores[0]
+    interval = bootstrap((scores,), iqm, method="percentile", rng=0).confidence_interval
+    return float(iqm(scores)), float(interval.low), float(interval.high)
+
+
+def task_rows(results: list[Result]) -> list[str]:
+    rows = ["| task | steps | seeds | returns | goal | reached |", "|---|---|---|---|---|---|"]
+    for env_id, _, _, goal in TASKS:
+        runs = [result for result in results if result.task == env_id]
+        if runs:
+            returns = ", ".join(f"{run.score:.1f}" for run in runs)
+            reached = sum(run.score >= goal for run in runs)
+            rows.append(
+                f"| {env_id} | {runs[0].steps:,} | {len(runs)} | {returns} | ≥ {goal:g} | {reached} of {len(runs)} |"
+            )
+    return rows
+
+
+def mountain_car_rows(results: list[Result]) -> list[str]:
+    rows = ["| exploration | reached by 61k | by 102k | steps to −130, IQM [95 %] |", "|---|---|---|---|"]
+    for exploration in EXPLORATIONS:
+        steps = [result.score for result in results if result.task == exploration]
+        if not steps:
+            continue
+        shares = []
+        for budget in (61_440, MOUNTAIN_CAR_STEPS):
+            reached = sum(s <= budget for s in steps)
+            low, high = binomtest(reached, len(steps)).proportion_ci(method="wilson")
+            shares.append(f"{reached} of {len(steps)} [{low:.0%}, {high:.0%}]")
+        # Runs that never arrived count as the whole budget: a lower bound.
+        point, low, high = iqm_interval([min(s, MOUNTAIN_CAR_STEPS) for s in steps])
+        never = "≥ " if any(s > MOUNTAIN_CAR_STEPS for s in steps) else ""
+        rows.append(f"| {exploration} | {shares[0]} | {shares[1]} | {never}{point:,.0f} [{low:,.0f}, {high:,.0f}] |")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [task[0] for task in TASKS] + ["MountainCar-v0"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="tasks to run")
+    parser.add_argument("--jobs", type=int, default=cpu_count(), help="runs at a time")
+    parser.add_argument("--json", type=Path, help="file for all results")
+    arguments = parser.parse_args()
+
+    machine = {
+        "python": platform.python_version(),
+        "torch": th.__version__,
+        "stable_baselines3": sb3_version,
+        "ppo_plus": __version__,
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
+    }
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(learn_task, env_id, steps, seed)
+            for env_id, steps, seeds, _ in TASKS
+            if env_id in arguments.only
+            for seed in range(seeds)
+        ]
+        if "MountainCar-v0" in arguments.only:
+            jobs += [
+                pool.submit(learn_mountain_car, exploration, seed)
+                for exploration in EXPLORATIONS
+                for seed in range(MOUNTAIN_CAR_SEEDS)
+            ]
+        results = [job.result() for job in jobs]
+    for rows in (task_rows(results), mountain_car_rows(results)):
+        if len(rows) > 2:
+            print("\n" + "\n".join(rows))
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        # JSON has no infinity: null stands for a goal that was never reached.
+        runs = [asdict(r) | {"score": r.score if np.isfinite(r.score) else None} for r in results]
+        arguments.json.write_text(json.dumps({"versions": machine, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
