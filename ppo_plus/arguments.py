@@ -24,7 +24,7 @@ def require_number(name: str, value: Any, low: float, high: float = math.inf, ab
     :raises TypeError: no number
     :raises ValueError: outside, or NaN
     """
-    allowed = f"in {'(' if above else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
+    allowed = f"in {'(' if above else '['}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}={value!r} must be a number {allowed}")
     if not (low < value if above else low <= value) or not value <= high:

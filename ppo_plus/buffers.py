@@ -87,6 +87,13 @@ class RolloutBuffer:
             self._allocate(name, np.zeros(n_envs, dtype=np.float32))
         self.reset()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Assigning to a stored array writes into it, so that `self.returns = ...`, as SB3's own code does, is not lost.
+        if isinstance(self.__dict__.get("_tensors", {}).get(name), th.Tensor):
+            self.__dict__[name][...] = value
+        else:
+            super().__setattr__(name, value)
+
     def reset(self) -> None:
         """Start a new rollout; memory is used again."""
         self.pos = 0
@@ -135,7 +142,7 @@ class RolloutBuffer:
         :param final_values: shape ``(K,)``
         """
         rewards = self._tensors["rewards"]
-        where = th.tensor(steps), th.tensor(envs)
+        where = th.tensor(steps, dtype=th.long), th.tensor(envs, dtype=th.long)
         rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).cpu(), self.gamma))
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
@@ -195,11 +202,11 @@ class RolloutBuffer:
     def _allocate(self, name: str, rows: Any) -> None:
         if isinstance(rows, dict):
             tensors = {key: self._zeros(row) for key, row in rows.items()}
-            setattr(self, name, {key: tensor.numpy() for key, tensor in tensors.items()})
+            self.__dict__[name] = {key: tensor.numpy() for key, tensor in tensors.items()}
             self._tensors[name] = tensors
         else:
             self._tensors[name] = self._zeros(rows)
-            setattr(self, name, self._tensors[name].numpy())
+            self.__dict__[name] = self._tensors[name].numpy()
 
     def _zeros(self, rows: np.ndarray) -> th.Tensor:
         return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
@@ -236,7 +243,7 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
         return buffer_class
     if not issubclass(buffer_class, sb3.RolloutBuffer):
         raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
-    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {})  # type: ignore[return-value]
+    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})  # type: ignore[return-value]
 
 
 def _stored_dtype(rows: np.ndarray) -> np.dtype:

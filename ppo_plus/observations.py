@@ -91,7 +91,8 @@ def to_tensor(observation: Any, space: spaces.Space, device: th.device) -> tuple
             raise ValueError(f"observation {observation!r} must be a dict with the keys {sorted(space.spaces)}")
         parts = {key: to_tensor(observation[key], sub, device) for key, sub in space.items()}
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
-    array = np.asarray(observation)
+    # A copy: torch cannot share arrays with negative strides or without write permission.
+    array = np.array(observation)
     if is_image_space(space):
         array = maybe_transpose(array, space)
     batched = is_batched(array, space)
