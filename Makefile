@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+# The stamp files say what is installed, so that a second run starts at once.
+RUNTIME := $(VENV)/runtime.stamp
+DEV := $(VENV)/dev.stamp
+# The networks here are small: further threads only wait for each other, several times slower on a busy machine.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help train test check format clean
+
+help:
+	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
+	@echo "make test    run the tests"
+	@echo "make check   check format, lint and types, then run the tests"
+	@echo "make format  format the code"
+	@echo "make clean   remove the virtual environment, caches and build output (trained models stay)"
+
+train: $(RUNTIME)
+	$(BIN)/ppo-plus train --env CartPole-v1
+
+test: $(DEV)
+	$(BIN)/pytest -n 2 tests
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PyTorch first and pinned: left to the resolver, a newer build with gigabytes of GPU libraries may be chosen.
+$(RUNTIME): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) --editable .
+	touch $@
+
+$(DEV): $(RUNTIME)
+	$(INSTALL) --editable '.[dev]'
+	touch $@
