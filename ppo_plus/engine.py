@@ -1,21 +1,24 @@
-"""One gradient step, and the flat vectors that make it cheap.
+"""One gradient step as a pure function, and the flat vectors that make it cheap.
 
-While ``train()`` runs, parameters, gradients and optimizer state are packed into flat vectors: norm, clipping and the
-optimizer are then one call each, whatever the number of layers. Outside of it, policy and optimizer are ordinary torch
+While ``train()`` runs, parameters, gradients and optimizer state stand in flat vectors: norm, clipping and optimizer
+are then one operation each, whatever the number of layers. Outside of it, policy and optimizer are ordinary torch
 objects.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from torch import optim
+from torch import nn, optim
 from torch.optim import Optimizer
 
+from ppo_plus.buffers import pick
+from ppo_plus.fused import Fused, as_if_compiling, swapped
 from ppo_plus.kl_control import KLControl, KLState
-from ppo_plus.losses import Losses
+from ppo_plus.losses import Coefficients, Losses
 
 #: Optimizers that treat every weight by itself, so that all of them may stand in one vector.
 ELEMENTWISE = (
@@ -33,78 +36,281 @@ ELEMENTWISE = (
 #: Those of them with a fused kernel on CPU and GPU.
 FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 
+#: Entries of optimizer states that count steps, one per parameter.
+PER_PARAMETER = ("step", "mu_product")
 
-class Outcome(NamedTuple):
-    """What became of one minibatch.
+#: What the record of a minibatch begins with: whether its numbers were finite, and whether it counts in the averages
+#: (it does until the one, included, at which the KL control stops the update).
+FLAGS = ("finite", "counted")
 
-    :param state: the KL control's next state
-    :param applied: whether the weights were changed
-    :param finite: whether loss and gradient were finite
-    :param diagnostics: 0-d tensors by name
+
+#: The parts of a gradient; ``None`` for those that the loss does not reach.
+Gradient = tuple[th.Tensor | None, ...]
+
+
+@dataclass
+class Weights:
+    """A policy's parameters and their optimizer, as lent by :func:`packed`.
+
+    :param params: the parameters
+    :param optimizer: the optimizer to step
+    :param vector: the vector that ``params`` are views of and that ``optimizer`` works on; ``None``: not packed
     """
 
-    state: KLState
-    applied: bool
-    finite: bool
-    diagnostics: dict[str, th.Tensor]
+    params: list[nn.Parameter]
+    optimizer: Optimizer
+    vector: th.Tensor | None = None
+
+    @property
+    def targets(self) -> list[nn.Parameter]:
+        """What the optimizer works on: the vector as one parameter, or ``params``."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def moments(self) -> dict[str, th.Tensor]:
+        """The optimizer's state for the vector, as tensors; empty before the first step."""
+        if self.vector is None:
+            return {}
+        state = self.optimizer.state[self.targets[0]]
+        for name, value in state.items():
+            if not isinstance(value, th.Tensor):
+                state[name] = th.tensor(float(value), device=self.vector.device)
+        return state
 
 
-def update(
-    compute_loss: Callable[[], Losses],
-    optimizer: Optimizer,
-    max_grad_norm: float,
-    control: KLControl,
-    state: KLState,
-    target_kl: th.Tensor,
-) -> Outcome:
-    """One minibatch: loss, gradient, KL control, and the step if the control and the numbers allow it.
+class Update:
+    """Loss, gradient, KL control and optimizer step on one minibatch.
 
-    :param compute_loss: the loss of this minibatch
-    :param optimizer: the optimizer over the policy's weights
-    :param max_grad_norm: bound on the norm of the gradient
+    It is a pure function but for the vectors it is given, which it changes in place. Given the live vector, it works
+    on the policy and its optimizer directly; given any other, it lets the policy compute with that one.
+
+    :param policy: the policy
+    :param compute_loss: the loss as a function of a batch and the coefficients
     :param control: the KL control
-    :param state: its state
-    :param target_kl: its target, 0-d
+    :param max_grad_norm: bound on the norm of the gradient
     """
-    optimizer.zero_grad(set_to_none=False)
-    losses = compute_loss()
-    losses.total.backward()
-    grad_norm = clip_gradient(optimizer, max_grad_norm)
-    diagnostics = {"loss": losses.total.detach(), **losses.diagnostics, "grad_norm": grad_norm}
-    if not th.isfinite(losses.total.detach() + grad_norm):
-        return Outcome(state, applied=False, finite=False, diagnostics=diagnostics)
-    new_state = control.after_minibatch(state, losses.diagnostics[control.measure], target_kl)
-    if new_state.lr_scale is not state.lr_scale:
-        for group in optimizer.param_groups:
-            group["lr"] *= float(new_state.lr_scale / state.lr_scale)
-    applied = bool(new_state.running)
-    if applied:
-        optimizer.step()
-    return Outcome(new_state, applied, finite=True, diagnostics=diagnostics)
+
+    #: The policy's weights; lent anew for each ``train()``.
+    weights: Weights
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        compute_loss: Callable[[Any, Coefficients], Losses],
+        control: KLControl,
+        max_grad_norm: float,
+    ):
+        self.policy = policy
+        self.compute_loss = compute_loss
+        self.control = control
+        self.max_grad_norm = max_grad_norm
+        self.buffers = list(policy.buffers())
+        #: Names of the numbers in a record, known after the first call.
+        self.names: tuple[str, ...] = ()
+
+    def __call__(
+        self,
+        vector: th.Tensor | None,
+        moments: dict[str, th.Tensor],
+        buffers: list[th.Tensor],
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+        data: Any,
+        state: KLState,
+        indices: th.Tensor | None,
+    ) -> tuple[KLState, th.Tensor]:
+        """One minibatch.
+
+        :param vector: the weights, changed in place; ``None`` where they are not packed
+        :param moments: the optimizer's state for them, changed in place
+        :param buffers: the policy's buffers, which its layers may change in place
+        :param coefficients: weights and bounds of the loss
+        :param learning_rate: before the control's scale, 0-d
+        :param target_kl: the control's target, 0-d
+        :param data: the rollout as a ``Batch``
+        :param state: the KL control's state
+        :param indices: which rows of the rollout; ``None`` for all
+        :return: the control's next state, and a record: :data:`FLAGS` and diagnostics, in the order of :attr:`names`
+        """
+        live = vector is self.weights.vector
+        if self.control.penalizes:
+            coefficients = coefficients._replace(kl_coef=state.beta)
+        batch = data if indices is None else pick(data, indices)
+        params: list[th.Tensor] = list(self.weights.params)
+        if live:
+            standing_in: Any = nullcontext()
+        else:
+            own = [*params, *self.buffers]
+            params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
+            standing_in = swapped(self.policy, own, [*params, *buffers])
+        with standing_in:
+            losses = self.compute_loss(batch, coefficients)
+            grads: Gradient = th.autograd.grad(losses.total, params, allow_unused=True)
+        if vector is not None:
+            grads = (_concatenated(grads, params),)
+        grads, norm = clip(grads, self.max_grad_norm)
+
+        total = losses.total.detach()
+        finite = th.isfinite(total + norm)
+        counted = finite & state.running
+        next_state = state
+        if type(self.control) is not KLControl:
+            next_state = self.control.after_minibatch(state, self._measured(losses), target_kl)
+        if next_state is not state:
+            next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
+        applied = counted & next_state.running
+        if live:
+            self._step(grads, learning_rate, next_state, applied)
+        else:
+            assert vector is not None and grads[0] is not None
+            self._functional_step(vector, moments, grads[0], learning_rate * next_state.lr_scale, applied)
+
+        self.names = (*FLAGS, "loss", *losses.diagnostics, "grad_norm")
+        record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
+        return next_state, th.stack(record)
+
+    def _measured(self, losses: Losses) -> th.Tensor:
+        try:
+            return losses.diagnostics[self.control.measure]
+        except KeyError:
+            raise ValueError(
+                f"kl_control={self.control!r} reads the diagnostic {self.control.measure!r}, but compute_loss returned "
+                f"only {sorted(losses.diagnostics)}: return it too"
+            ) from None
+
+    def stepper(
+        self,
+        fused: Fused | None,
+        verify: bool,
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+    ) -> Callable[[Any, KLState, th.Tensor | None], tuple[KLState, th.Tensor]]:
+        """The update with everything settled that stays the same during one ``train()``.
+
+        :param fused: its compiled form, or ``None``
+        :param verify: whether the constants of the trace may have changed unseen
+        :return: a function of the rollout, the control's state and the rows of the minibatch
+        """
+        compiled: Callable[..., Any] | None = None
+
+        def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
+            nonlocal compiled
+            if compiled is not None:
+                return compiled(state, indices)
+            vector, moments = self.weights.vector, self.weights.moments
+            settled = vector, moments, self.buffers, coefficients, learning_rate, target_kl, data
+            # A fresh optimizer has no state to trace before its first step.
+            if fused is None or not moments or indices is None:
+                return self(*settled, state, indices)
+            if verify and not fused.agrees(*settled, state, indices):
+                fused.reset()
+            compiled = fused.bind(*settled)
+            return compiled(state, indices)
+
+        return step
+
+    def _step(self, grads: Gradient, learning_rate: th.Tensor, state: KLState, applied: th.Tensor) -> None:
+        if not applied:
+            return
+        weights = self.weights
+        for target, grad in zip(weights.targets, grads, strict=True):
+            target.grad = grad
+        for group in weights.optimizer.param_groups:
+            group["lr"] = float(learning_rate * state.lr_scale)
+        weights.optimizer.step()
+
+    def _functional_step(
+        self,
+        vector: th.Tensor,
+        moments: dict[str, th.Tensor],
+        grad: th.Tensor,
+        learning_rate: th.Tensor,
+        applied: th.Tensor,
+    ) -> None:
+        r"""The optimizer's own step on copies, taken over where ``applied``.
+
+        It is made with a learning rate of 1 and scaled, :math:`w + \eta (w_1 - w)`, which is the same for elementwise
+        optimizers and lets the learning rate be a tensor in all of them.
+        """
+        stepped = vector.detach().clone().requires_grad_()
+        stepped.grad = grad
+        new_moments = {name: moment.clone() for name, moment in moments.items()}
+        optimizer = _new_optimizer(self.weights.optimizer, stepped)
+        group = optimizer.param_groups[0]
+        own = {key: value for key, value in self.weights.optimizer.param_groups[0].items() if key != "params"}
+        group.update(own | {"lr": 1.0} | {key: False for key in ("foreach", "fused") if key in group})
+        if "capturable" in group:
+            group["capturable"] = True
+        optimizer.state[stepped] = new_moments
+        with as_if_compiling():
+            optimizer.step()
+        new_vector = vector + learning_rate * (stepped.detach() - vector)
+        vector.copy_(th.where(applied, new_vector, vector))
+        for name, moment in moments.items():
+            moment.copy_(th.where(applied, new_moments[name], moment))
 
 
-def clip_gradient(optimizer: Optimizer, max_norm: float) -> th.Tensor:
-    r"""Scale the gradient to :math:`g \cdot \min(1, c / (\|g\| + 10^{-6}))`.
+def clip(grads: Gradient, max_norm: float) -> tuple[Gradient, th.Tensor]:
+    r"""Scale a gradient to :math:`g \cdot \min(1, c / (\|g\| + 10^{-6}))`.
 
-    :param optimizer: whose parameters' gradients are scaled, in place
+    :param grads: its parts, not changed
     :param max_norm: :math:`c`
-    :return: the norm before, 0-d
+    :return: the scaled parts, and the norm before, 0-d
     """
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norms = [th.linalg.vector_norm(grad) for grad in grads]
+    norms = [th.linalg.vector_norm(grad) for grad in grads if grad is not None]
     norm = norms[0] if len(norms) == 1 else th.linalg.vector_norm(th.stack(norms))
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(scale)
-    return norm
+    return tuple(None if grad is None else grad * scale for grad in grads), norm
+
+
+@dataclass
+class Act:
+    """Acting as a pure function.
+
+    :param policy: the policy
+    """
+
+    policy: Any
+
+    def tensors(self) -> list[th.Tensor]:
+        """All that the policy computes with."""
+        return [*self.policy.parameters(), *self.policy.buffers()]
+
+    def __call__(self, tensors: list[th.Tensor], obs: Any, carry: Any) -> Any:
+        """``policy.act(obs, carry)`` with these parameters and buffers."""
+        with swapped(self.policy, self.tensors(), tensors):
+            return self.policy.act(obs, carry)
+
+
+class Records:
+    """What the minibatches of an update left.
+
+    :param names: names of the numbers, :data:`FLAGS` first
+    :param records: one vector per minibatch
+    """
+
+    def __init__(self, names: tuple[str, ...], records: list[th.Tensor]):
+        self.names = names
+        self.table = th.stack(records)
+
+    def finite(self) -> list[bool]:
+        """For each minibatch, whether its loss and gradient were finite."""
+        return [bool(flag) for flag in self.table[:, 0].tolist()]
+
+    def mean(self) -> dict[str, th.Tensor]:
+        """The mean of each diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
+        means = self.table[self.table[:, 1] > 0, len(FLAGS) :].mean(dim=0)
+        return dict(zip(self.names[len(FLAGS) :], means, strict=True))
 
 
 @contextmanager
-def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Lend the optimizer's parameters, gradients and state as flat vectors.
+def packed(optimizer: Optimizer) -> Iterator[Weights]:
+    """Lend the optimizer's parameters and its state as flat vectors.
 
-    Inside, the parameters are views of one vector and the yielded optimizer works on that vector; after it (also after
-    an exception) values and state are back where they were. An optimizer that cannot be packed is yielded itself: one
+    Inside, the parameters are views of one vector and the lent optimizer works on that vector; after it (also after
+    an exception) values and state are back where they were. An optimizer that cannot be packed is lent itself: one
     that is not elementwise, has several parameter groups or step hooks, or whose state is not one per weight.
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none; the two differ only
@@ -112,32 +318,40 @@ def packed(optimizer: Optimizer) -> Iterator[Optimizer]:
 
     :param optimizer: a torch optimizer
     """
-    group = optimizer.param_groups[0]
-    params = [p for p in group["params"] if p.requires_grad]
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not _packable(optimizer, params):
-        yield optimizer
+        yield Weights(params, optimizer)
         return
-    flat = th.nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
-    flat.grad = th.zeros_like(flat)
-    options = {key: value for key, value in group.items() if key != "params"}
-    if isinstance(optimizer, FUSED) and not any(options.get(key) for key in ("foreach", "capturable", "differentiable")):
+    vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    if isinstance(optimizer, FUSED) and not any(
+        options.get(key) for key in ("foreach", "capturable", "differentiable")
+    ):
         options["fused"] = True
-    lent = type(optimizer)([flat])
+    lent = _new_optimizer(optimizer, vector)
     lent.param_groups[0].update(options)
-    if optimizer.state:
-        lent.state[flat] = _pack_state(optimizer, params, flat.device if options.get("fused") else None)
+    state = _pack_state(optimizer, params, vector.device)
+    if state:
+        lent.state[vector] = state
     own = [p.data for p in params]
-    for p, weights, grads in zip(params, _views(flat.data, params), _views(flat.grad, params), strict=True):
-        p.data, p.grad = weights, grads
+    for p, part in zip(params, _views(vector.data, params), strict=True):
+        p.data = part
     try:
-        yield lent
+        yield Weights(params, lent, vector.data)
     finally:
-        _unpack_state(lent, flat, optimizer, params)
-        for p, data in zip(params, own, strict=True):
-            p.data, p.grad = data.copy_(p.data), p.grad.clone()  # type: ignore[union-attr]
+        _unpack_state(lent, vector, optimizer, params)
+        grads = [None] * len(params) if vector.grad is None else _views(vector.grad, params)
+        for p, data, grad in zip(params, own, grads, strict=True):
+            p.data, p.grad = data.copy_(p.data), grad
 
 
-def _packable(optimizer: Optimizer, params: list[th.nn.Parameter]) -> bool:
+def _new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
+    """An optimizer of the same class; its options are set through its parameter group."""
+    make: Callable[[list[th.Tensor]], Optimizer] = type(like)  # type: ignore[assignment]
+    return make([parameter])
+
+
+def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
     if type(optimizer) not in ELEMENTWISE or len(optimizer.param_groups) > 1 or not params:
         return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -145,43 +359,48 @@ def _packable(optimizer: Optimizer, params: list[th.nn.Parameter]) -> bool:
     if any(p.dtype != th.float32 or p.device != params[0].device for p in params):
         return False
     states = [optimizer.state.get(p, {}) for p in params]
-    return all(state.keys() == states[0].keys() for state in states) and all(
-        _is_elementwise(name, states, params) or all(th.equal(*map(th.as_tensor, (s[name], states[0][name]))) for s in states)
-        for name in states[0]
-    )
-
-
-def _is_elementwise(name: str, states: list[dict[str, Any]], params: list[th.nn.Parameter]) -> bool:
-    return name != "step" and all(
-        isinstance(state[name], th.Tensor) and state[name].shape == p.shape
+    return all(
+        state.keys() == states[0].keys()
+        and all(
+            _is_elementwise(name, value, p) or th.equal(*map(th.as_tensor, (value, states[0][name])))
+            for name, value in state.items()
+        )
         for state, p in zip(states, params, strict=True)
     )
 
 
-def _pack_state(optimizer: Optimizer, params: list[th.nn.Parameter], step_device: th.device | None) -> dict[str, Any]:
-    states = [optimizer.state[p] for p in params if p in optimizer.state]
-    packed_state = {}
-    for name, value in states[0].items() if states else ():
-        if _is_elementwise(name, states, params):
-            packed_state[name] = th.cat([state[name].reshape(-1) for state in states])
-        else:
-            # A fused kernel wants its step count beside the weights.
-            packed_state[name] = value.to(step_device, copy=True) if isinstance(value, th.Tensor) else value
-    return packed_state
+def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
+    """Whether an entry of a parameter's optimizer state is one number per weight."""
+    return name not in PER_PARAMETER and isinstance(value, th.Tensor) and value.shape == p.shape
 
 
-def _unpack_state(lent: Optimizer, flat: th.nn.Parameter, optimizer: Optimizer, params: list[th.nn.Parameter]) -> None:
-    capturable = optimizer.param_groups[0].get("capturable") or optimizer.param_groups[0].get("fused")
-    for name, value in lent.state[flat].items():
-        if isinstance(value, th.Tensor) and value.shape == flat.shape and name != "step":
-            parts = [view.clone() for view in _views(value, params)]
+def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:
+    states = [optimizer.state.get(p, {}) for p in params]
+    return {
+        name: th.cat([state[name].reshape(-1) for state in states])
+        if _is_elementwise(name, value, params[0])
+        # Counts of steps: a fused kernel wants them beside the weights.
+        else th.as_tensor(value, dtype=th.float32).to(device, copy=True)
+        for name, value in states[0].items()
+    }
+
+
+def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, params: list[nn.Parameter]) -> None:
+    beside = any(optimizer.param_groups[0].get(key) for key in ("capturable", "fused"))
+    for name, value in lent.state[vector].items():
+        if _is_elementwise(name, value, vector):
+            parts: list[Any] = [part.clone() for part in _views(value, params)]
         elif isinstance(value, th.Tensor):
-            parts = [value.clone() if capturable else value.to("cpu", copy=True) for _ in params]
+            parts = [value.to(value.device if beside else "cpu", copy=True) for _ in params]
         else:
             parts = [value] * len(params)
         for p, part in zip(params, parts, strict=True):
             optimizer.state[p][name] = part
 
 
-def _views(vector: th.Tensor, params: list[th.nn.Parameter]) -> list[th.Tensor]:
+def _views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
     return [part.view(p.shape) for part, p in zip(vector.split([p.numel() for p in params]), params, strict=True)]
+
+
+def _concatenated(grads: Gradient, params: list[th.Tensor]) -> th.Tensor:
+    return th.cat([(th.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, params, strict=True)])

@@ -1,0 +1,189 @@
+"""Pure functions of tensors, compiled.
+
+The only module that touches torch's semi-private compiler interfaces (``make_fx`` and ``torch._inductor.compile``).
+What they cannot do, the function itself does.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch as th
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+#: The torch versions that this module is tested with; with others, functions run as they are.
+TESTED = ("2.13",)
+#: Graphs beyond this many operations take minutes to compile.
+MAX_OPERATIONS = 5_000
+
+
+class CompileError(RuntimeError):
+    """A function could not be compiled, although that was demanded."""
+
+
+class Fused:
+    """A pure function of tensors that compiles itself at the first call.
+
+    The function takes and returns any nesting of tuples, dicts and ``None`` around tensors. It may change its first
+    ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant of
+    the trace. Calls with another structure, other shapes or dtypes than the first run the function itself.
+
+    :param function: the function
+    :param name: what it is, for messages
+    :param n_mutable: how many of its arguments it may change in place
+    :param strict: raise :class:`CompileError` where it cannot be compiled, instead of warning and falling back
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, n_mutable: int = 0, strict: bool = False):
+        self.function = function
+        self.name = name
+        self.n_mutable = n_mutable
+        self.strict = strict
+        self._failed = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the compiled form: the next call traces anew."""
+        self._run: Callable[..., Any] | None = None
+        self._signature: Any = None
+        self._out_spec: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles compile for themselves.
+        return vars(self) | {"_run": None, "_signature": None, "_out_spec": None}
+
+    def bind(self, *static: Any) -> Callable[..., Any]:
+        """The function with its first arguments settled, for many calls in a row.
+
+        :param static: the first arguments: the same tensors in every call, though their values may change
+        :return: a function of the others, which must have the same structure in every call
+        """
+        static_tensors: list[th.Tensor] = []
+        _collect(static, static_tensors)
+
+        def call(*varying: Any) -> Any:
+            if self._failed:
+                return self.function(*static, *varying)
+            tensors = static_tensors.copy()
+            _collect(varying, tensors)
+            signature = [tensor.shape for tensor in tensors]
+            if self._run is None:
+                self._compile((*static, *varying))
+                self._signature = signature
+            if self._run is None or signature != self._signature:
+                return self.function(*static, *varying)
+            return tree_unflatten(self._run(*tensors), self._out_spec)
+
+        return call
+
+    def agrees(self, *args: Any) -> bool:
+        """Whether the compiled form does what the function does, tried on copies of these arguments.
+
+        The constants of the trace may have changed since it was made. The generator's state is restored. True where
+        nothing is compiled.
+        """
+        if self._run is None:
+            return True
+        generator = th.get_rng_state()
+        results = []
+        for function in (self.function, self._call_compiled):
+            th.set_rng_state(generator)
+            mutable = tree_map(lambda tensor: tensor.clone(), args[: self.n_mutable])
+            results.append((function(*mutable, *args[self.n_mutable :]), mutable))
+        th.set_rng_state(generator)
+        eager, compiled = (tree_flatten(result)[0] for result in results)
+        return all(
+            a is b or th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+            for a, b in zip(eager, compiled, strict=True)
+        )
+
+    def _call_compiled(self, *args: Any) -> Any:
+        tensors: list[th.Tensor] = []
+        _collect(args, tensors)
+        assert self._run is not None
+        return tree_unflatten(self._run(*tensors), self._out_spec)
+
+    def _compile(self, args: tuple[Any, ...]) -> None:
+        try:
+            if not th.__version__.startswith(TESTED):
+                raise CompileError(f"torch {th.__version__} is not among the tested versions {', '.join(TESTED)}")
+            self._run = self._trace_and_compile(args)
+            if not self.agrees(*args):
+                raise CompileError("the compiled form does not reproduce the function's results")
+        except Exception as error:
+            self.reset()
+            self._failed = True
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            if self.strict:
+                raise CompileError(
+                    f"compile=True, but {self.name} could not be compiled ({reason}): use compile=False"
+                ) from error
+            warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=4)
+
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        import torch._inductor
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        leaves, spec = tree_flatten(args)
+        tensors = [leaf for leaf in leaves if leaf is not None]
+
+        def flat(*flat_tensors: th.Tensor) -> list[Any]:
+            rest = iter(flat_tensors)
+            given = [None if leaf is None else next(rest) for leaf in leaves]
+            outputs, self._out_spec = tree_flatten(self.function(*tree_unflatten(given, spec)))
+            return outputs
+
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        if len(graph.graph.nodes) > MAX_OPERATIONS:
+            raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
+        # Tensors that are no arguments, such as a network's own table, are constants; hence _allow_non_fake_inputs.
+        # fallback_random: the compiled form draws the numbers that eager mode would draw.
+        return torch._inductor.compile(graph, tensors, options={"cpp_wrapper": True, "fallback_random": True})
+
+
+@contextmanager
+def as_if_compiling() -> Iterator[None]:
+    """Let torch's optimizers compute with tensors throughout, as they do under ``torch.compile``."""
+    before = th.compiler._is_compiling_flag
+    th.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        th.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
+    """Let a module compute with other parameters and buffers for a while.
+
+    :param module: the module
+    :param own: parameters and buffers of it; one that it has under several names is replaced under all of them
+    :param others: what stands in for each
+    """
+    replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for part in module.modules():
+            for store in (part._parameters, part._buffers):
+                for name, tensor in store.items():
+                    if id(tensor) in replacements:
+                        undo.append((store, name, tensor))
+                        store[name] = replacements[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for store, name, tensor in undo:
+            store[name] = tensor
+
+
+def _collect(tree: Any, out: list[th.Tensor]) -> None:
+    """Append the tensors of a nesting in pytree order; several times faster than pytree's own."""
+    if isinstance(tree, th.Tensor):
+        out.append(tree)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            _collect(value, out)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            _collect(value, out)

@@ -1,0 +1,176 @@
+"""Compiled training is the same training: a few representatives, since each takes seconds to compile."""
+
+import copy
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.fused import CompileError
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
+
+
+class Numbers(gym.Env):
+    """Random observations of any space; the reward depends on the action. Episodes end both ways."""
+
+    def __init__(self, action_space, observation_space):
+        self.action_space, self.observation_space = action_space, observation_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = float(np.sum(action)) + self.np_random.normal()
+        return self.observation_space.sample(), reward, self.np_random.random() < 0.05, self.steps >= 15, {}
+
+
+def vec_env(action_space, observation_space=None):
+    observation_space = observation_space or spaces.Box(-1, 1, (5,), np.float32)
+    return DummyVecEnv([lambda: Numbers(action_space, observation_space) for _ in range(4)])
+
+
+PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
+CASES = {
+    "gSDE, penalty": (spaces.Box(-1, 1, (2,)), None, dict(use_sde=True, kl_control="penalty", target_kl=0.01)),
+    "colored, truncated, decaying": (
+        spaces.MultiDiscrete([3, 2]),
+        None,
+        dict(
+            exploration=ColoredNoise(), batch_size=60, learning_rate="lin_1e-3", ent_coef="lin_0.1", clip_range_vf=0.2
+        ),
+    ),
+    "Dict, image, stop, RMSprop": (
+        spaces.MultiBinary(3),
+        PIXELS_AND_NUMBERS,
+        dict(target_kl=0.002, policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
+    ),
+}
+
+
+def parameters(model):
+    return th.nn.utils.parameters_to_vector(model.policy.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_and_eager_train_the_same(case):
+    action_space, observation_space, arguments = CASES[case]
+    policy = "MultiInputPolicy" if observation_space is not None else "MlpPolicy"
+    models = [
+        PPO_Plus(
+            policy,
+            vec_env(action_space, observation_space),
+            n_steps=32,
+            n_epochs=3,
+            seed=1,
+            device="cpu",
+            compile=compile,
+            **arguments,
+        ).learn(256)
+        for compile in (False, True)
+    ]
+    eager, compiled = models
+    assert all(fused._run is not None for _, fused in compiled._functions.values())
+    assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
+    # Two updates: rounding of another order of summation, grown by the second rollout.
+    assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
+    assert eager._n_updates == compiled._n_updates
+    for key in ("train/loss", "train/approx_kl", "train/kl", "train/grad_norm"):
+        assert compiled.logger.name_to_value[key] == pytest.approx(eager.logger.name_to_value[key], rel=1e-3, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    """A compiled model after one rollout and one update, and SB3's."""
+    models = []
+    for cls, arguments in ((PPO, {}), (PPO_Plus, dict(compile=True, value_clip="plain"))):
+        env = make_vec_env("CartPole-v1", 4, seed=0)
+        models.append(cls("MlpPolicy", env, n_steps=64, seed=0, device="cpu", **arguments).learn(256))
+    return models
+
+
+def test_keystone_compiled(cartpole):
+    """One rollout is SB3's action by action, and one ``train()`` gives SB3's weights."""
+    sb3, ours = cartpole
+    assert np.array_equal(
+        sb3.rollout_buffer.actions.reshape(4, 64).T, ours.rollout_buffer.actions[..., 0]
+    )  # SB3 flattens its arrays when it trains
+    assert th.allclose(parameters(sb3), parameters(ours), atol=1e-5)
+
+
+def test_changed_hyperparameters_are_noticed(cartpole):
+    model = copy.deepcopy(cartpole[1])
+    eager = copy.deepcopy(cartpole[1])
+    eager.compile = False
+    for each in (model, eager):
+        each.max_grad_norm, each.ent_coef, each.normalize_advantage, each.clip_range = 0.1, 0.05, False, 0.1
+        np.random.seed(0)
+        th.manual_seed(0)
+        each.env.seed(0)
+        each.learn(256)
+    assert th.allclose(parameters(model), parameters(eager), atol=1e-5)
+
+
+def test_saved_and_loaded_models_go_on_compiled(cartpole, tmp_path):
+    cartpole[1].save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
+    assert loaded._functions == {}
+    assert loaded.learn(256)._functions["the update"][1]._run is not None
+
+
+class Weighted(PPO_Plus):
+    """A loss with a number that tracing makes a constant."""
+
+    weight = 0.0
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        l2 = sum(p.square().sum() for p in self.policy.action_net.parameters())
+        return losses.plus("l2", self.weight * l2)
+
+
+def test_an_overridden_loss_is_compiled_and_never_stale():
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    model = Weighted("MlpPolicy", env, n_steps=64, n_epochs=2, seed=0, device="cpu", compile=True).learn(256)
+    assert model.logger.name_to_value["train/l2"] == 0.0
+    model.weight = 10.0
+    model.learn(256)
+    assert model._functions["the update"][1]._run is not None
+    assert model.logger.name_to_value["train/l2"] > 0.0
+
+
+def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
+    model.learn(64)
+    assert not model._compiling
+    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 4)
+    model.learn(192)
+    assert not model._compiling
+    model._setup_learn(256)
+    assert model._compiling
+
+
+def test_true_refuses_what_cannot_be_compiled():
+    groups = dict(optimizer_class=TwoGroups)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs=groups, device="cpu", compile=True)
+    with pytest.raises(CompileError, match="TwoGroups cannot be packed: use compile=False"):
+        model.learn(64)
+
+
+class TwoGroups(th.optim.Adam):
+    """An optimizer with other options for some parameters."""
+
+    def __init__(self, params, **kwargs):
+        first, *others = params
+        super().__init__([dict(params=[first]), dict(params=others, weight_decay=0.1)], **kwargs)

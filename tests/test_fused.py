@@ -1,0 +1,117 @@
+"""The compiled form of a pure function does what the function does, or is not used."""
+
+import copy
+import pickle
+
+import pytest
+import torch as th
+from torch import nn
+
+from ppo_plus.fused import CompileError, Fused, swapped
+
+#: Compiling takes seconds: everything that can be said of one compiled function is said of this one.
+
+
+def step(state, inputs):
+    """Changes its first argument in place, draws random numbers, and returns a nesting."""
+    noise = th.randn(3)
+    state["total"].add_(inputs["x"].sum())
+    return {"noisy": inputs["x"] + noise, "parts": (inputs["x"] * state["total"], None)}
+
+
+def arguments(n=3):
+    return {"total": th.zeros(())}, {"x": th.arange(float(n))}
+
+
+@pytest.fixture(scope="module")
+def fused():
+    fused = Fused(step, "a step", n_mutable=1, strict=True)
+    state, inputs = arguments()
+    fused.bind(state)(inputs)
+    assert fused._run is not None
+    return fused
+
+
+def test_same_outputs_changes_and_random_numbers(fused):
+    (state, inputs), (own_state, _) = arguments(), arguments()
+    th.manual_seed(0)
+    compiled = fused.bind(state)(inputs)
+    th.manual_seed(0)
+    eager = step(own_state, inputs)
+    assert th.equal(compiled["noisy"], eager["noisy"])
+    assert th.equal(compiled["parts"][0], eager["parts"][0]) and compiled["parts"][1] is None
+    assert state["total"] == own_state["total"] == 3.0
+
+
+def test_other_shapes_run_the_function_itself(fused, monkeypatch):
+    calls = []
+    monkeypatch.setattr(fused, "function", lambda *args: calls.append(args))
+    state, _ = arguments()
+    fused.bind(state)({"x": th.zeros(1)})
+    assert len(calls) == 1
+    fused.bind(state)({"x": th.zeros(3)})
+    assert len(calls) == 1
+
+
+def test_agrees_notices_a_changed_function_and_leaves_arguments_and_generator_alone(fused, monkeypatch):
+    state, inputs = arguments()
+    generator = th.get_rng_state()
+    assert fused.agrees(state, inputs)
+    monkeypatch.setattr(fused, "function", lambda state, inputs: step(state, {"x": 2 * inputs["x"]}))
+    assert not fused.agrees(state, inputs)
+    assert state["total"] == 0.0
+    assert th.equal(th.get_rng_state(), generator)
+
+
+def test_copies_and_pickles_compile_for_themselves(fused):
+    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        assert other._run is None and not other._failed
+        assert other.function is step
+
+
+def reads_a_value(x):
+    return x + 1 if x.sum() > 0 else x
+
+
+def test_what_cannot_be_traced_runs_as_it_is_with_one_warning():
+    fused = Fused(reads_a_value, "a function that reads a value")
+    call = fused.bind()
+    with pytest.warns(RuntimeWarning, match="a function that reads a value runs uncompiled"):
+        assert call(th.ones(2)).tolist() == [2.0, 2.0]
+    assert call(-th.ones(2)).tolist() == [-1.0, -1.0]  # pytest turns a second warning into an error
+
+
+def test_strict_raises_instead():
+    with pytest.raises(CompileError, match="compile=True, but a function could not be compiled"):
+        Fused(reads_a_value, "a function", strict=True).bind()(th.ones(2))
+
+
+def test_an_untested_torch_is_not_trusted(monkeypatch):
+    monkeypatch.setattr("ppo_plus.fused.TESTED", ("1.0",))
+    with pytest.warns(RuntimeWarning, match="not among the tested versions"):
+        assert Fused(lambda x: x + 1, "adding").bind()(th.ones(1)).item() == 2.0
+
+
+def test_a_large_graph_is_not_compiled(monkeypatch):
+    monkeypatch.setattr("ppo_plus.fused.MAX_OPERATIONS", 2)
+    with pytest.warns(RuntimeWarning, match="operations, more than 2"):
+        assert Fused(lambda x: x + 1 - 2 + 3, "adding").bind()(th.ones(1)).item() == 3.0
+
+
+def test_a_form_that_computes_something_else_is_refused(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, tensors, options: lambda x: [x + 1e-2])
+    with pytest.warns(RuntimeWarning, match="does not reproduce"):
+        assert Fused(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
+
+
+def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
+    linear = nn.Linear(2, 2)
+    module = nn.Sequential(linear, linear, nn.BatchNorm1d(2))
+    own = [linear.weight, module[2].running_mean]
+    others = [th.zeros(2, 2), th.ones(2)]
+    with pytest.raises(RuntimeError, match="stop"), swapped(module, own, others):
+        assert module[0].weight is others[0] and module[1].weight is others[0]
+        assert module[2].running_mean is others[1]
+        raise RuntimeError("stop")
+    assert linear.weight is own[0] and module[2].running_mean is own[1]
+    assert isinstance(linear.weight, nn.Parameter)
