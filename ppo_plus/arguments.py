@@ -31,6 +31,12 @@ def require_number(name: str, value: Any, low: float, high: float = math.inf, ab
         raise ValueError(f"{name}={value!r} must be a number {allowed}")
 
 
+def require_kind(name: str, value: Any, kinds: type | tuple[type, ...], remedy: str) -> None:
+    """:raises TypeError: ``value`` is not of these kinds"""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name}={value!r} must be {remedy}")
+
+
 def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
     """:raises ValueError: ``value`` is none of ``choices``."""
     # 1 == True in Python: compare types as well.
@@ -38,22 +44,26 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
-def require_finite(what: str, values: Any, step: int) -> None:
+def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
     """Refuse NaN and infinity from the environments.
 
     :param what: what the numbers are, for the message
     :param values: array ``(n_envs, ...)``, or a dict of them
     :param step: how many steps each environment has taken, for the message
+    :param env: the environment that ``values`` come from, if they are of one only
     :raises FloatingPointError: not finite; names what, in which environment and when
     """
     if isinstance(values, dict):
         for key, value in values.items():
-            require_finite(f"{what}[{key!r}]", value, step)
+            require_finite(f"{what}[{key!r}]", value, step, env)
         return
+    values = np.asarray(values)
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
-    env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+    if env is None:
+        env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+        values = values[env]
     raise FloatingPointError(
-        f"the environment returned a {what} that is not finite: {values[env]!r} in environment {env} at step {step}. "
+        f"the environment returned a {what} that is not finite: {values!r} in environment {env} at step {step}. "
         "Nothing was learned from it: mend the environment, or wrap it to clip its numbers"
     )

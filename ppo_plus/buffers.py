@@ -68,8 +68,8 @@ class RolloutBuffer:
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
         device: th.device | str = "cpu",
         gae_lambda: float = 1.0,
         gamma: float = 0.99,
@@ -98,6 +98,8 @@ class RolloutBuffer:
         """Start a new rollout; memory is used again."""
         self.pos = 0
         self.full = False
+        #: Which transitions to learn from; ``None``: all.
+        self.valid: np.ndarray | None = None
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -134,6 +136,17 @@ class RolloutBuffer:
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
+    def exclude(self, steps: list[int], envs: list[int]) -> None:
+        """Leave transitions out of training: steps at which a vector environment only reset an episode.
+
+        Each must stand between two episodes: ended, and following an end.
+
+        :param steps: rows, ``K`` of them
+        :param envs: their columns
+        """
+        self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
+        self.valid[steps, envs] = False
+
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
         """Add the discounted value of the final observation to rewards that a time limit cut off.
 
@@ -167,12 +180,16 @@ class RolloutBuffer:
     def normalize_advantages(self) -> None:
         """Normalize the advantages over the whole rollout."""
         advantages = self._tensors["advantages"]
-        advantages.copy_(normalize(advantages))
+        if self.valid is None:
+            advantages.copy_(normalize(advantages))
+        else:
+            self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
 
-    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, th.Tensor | None]]:
         """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
 
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
+        :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
         :raises RuntimeError: the rollout is not complete
         """
         if not self.full:
@@ -181,11 +198,19 @@ class RolloutBuffer:
         # SB3 numbers transitions environment by environment; the storage here is step by step.
         order = np.random.permutation(n_transitions)
         order = order % self.buffer_size * self.n_envs + order // self.buffer_size
-        data = self._batch_source()
-        for indices in th.from_numpy(order).to(self.device).split(batch_size or n_transitions):
-            yield Batch(*(_select(field, indices) for field in data))
+        if self.valid is not None:
+            order = order[self.valid.reshape(-1)[order]]
+        data = self._on_device()
+        for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
+            yield data, indices
 
-    def _batch_source(self) -> Batch:
+    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """:meth:`minibatches` with their rows picked."""
+        for data, indices in self.minibatches(batch_size):
+            assert indices is not None
+            yield pick(data, indices)
+
+    def _on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension."""
         names = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
         return Batch(*(_flatten(self._tensors[name], self.device) for name in names))
@@ -222,14 +247,20 @@ class _SB3Methods:
     def add(self, *step: Any) -> None:
         super().add(*step[:6])  # type: ignore[misc]
 
+    def exclude(self, steps: list[int], envs: list[int]) -> None:
+        raise ValueError(
+            f"rollout_buffer_class={type(self).__mro__[2]!r} cannot leave out the steps at which this vector "
+            "environment only resets: derive it from ppo_plus.RolloutBuffer, or let the environment reset at once"
+        )
+
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
         self.rewards[steps, envs] += self.gamma * final_values.numpy(force=True).reshape(-1)
 
     def normalize_advantages(self) -> None:
         self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
 
-    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
-        return (Batch(*samples) for samples in super().get(batch_size))  # type: ignore[misc]
+    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, None]]:
+        return ((Batch(*samples), None) for samples in super().get(batch_size))  # type: ignore[misc]
 
 
 @cache
@@ -239,11 +270,11 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
     :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
     :raises TypeError: something else
     """
-    if issubclass(buffer_class, RolloutBuffer):
+    if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
         return buffer_class
-    if not issubclass(buffer_class, sb3.RolloutBuffer):
+    if not (isinstance(buffer_class, type) and issubclass(buffer_class, sb3.RolloutBuffer)):
         raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
-    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})  # type: ignore[return-value]
+    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})
 
 
 def _stored_dtype(rows: np.ndarray) -> np.dtype:
@@ -263,7 +294,10 @@ def _flatten(tensor: Any, device: th.device) -> Any:
     return tensor.flatten(0, 1).to(device)
 
 
-def _select(tensor: Any, indices: th.Tensor) -> Any:
-    if isinstance(tensor, dict):
-        return {key: value.index_select(0, indices) for key, value in tensor.items()}
-    return tensor.index_select(0, indices)
+def pick(data: Any, indices: th.Tensor) -> Any:
+    """The rows of a batch (or of any nesting of tensors in it) with these indices."""
+    if isinstance(data, th.Tensor):
+        return data.index_select(0, indices)
+    if isinstance(data, dict):
+        return {key: pick(value, indices) for key, value in data.items()}
+    return None if data is None else type(data)(*(pick(value, indices) for value in data))

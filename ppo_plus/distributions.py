@@ -40,7 +40,7 @@ class ActionDistribution(ABC):
     #: Components whose standard deviation is learned: the policy's ``log_std`` belongs to them.
     gaussian_dim: int = 0
 
-    def __init__(self, action_space: spaces.Space):
+    def __init__(self, action_space: spaces.Space[Any]):
         self.action_space = action_space
 
     @abstractmethod
@@ -140,10 +140,12 @@ class DiagGaussian(ActionDistribution):
         if np.issubdtype(space.dtype, np.integer):
             # float64 holds every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
-        return np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+        clipped: np.ndarray = np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+        return clipped
 
     def to_torch(self, params: th.Tensor) -> Any:
-        return TorchNormal(*params.chunk(2, dim=1))
+        mean, std = params.chunk(2, dim=1)
+        return TorchNormal(mean, std)
 
     def std(self, params: th.Tensor) -> th.Tensor:
         return params[:, self.action_dim :]
@@ -188,15 +190,17 @@ class Categorical(ActionDistribution):
     exact draw.
     """
 
+    action_space: "spaces.Discrete | spaces.MultiDiscrete"
+
     def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
         super().__init__(action_space)
-        discrete = isinstance(action_space, spaces.Discrete)
-        self.nvec = [int(action_space.n)] if discrete else [int(n) for n in action_space.nvec.flatten()]
+        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.flatten()
+        self.nvec = [int(n) for n in sizes]
         self.net_dim = self.noise_dim = sum(self.nvec)
         self.action_dim = len(self.nvec)
 
     def _split(self, tensor: th.Tensor) -> "tuple[th.Tensor, ...]":
-        return (tensor,) if self.action_dim == 1 else tensor.split(self.nvec, dim=1)
+        return (tensor,) if self.action_dim == 1 else th.split(tensor, self.nvec, dim=1)
 
     def _join(self, columns: list[th.Tensor]) -> th.Tensor:
         return columns[0] if self.action_dim == 1 else th.cat(columns, dim=1)
@@ -206,7 +210,9 @@ class Categorical(ActionDistribution):
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
-        choices = [(_softmax(p) / th.empty_like(p).exponential_(1)).argmax(1, keepdim=True) for p in self._split(params)]
+        choices = [
+            (_softmax(p) / th.empty_like(p).exponential_(1)).argmax(1, keepdim=True) for p in self._split(params)
+        ]
         return self._join(choices)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
@@ -230,8 +236,9 @@ class Categorical(ActionDistribution):
         return (old.exp() * (old - new)).sum(dim=1)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        space = self.action_space
-        return (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+        space: Any = self.action_space  # both kinds have shape, start and dtype
+        choices: np.ndarray = (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+        return choices
 
     def to_torch(self, params: th.Tensor) -> Any:
         each = [TorchCategorical(logits=p) for p in self._split(params)]
@@ -258,7 +265,8 @@ class Bernoulli(ActionDistribution):
         return th.bernoulli(params.sigmoid())
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        return (params + th.special.log_ndtr(z) - th.special.log_ndtr(-z) > 0).to(params.dtype)
+        logistic = th.special.log_ndtr(z) - th.special.log_ndtr(-z)
+        return self.mode(params + logistic)
 
     def mode(self, params: th.Tensor) -> th.Tensor:
         return (params > 0).to(params.dtype)
@@ -281,7 +289,7 @@ class Bernoulli(ActionDistribution):
         return TorchBernoulli(logits=params)
 
 
-def make_distribution(action_space: spaces.Space, squash_output: bool = False) -> ActionDistribution:
+def make_distribution(action_space: spaces.Space[Any], squash_output: bool = False) -> ActionDistribution:
     """The distribution for an action space.
 
     :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape
@@ -296,9 +304,11 @@ def make_distribution(action_space: spaces.Space, squash_output: bool = False) -
                 f"action_space={action_space} has no finite bounds: give the Box a finite low and high, "
                 "for example with gymnasium.wrappers.RescaleAction"
             )
-        if np.issubdtype(action_space.dtype, np.integer) and np.abs(
-            [action_space.low.astype(np.float64), action_space.high.astype(np.float64)]
-        ).max(initial=0) > 2**53:
+        if (
+            np.issubdtype(action_space.dtype, np.integer)
+            and np.abs([action_space.low.astype(np.float64), action_space.high.astype(np.float64)]).max(initial=0)
+            > 2**53
+        ):
             raise ValueError(
                 f"action_space={action_space} has integers beyond ±2**53, which floating point cannot tell apart: "
                 "give the Box narrower bounds"

@@ -1,14 +1,15 @@
 """Evaluation that leaves training undisturbed."""
 
+import copy
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from ppo_plus.arguments import require_int
 
@@ -25,14 +26,15 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment of its own: pass env")
+    disturbs = model.env is not None and (env is None or _parts(env) & _parts(model.env))
     try:
         with _frozen(vec_env):
             mean, std = evaluate_policy(model, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
     finally:
-        if vec_env is model.env:
+        if disturbs:
             # Training notices, and begins its episodes anew.
             model._last_obs = None
-    return float(mean), float(std)
+    return float(mean), float(std)  # type: ignore[arg-type]
 
 
 def _with_statistics_of(model: "PPO_Plus", env: GymEnv) -> VecEnv:
@@ -42,13 +44,29 @@ def _with_statistics_of(model: "PPO_Plus", env: GymEnv) -> VecEnv:
     training = model.get_vec_normalize_env()
     if training is None:
         return vec_env
-    if unwrap_vec_normalize(vec_env) is not None:
-        sync_envs_normalization(model.get_env(), vec_env)
+    own = unwrap_vec_normalize(vec_env)
+    if own is not None:
+        if training.norm_obs and own.norm_obs and own is not training:
+            own.obs_rms = copy.deepcopy(training.obs_rms)
         return vec_env
     # Pickling is how SB3 takes a VecNormalize apart from its environments.
     normalized: VecNormalize = pickle.loads(pickle.dumps(training))
-    normalized.set_venv(vec_env)
-    return normalized
+    try:
+        # SB3 transposes images outermost.
+        normalized.set_venv(vec_env.venv if isinstance(vec_env, VecTransposeImage) else vec_env)
+    except AssertionError:
+        raise ValueError(
+            f"env={env!r} cannot be put into a VecNormalize with the training environment's statistics, because that "
+            "one has further wrappers around it: wrap env as the training environment is, VecNormalize included"
+        ) from None
+    return model._wrap_env(normalized)
+
+
+def _parts(env: Any) -> set[int]:
+    """The environment and all that it wraps, by identity."""
+    parts = {id(env)}
+    inner = [getattr(env, name) for name in ("venv", "env") if name in vars(env)]
+    return parts.union(*map(_parts, [*inner, *vars(env).get("envs", ())]))
 
 
 @contextmanager

@@ -41,6 +41,8 @@ class KLControl:
     measure: ClassVar[str] = "approx_kl"
     #: Whether ``state.beta * kl`` is part of the loss.
     penalizes: ClassVar[bool] = False
+    #: Whether it cannot do without ``target_kl``.
+    needs_target: ClassVar[bool] = False
 
     def init(self) -> KLState:
         """The state before the first update."""
@@ -75,6 +77,7 @@ class EarlyStop(KLControl):
     :param tolerance: factor on the target, above 0
     """
 
+    needs_target: ClassVar[bool] = True
     per: str = "minibatch"
     tolerance: float = 1.5
 
@@ -106,6 +109,7 @@ class AdaptivePenalty(KLControl):
 
     measure: ClassVar[str] = "kl"
     penalizes: ClassVar[bool] = True
+    needs_target: ClassVar[bool] = True
     band: float = 1.5
     max_beta: float = 1e4
 
@@ -134,6 +138,7 @@ class AdaptiveLearningRate(KLControl):
     """
 
     measure: ClassVar[str] = "kl"
+    needs_target: ClassVar[bool] = True
     band: float = 2.0
     factor: float = 1.5
     max_scale: float = 100.0
@@ -168,7 +173,9 @@ def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLContro
     if not isinstance(kl_control, str):
         raise TypeError(f"kl_control={kl_control!r} must be one of {sorted(KL_CONTROLS)} or a KLControl object")
     if kl_control not in KL_CONTROLS:
-        raise ValueError(f"kl_control={kl_control!r} is unknown: use one of {sorted(KL_CONTROLS)} or a KLControl object")
+        raise ValueError(
+            f"kl_control={kl_control!r} is unknown: use one of {sorted(KL_CONTROLS)} or a KLControl object"
+        )
     if has_target:
         return KL_CONTROLS[kl_control]()
     if kl_control == "stop":

@@ -10,14 +10,15 @@ loss, OpenAI Baselines' PPO2; for the KL estimator, J. Schulman's note *Approxim
 from typing import NamedTuple
 
 import torch as th
+from torch.nn import functional as F
 
 
-def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tensor | float | None) -> th.Tensor:
+def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tensor | None) -> th.Tensor:
     r"""The clipped surrogate :math:`-\mathrm{mean}[\min(r A, \mathrm{clip}(r, 1-\epsilon, 1+\epsilon) A)]`.
 
     :param log_ratio: :math:`\log r = \log \pi(a|s) - \log \pi_{old}(a|s)`, shape ``(B,)``
     :param advantages: :math:`A`, shape ``(B,)``
-    :param clip_range: :math:`\epsilon > 0`; ``None`` for the unclipped surrogate :math:`-\mathrm{mean}[r A]`
+    :param clip_range: :math:`\epsilon > 0`, 0-d; ``None`` for the unclipped surrogate :math:`-\mathrm{mean}[r A]`
     :return: the loss, 0-d (arXiv:1707.06347, eq. 7; unclipped: eq. 6)
     """
     ratio = log_ratio.exp()
@@ -32,7 +33,7 @@ def value_loss(
     values: th.Tensor,
     old_values: th.Tensor,
     returns: th.Tensor,
-    clip_range_vf: th.Tensor | float | None = None,
+    clip_range_vf: th.Tensor | None = None,
     value_clip: str = "max",
 ) -> th.Tensor:
     r"""The squared error of the critic, optionally clipped around its old predictions.
@@ -48,7 +49,7 @@ def value_loss(
     :param values: :math:`V`, shape ``(B,)``
     :param old_values: :math:`V_{old}`, the predictions made during the rollout, shape ``(B,)``
     :param returns: :math:`R`, the TD(λ) targets, shape ``(B,)``
-    :param clip_range_vf: :math:`\epsilon > 0` in units of the return, or ``None``
+    :param clip_range_vf: :math:`\epsilon > 0` in units of the return, 0-d, or ``None``
     :param value_clip: ``"max"`` or ``"plain"``
     :return: the loss, 0-d
     :raises ValueError: another ``value_clip``
@@ -56,7 +57,7 @@ def value_loss(
     if value_clip not in ("max", "plain"):
         raise ValueError(f'value_clip={value_clip!r} must be "max" or "plain"')
     if clip_range_vf is None:
-        return (returns - values).square().mean()
+        return F.mse_loss(values, returns)
     clipped = old_values + (values - old_values).clamp(-clip_range_vf, clip_range_vf)
     clipped_error = (returns - clipped).square()
     if value_clip == "plain":
@@ -76,7 +77,7 @@ def approx_kl(log_ratio: th.Tensor) -> th.Tensor:
     return ((log_ratio.exp() - 1) - log_ratio).mean()
 
 
-def clip_fraction(log_ratio: th.Tensor, clip_range: th.Tensor | float) -> th.Tensor:
+def clip_fraction(log_ratio: th.Tensor, clip_range: th.Tensor) -> th.Tensor:
     r"""The share of transitions whose ratio has left :math:`[1-\epsilon, 1+\epsilon]`.
 
     :param log_ratio: :math:`\log r`, shape ``(B,)``

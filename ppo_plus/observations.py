@@ -30,7 +30,8 @@ def canonical_space(space: spaces.Space) -> spaces.Space:
                 f"observation_space={space} is nested: flatten the inner Dict or Tuple, "
                 "for example with gymnasium.wrappers.FlattenObservation"
             )
-        return spaces.Dict({key: canonical_space(sub) for key, sub in space.items()})
+        # Pairs, not a dict: Gymnasium would sort its keys, and the order is that of the features.
+        return spaces.Dict([(key, canonical_space(sub)) for key, sub in space.items()])
     if isinstance(space, spaces.Discrete):
         return space if space.start == 0 else spaces.Discrete(space.n)
     if isinstance(space, spaces.MultiDiscrete):

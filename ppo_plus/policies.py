@@ -15,6 +15,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -102,6 +103,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
+        extractor = features_extractor_class or self.default_features_extractor
+        _check_extractor(extractor, observation_space, kwargs.get("normalize_images", True))
         # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
         self.exploration = exploration or (StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise())
         self._env_spaces = observation_space, action_space
@@ -120,7 +123,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             full_std,
             use_expln,
             False,
-            features_extractor_class or self.default_features_extractor,
+            extractor,
             *args,
             **kwargs,
         )
@@ -152,7 +155,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         given = self._networks[name]
         if given is None:
             return nn.Linear(getattr(self.mlp_extractor, f"latent_dim_{short}"), output_dim)
-        network = copy.deepcopy(given) if isinstance(given, nn.Module) else given(self.features_dim, output_dim)
+        network = copy.deepcopy(given)
+        if not isinstance(given, nn.Module) and callable(given):
+            network = given(self.features_dim, output_dim)
+        if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
+            raise TypeError(
+                f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
+                "(input_dim, output_dim) -> module"
+            )
         layers = list(network) if isinstance(network, nn.Sequential) else [network]
         hidden, last = nn.Sequential(*layers[:-1]).to(self.device), layers[-1].to(self.device)
         latent = _output_of(name, hidden, th.zeros(1, self.features_dim, device=self.device))
@@ -169,10 +179,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def _initial_gains(self) -> list[tuple[nn.Module, float]]:
         """Modules with the gains of their orthogonal weights, in SB3's order, without networks of one's own."""
         own_actor, own_critic = (self._networks[name] is not None for name in ("actor", "critic"))
-        hidden: list[nn.Module] = [self.mlp_extractor]
-        if own_actor or own_critic:
-            hidden = [self.mlp_extractor.policy_net] * (not own_actor) + [self.mlp_extractor.value_net] * (not own_critic)
-        outputs = [(self.action_net, 0.01)] * (not own_actor) + [(self.value_net, 1.0)] * (not own_critic)
+        hidden: list[nn.Module] = []
+        outputs: list[tuple[nn.Module, float]] = []
+        if not (own_actor or own_critic):
+            hidden.append(self.mlp_extractor)
+        elif not own_actor:
+            hidden.append(self.mlp_extractor.policy_net)
+        elif not own_critic:
+            hidden.append(self.mlp_extractor.value_net)
+        if not own_actor:
+            outputs.append((self.action_net, 0.01))
+        if not own_critic:
+            outputs.append((self.value_net, 1.0))
         gains = [(module, np.sqrt(2)) for module in hidden] + outputs
         if self.share_features_extractor:
             return [(self.features_extractor, np.sqrt(2)), *gains]
@@ -180,6 +198,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
+        if None not in self._networks.values():
+            data["net_arch"] = None
         return data | self._networks | {"exploration": None if self.use_sde else self.exploration}
 
     # --- what the algorithm calls ---------------------------------------------------------------------------------
@@ -264,12 +284,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def get_distribution(self, obs: PyTorchObs) -> BoundDistribution:  # type: ignore[override]
         """The action distribution at ``obs``, with the methods of SB3's."""
         features = self.extract_features(obs, self.pi_features_extractor)
-        return BoundDistribution(self.action_dist, self._params(self.mlp_extractor.forward_actor(features)))
+        return BoundDistribution(self.action_dist, self._params(self.mlp_extractor.forward_actor(features)))  # type: ignore[arg-type]
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
         """Values at ``obs``, shape ``(B, 1)``."""
         features = self.extract_features(obs, self.vf_features_extractor)
-        return self.value_net(self.mlp_extractor.forward_critic(features))
+        return self.value_net(self.mlp_extractor.forward_critic(features))  # type: ignore[arg-type]
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """An observation (or a batch) as a batch of tensors, and whether it was a batch."""
@@ -356,6 +376,13 @@ class MultiInputPolicy(ActorCriticPolicy):
 
 MlpPolicy = ActorCriticPolicy
 
+#: SB3's own policy classes, and ours in their place.
+_OURS: dict[type, type[ActorCriticPolicy]] = {
+    sb3.ActorCriticPolicy: ActorCriticPolicy,
+    sb3.ActorCriticCnnPolicy: CnnPolicy,
+    sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
+}
+
 #: Methods whose work :class:`ActorCriticPolicy` does elsewhere: an override written for SB3 would be passed over.
 _NOT_CALLED = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
 
@@ -371,9 +398,11 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     :raises TypeError: something else
     :raises ValueError: a class that overrides methods which are not used here
     """
-    if issubclass(policy_class, ActorCriticPolicy):
+    if policy_class in _OURS:
+        return _OURS[policy_class]
+    if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
         return policy_class
-    if not issubclass(policy_class, sb3.ActorCriticPolicy):
+    if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
         raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
     for base in policy_class.__mro__:
         overridden = [name for name in _NOT_CALLED if name in vars(base)]
@@ -393,7 +422,7 @@ def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
     module.eval()
     try:
         with th.no_grad():
-            return module(inputs)
+            output = module(inputs)
     except Exception as error:
         raise ValueError(
             f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
@@ -401,3 +430,23 @@ def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
         ) from error
     finally:
         module.train(training)
+    if not isinstance(output, th.Tensor) or output.ndim != 2:
+        raise ValueError(
+            f"policy_kwargs: {name} must map rows of features to rows of a tensor, not to {type(output).__name__}"
+            f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
+        )
+    return output
+
+
+def _check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
+    """:raises ValueError: one of SB3's extractors that cannot take these observations"""
+    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
+        raise ValueError(
+            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
+            'use "MlpPolicy", or "CnnPolicy" for images'
+        )
+    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
+        raise ValueError(
+            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
+            "that are normalized already policy_kwargs=dict(normalize_images=False)"
+        )

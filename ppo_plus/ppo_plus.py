@@ -3,16 +3,21 @@
 This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
 """
 
+import copy
+import inspect
 import io
+import math
+import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common import utils
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -20,20 +25,23 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
 from ppo_plus import losses
 from ppo_plus.advantages import normalize
-from ppo_plus.arguments import require_finite, require_int, require_number, require_one_of
+from ppo_plus.arguments import require_finite, require_int, require_kind, require_number, require_one_of
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.distributions import make_distribution
-from ppo_plus.engine import packed, update
+from ppo_plus.engine import Act, Records, Update, Weights, packed
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import Carry, NoiseProcess
+from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.observations import canonical_space
-from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
+from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.schedules import Schedule, make_schedule
+from ppo_plus.vec_env import as_vec_env
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -42,6 +50,12 @@ ScheduleLike = float | str | Schedule
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+
+#: Compiling takes some seconds, and pays from about so many gradient steps on.
+WORTH_COMPILING = 8_000
+
+#: Weights times transitions of a minibatch from which on several threads are faster than one.
+WORTH_THREADS = 20_000_000
 
 
 class PPO_Plus(OnPolicyAlgorithm):
@@ -88,6 +102,11 @@ class PPO_Plus(OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
+    :param compile: compile acting and updating. ``"auto"``: where a call of ``learn`` makes at least
+        :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error where it cannot; ``False``:
+        never
+    :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
+        minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -132,9 +151,16 @@ class PPO_Plus(OnPolicyAlgorithm):
         value_clip: Literal["max", "plain"] = "max",
         kl_control: str | KLControl = "stop",
         exploration: NoiseProcess | None = None,
+        compile: bool | Literal["auto"] = "auto",
+        n_threads: int | Literal["auto"] = "auto",
     ):
+        # SB3's constructor uses these three before they can be checked with the others.
+        require_int("verbose", verbose, 0)
         if env is not None:
             env = self._checked_env(env, verbose)
+        elif _init_setup_model:
+            raise ValueError("env=None: pass an environment, or the id of one")
+        _check_device(device)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -168,12 +194,20 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.value_clip = value_clip
         self.kl_control = kl_control
         self.exploration = exploration
-        #: What the KL control remembers between updates, as Python numbers (running, beta, lr_scale).
-        self._kl_state: tuple[float, ...] | None = None
+        #: The KL control of the last update, and what it remembers (running, beta, lr_scale).
+        self._kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
+        #: The KL control's factor on the learning rate.
+        self._lr_scale = 1.0
         #: Noise that the training environments' exploration holds; ``None`` when they start anew.
         self._carry: Carry | None = None
         #: Minibatches in a row that were skipped for a non-finite loss or gradient.
         self._n_skipped = 0
+        self.compile = compile
+        self.n_threads = n_threads
+        #: Whether this call of ``learn()`` compiles.
+        self._compiling = False
+        #: Functions that can be compiled, by name, with the constants that they were traced with.
+        self._functions: dict[str, tuple[Any, Fused]] = {}
         if _init_setup_model:
             self._setup_model()
 
@@ -195,7 +229,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             **self.rollout_buffer_kwargs,
         )
         # Passed only when given: a policy class written for SB3 need not know it.
-        exploration = {} if self.exploration is None else {"exploration": self.exploration}
+        exploration: dict[str, Any] = {} if self.exploration is None else {"exploration": self.exploration}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
@@ -216,6 +250,16 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _check_arguments(self) -> None:
         """:raises ValueError: out of range. :raises TypeError: of the wrong kind."""
+        if not isinstance(self.policy_class, type):
+            raise TypeError(
+                f"policy={self.policy_class!r} must be one of {sorted(self.policy_aliases)} or a policy class"
+            )
+        require_kind("use_sde", self.use_sde, bool, "True or False")
+        require_kind("policy_kwargs", self.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
+        require_kind("rollout_buffer_kwargs", self.rollout_buffer_kwargs, dict, "a dict")
+        require_kind("tensorboard_log", self.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
+        if self.seed is not None:
+            require_int("seed", self.seed, 0)
         require_int("n_steps", self.n_steps, 1)
         require_int("batch_size", self.batch_size, 1)
         require_int("n_epochs", self.n_epochs, 1)
@@ -225,6 +269,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         require_number("max_grad_norm", self.max_grad_norm, 0, above=True)
         require_one_of("normalize_advantage", self.normalize_advantage, (True, False, "minibatch", "rollout"))
         require_one_of("value_clip", self.value_clip, ("max", "plain"))
+        require_one_of("compile", self.compile, ("auto", True, False))
+        if self.n_threads != "auto":
+            require_int('n_threads (or "auto")', self.n_threads, 1)
         if self.sde_sample_freq not in ("episode", -1):
             require_int('sde_sample_freq (or -1, or "episode")', self.sde_sample_freq, 1)
         if self.exploration is not None:
@@ -244,33 +291,44 @@ class PPO_Plus(OnPolicyAlgorithm):
                     "use more steps or environments, or normalize_advantage=False"
                 )
         self._make_coefficients(progress_remaining=1.0)
+        self._positive("target_kl", progress_remaining=1.0)
         make_schedule("learning_rate", self.learning_rate)
         control = make_kl_control(self.kl_control, self.target_kl is not None)
+        if control.needs_target and self.target_kl is None:
+            raise ValueError(
+                f"kl_control={self.kl_control!r} needs a target: set target_kl, for example target_kl=0.01"
+            )
+        adapt_policy_class(self.policy_class)
+        buffer_class = adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
         if self.clip_range is None and not control.penalizes:
             raise ValueError(
                 'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
                 "or a clip_range such as 0.2"
             )
-        if control.measure == "kl" and self.rollout_buffer_class is not None:
-            if not issubclass(self.rollout_buffer_class, RolloutBuffer):
-                raise ValueError(
-                    f"kl_control={self.kl_control!r} needs the stored distribution parameters, which "
-                    f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep: derive it from "
-                    "ppo_plus.RolloutBuffer"
-                )
+        if control.measure == "kl" and not issubclass(buffer_class, RolloutBuffer):
+            raise ValueError(
+                f"kl_control={self.kl_control!r} needs the stored distribution parameters, which "
+                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep: derive it from "
+                "ppo_plus.RolloutBuffer"
+            )
 
     @classmethod
     def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
         """The environment, made if it was an id, once its spaces are known to be supported."""
-        from stable_baselines3.common.base_class import maybe_make_env
-
-        made = maybe_make_env(env, verbose)
+        made = as_vec_env(maybe_make_env(env, verbose))
+        if not hasattr(made, "observation_space") or not hasattr(made, "action_space"):
+            raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
         canonical_space(made.observation_space)
         make_distribution(made.action_space)
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry"]
+        return [*super()._excluded_save_params(), "_carry", "_functions"]
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's, for vector environments of Gymnasium and EnvPool as well."""
+        return OnPolicyAlgorithm._wrap_env(as_vec_env(env), verbose, monitor_wrapper)
 
     def _setup_learn(
         self,
@@ -287,11 +345,19 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self._carry = None
+        self._compiling = self.compile is True or (
+            self.compile == "auto" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
+        )
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
         require_finite("observation", self._last_obs, step=0)
         return total, callbacks
+
+    def _planned_updates(self, total_timesteps: int) -> int:
+        """Gradient steps that training for so many timesteps takes."""
+        n_transitions = self.n_steps * self.n_envs
+        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * math.ceil(n_transitions / self.batch_size)
 
     def learn(
         self: SelfPPO_Plus,
@@ -313,7 +379,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        with _torch_threads(self._choose_threads()):
+            return super().learn(
+                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+            )
+
+    def _choose_threads(self) -> int:
+        """Torch's threads for training."""
+        if self.n_threads != "auto":
+            return self.n_threads
+        small = self.batch_size * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
+        convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.policy.modules())
+        return 1 if self.device.type == "cpu" and small and not convolves else th.get_num_threads()
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -336,16 +413,19 @@ class PPO_Plus(OnPolicyAlgorithm):
         n_steps = 0
         # Transitions cut by a time limit: row, column, final observation.
         timeouts: list[tuple[int, int, Any]] = []
+        # Transitions in which a vector environment ignored the action and reset: row, column.
+        resets: list[tuple[int, int]] = []
         rollout_buffer.reset()
         callback.on_rollout_start()
         if self._last_obs is None:
             self._restart(env)
 
+        act = self._prepare_act()
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
             with th.no_grad():
                 obs_tensor = utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                step, self._carry = self.policy.act(obs_tensor, self._carry)  # type: ignore[arg-type]
+                step, self._carry = act(obs_tensor, self._carry)
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -355,22 +435,31 @@ class PPO_Plus(OnPolicyAlgorithm):
             require_finite("observation", new_obs, self.num_timesteps // env.num_envs)
             require_finite("reward", rewards, self.num_timesteps // env.num_envs)
 
-            last_obs = self._last_obs
+            last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
 
             truncated = _truncated(dones, infos)
+            for i, final_obs in truncated:
+                require_finite("final observation", final_obs, self.num_timesteps // env.num_envs, env=i)
             if self._last_obs is None:
                 # The callback used the training environment: its episodes end here as at a time limit.
-                truncated += [(i, _row(new_obs, i)) for i in np.flatnonzero(~dones)]
+                truncated += [(i, _row(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
                 dones = np.ones_like(dones)
                 self._restart(env)
-                new_obs = self._last_obs
+                new_obs = self._last_obs  # type: ignore[assignment]
             timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
+            resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
-                last_obs, actions, rewards, self._last_episode_starts, values, log_probs, step.params  # type: ignore[arg-type]
+                last_obs,  # type: ignore[arg-type]
+                actions,
+                rewards,
+                last_episode_starts,  # type: ignore[arg-type]
+                values,
+                log_probs,
+                step.params,
             )
             n_steps += 1
             self._last_obs = new_obs  # type: ignore[assignment]
@@ -380,14 +469,23 @@ class PPO_Plus(OnPolicyAlgorithm):
             values = self.policy.predict_values(utils.obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
             if timeouts:
                 rows, columns, final_obs = zip(*timeouts, strict=True)
-                require_finite("final observation", _stack(final_obs), self.num_timesteps // env.num_envs)
                 final_values = self.policy.predict_values(utils.obs_as_tensor(_stack(final_obs), self.device))
                 rollout_buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
+        if resets:
+            rollout_buffer.exclude(*map(list, zip(*resets, strict=True)))  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
 
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
+
+    def _prepare_act(self) -> Callable[[Any, Any], tuple[Step, Carry]]:
+        """``policy.act``, compiled if that is wanted and possible."""
+        if not self._compiling:
+            return self.policy.act
+        act = Act(self.policy)
+        fused = self._fused("acting", lambda: act, constants=None)
+        return fused.bind(act.tensors())
 
     def _restart(self, env: VecEnv) -> None:
         """Begin all episodes anew, after something else has used the training environment."""
@@ -398,12 +496,15 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _renew_noise(self, n_steps: int) -> None:
         """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
-        if self._carry is None or self.sde_sample_freq != "episode" and (
-            n_steps == 0 or (self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0)
-        ):
+        frequency = self.sde_sample_freq
+        if isinstance(frequency, str):
+            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
+            if self._carry is not None and len(starting):
+                self._carry = self.policy.renew_carry(self._carry, starting)
+        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
+            self._carry = None
+        if self._carry is None:
             self._carry = self.policy.init_carry(self.n_envs)
-        elif self.sde_sample_freq == "episode" and np.any(self._last_episode_starts):
-            self._carry = self.policy.renew_carry(self._carry, np.flatnonzero(self._last_episode_starts))
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -430,7 +531,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         value_loss = losses.value_loss(
             values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip
         )
-        entropy_loss = -dist.entropy(params).mean()
+        with _graph_if(not self._ignores_entropy):
+            entropy_loss = -dist.entropy(params).mean()
         total = policy_loss + coefficients.ent_coef * entropy_loss + coefficients.vf_coef * value_loss
 
         with th.no_grad():
@@ -446,12 +548,17 @@ class PPO_Plus(OnPolicyAlgorithm):
             if std is not None:
                 diagnostics["action_std"] = std.mean()
         if batch.old_params is not None:
-            with th.set_grad_enabled(coefficients.kl_coef is not None and th.is_grad_enabled()):
+            with _graph_if(coefficients.kl_coef is not None):
                 kl = dist.kl(batch.old_params, params).mean()
             diagnostics["kl"] = kl.detach()
             if coefficients.kl_coef is not None:
                 total = total + coefficients.kl_coef * kl
         return Losses(total, diagnostics)
+
+    @property
+    def _ignores_entropy(self) -> bool:
+        """Whether the entropy has no part in the loss, and so needs no gradient (SB3's default)."""
+        return isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0
 
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
@@ -459,90 +566,113 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises FloatingPointError: :data:`MAX_SKIPPED` minibatches in a row had a non-finite loss or gradient
         """
         self.policy.set_training_mode(True)
+        progress = self._current_progress_remaining
         control = make_kl_control(self.kl_control, self.target_kl is not None)
         state = self._load_kl_state(control)
+        self._lr_scale = state.lr_scale.item()
         self._update_learning_rate(self.policy.optimizer)
-        coefficients = self._make_coefficients(self._current_progress_remaining)
-        target_kl = self._coefficient("target_kl", self._current_progress_remaining, strict=True)
-        target_kl = th.tensor(float("nan")) if target_kl is None else target_kl
-        if control.penalizes:
-            coefficients = coefficients._replace(kl_coef=state.beta)
         if self.normalize_advantage == "rollout":
             self.rollout_buffer.normalize_advantages()
+        target_kl = self._positive("target_kl", progress)
+        target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
+        stops_within_epoch = type(control).after_minibatch is not KLControl.after_minibatch
 
-        history: list[th.Tensor] = []
-        names: tuple[str, ...] = ()
-        skipped = 0
-        with packed(self.policy.optimizer) as optimizer:
+        records: list[th.Tensor] = []
+        with packed(self.policy.optimizer) as weights:
+            update, fused = self._prepare_update(weights, control)
+            step = update.stepper(
+                fused,
+                type(self).compute_loss is not PPO_Plus.compute_loss,
+                self._make_coefficients(progress),
+                th.tensor(self.lr_schedule(progress), device=self.device),
+                target_kl,
+            )
             for epoch in range(self.n_epochs):
-                epoch_kl: list[th.Tensor] = []
-                for batch in self.rollout_buffer.get(self.batch_size):
-                    outcome = update(
-                        lambda batch=batch: self.compute_loss(batch, coefficients),  # type: ignore[misc]
-                        optimizer,
-                        self.max_grad_norm,
-                        control,
-                        state,
-                        target_kl,
-                    )
-                    if not outcome.finite:
-                        skipped += 1
-                        self._count_skipped()
-                        continue
-                    self._n_skipped = 0
-                    state = outcome.state
-                    names = tuple(outcome.diagnostics)
-                    history.append(th.stack(tuple(outcome.diagnostics.values())))
-                    epoch_kl.append(outcome.diagnostics[control.measure])
-                    if not outcome.applied:
+                n_before = len(records)
+                for data, indices in self.rollout_buffer.minibatches(self.batch_size):
+                    state, record = step(data, state, indices)
+                    records.append(record)
+                    if stops_within_epoch and not state.running:
                         break
                 self._n_updates += 1
-                if epoch_kl:
-                    last_kl = th.stack(epoch_kl).mean()
-                    state = control.after_epoch(state, last_kl, target_kl)
+                epoch_records = Records(update.names, records[n_before:])
+                self._count_skipped(epoch_records.finite())
+                last_kl = epoch_records.mean().get(control.measure, target_kl)
+                state = control.after_epoch(state, last_kl, target_kl)
                 if not state.running:
                     if self.verbose >= 1:
                         print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
                     break
-        if history:
-            state = control.after_update(state, last_kl, target_kl)
-        self._kl_state = tuple(float(value) for value in state)
-        averages = dict(zip(names, th.stack(history).mean(dim=0).tolist(), strict=True)) if history else {}
-        self._log_update(averages, skipped, coefficients, state if type(control) is not KLControl else None)
+        state = control.after_update(state, last_kl, target_kl)
+        self._kl_memory = control, tuple(float(value) for value in state)
+        self._log_update(Records(update.names, records), state if type(control) is not KLControl else None)
 
-    def _count_skipped(self) -> None:
-        self._n_skipped += 1
-        if self._n_skipped >= MAX_SKIPPED:
-            raise FloatingPointError(
-                f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those before "
-                "them. Lower learning_rate or max_grad_norm, normalize rewards and observations (VecNormalize), "
-                "or mend compute_loss"
-            )
+    def _prepare_update(self, weights: Weights, control: KLControl) -> tuple[Update, Fused | None]:
+        """The update on these weights, and its compiled form if it is wanted and possible."""
+        optimizer = self.policy.optimizer
+        options = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
+        fused = self._fused(
+            "the update",
+            lambda: Update(self.policy, self.compute_loss, control, self.max_grad_norm),
+            constants=(
+                control,
+                self.max_grad_norm,
+                self.normalize_advantage,
+                self.value_clip,
+                self._ignores_entropy,
+                type(optimizer),
+                options,
+            ),
+            n_mutable=3,
+        )
+        update: Update = fused.function  # type: ignore[assignment]
+        update.weights = weights
+        if self._compiling and weights.vector is None and self.compile is True:
+            raise CompileError(f"compile=True, but {type(optimizer).__name__} cannot be packed: use compile=False")
+        return update, fused if self._compiling and weights.vector is not None else None
+
+    def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
+        """A pure function of this model, kept together with its compiled form until a constant of it changes."""
+        constants = (self.policy, constants)
+        held = self._functions.get(name)
+        if held is None or held[0] != constants:
+            held = self._functions[name] = (constants, Fused(make(), name, n_mutable, strict=self.compile is True))
+        return held[1]
+
+    def _count_skipped(self, finite: list[bool]) -> None:
+        """:raises FloatingPointError: too many minibatches in a row were not finite"""
+        for flag in finite:
+            self._n_skipped = 0 if flag else self._n_skipped + 1
+            if self._n_skipped >= MAX_SKIPPED:
+                raise FloatingPointError(
+                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
+                    "before them. Lower learning_rate or max_grad_norm, normalize rewards and observations "
+                    "(VecNormalize), or mend compute_loss"
+                )
 
     def _load_kl_state(self, control: KLControl) -> KLState:
         """The control's state on the device, running again."""
         state = control.init()
-        if self._kl_state is not None:
-            state = KLState(*map(th.tensor, self._kl_state))
+        if self._kl_memory is not None and self._kl_memory[0] == control:
+            state = KLState(*map(th.tensor, self._kl_memory[1]))
         return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
 
-    def _coefficient(
-        self, name: str, progress_remaining: float, low: float = 0.0, strict: bool = False
-    ) -> th.Tensor | None:
-        """The current value of an argument that may change over time, 0-d; ``None`` where it is ``None``."""
+    def _coefficient(self, name: str, progress_remaining: float, low: float = 0.0, strict: bool = False) -> th.Tensor:
+        """The current value of an argument that may change over time, 0-d."""
         value = getattr(self, name)
-        if value is None:
-            return None
         return th.tensor(make_schedule(name, value, low, strict)(progress_remaining), device=self.device)
+
+    def _positive(self, name: str, progress_remaining: float) -> th.Tensor | None:
+        """:meth:`_coefficient`, above 0, or ``None`` where the argument is."""
+        return None if getattr(self, name) is None else self._coefficient(name, progress_remaining, strict=True)
 
     def _make_coefficients(self, progress_remaining: float) -> Coefficients:
         """The coefficients of the loss; attributes may have been changed by a callback."""
-        self._coefficient("target_kl", progress_remaining, strict=True)
         return Coefficients(
-            clip_range=self._coefficient("clip_range", progress_remaining, strict=True),
-            clip_range_vf=self._coefficient("clip_range_vf", progress_remaining, strict=True),
-            ent_coef=self._coefficient("ent_coef", progress_remaining, low=-float("inf")),  # type: ignore[arg-type]
-            vf_coef=self._coefficient("vf_coef", progress_remaining),  # type: ignore[arg-type]
+            clip_range=self._positive("clip_range", progress_remaining),
+            clip_range_vf=self._positive("clip_range_vf", progress_remaining),
+            ent_coef=self._coefficient("ent_coef", progress_remaining, low=-float("inf")),
+            vf_coef=self._coefficient("vf_coef", progress_remaining),
         )
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -551,26 +681,24 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
         """Set the schedule's value times the KL control's scale."""
-        scale = 1.0 if self._kl_state is None else KLState(*self._kl_state).lr_scale  # type: ignore[arg-type]
-        learning_rate = self.lr_schedule(self._current_progress_remaining) * float(scale)
+        learning_rate = self.lr_schedule(self._current_progress_remaining) * self._lr_scale
         self.logger.record("train/learning_rate", learning_rate)
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
             utils.update_learning_rate(optimizer, learning_rate)
 
-    def _log_update(
-        self, averages: Mapping[str, float], skipped: int, coefficients: Coefficients, kl_state: KLState | None
-    ) -> None:
-        for name, value in averages.items():
-            self.logger.record(f"train/{name}", value)
+    def _log_update(self, records: Records, kl_state: KLState | None) -> None:
+        for name, value in records.mean().items():
+            self.logger.record(f"train/{name}", value.item())
         values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
         self.logger.record("train/explained_variance", utils.explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", self.policy.log_std.detach().exp().mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        skipped = records.finite().count(False)
         if skipped:
             self.logger.record("train/skipped_minibatches", skipped)
         for name in ("clip_range", "clip_range_vf"):
-            if getattr(coefficients, name) is not None:
+            if getattr(self, name) is not None:
                 schedule = make_schedule(name, getattr(self, name))
                 self.logger.record(f"train/{name}", schedule(self._current_progress_remaining))
         if kl_state is not None:
@@ -616,28 +744,53 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param kwargs: arguments to change on the way
         :raises TypeError: not an SB3 ``PPO``
         """
-        source = path_or_model
-        if not isinstance(source, OnPolicyAlgorithm):
-            source = PPO.load(source, device=device)
+        source: Any = path_or_model
+        if not isinstance(source, BaseAlgorithm):
+            data = _saved_data(source, device, None)
+            # What SB3's other algorithms save lacks one or the other.
+            source = (
+                PPO.load(source, device=device) if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys() else None
+            )
         if not isinstance(source, PPO):
             raise TypeError(f"path_or_model={path_or_model!r} must be an SB3 PPO, or the path of a saved one")
-        env = source.get_env() if env is None else cls._checked_env(env, source.verbose)
-        model = cls(source.policy_class, env, device=device, _init_setup_model=False)
-        own = {"policy_class", "device", "env", "n_envs", "rollout_buffer", "policy", "_vec_normalize_env", "lr_schedule"}
+        if env is None:
+            env = source.get_env()
+        else:
+            env = cls._wrap_env(cls._checked_env(env, source.verbose), source.verbose)
+            utils.check_for_correct_spaces(env, source.observation_space, source.action_space)
+        model = cls(source.policy_class, env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+        own = {
+            "policy_class",
+            "device",
+            "env",
+            "n_envs",
+            "rollout_buffer",
+            "policy",
+            "_vec_normalize_env",
+            "lr_schedule",
+        }
         model.__dict__.update({name: value for name, value in vars(source).items() if name not in own})
-        model.policy_class = _OURS.get(source.policy_class, source.policy_class)
+        model.policy_class = source.policy_class
         model.n_envs = source.n_envs if model.env is None else model.env.num_envs
         if model.env is not source.env:
             model._last_obs = None
-        if model.rollout_buffer_class is not None and model.rollout_buffer_class.__module__.startswith("stable_baselines3."):
+        if model.rollout_buffer_class is not None and model.rollout_buffer_class.__module__.startswith(
+            "stable_baselines3."
+        ):
             model.rollout_buffer_class = None
         model.value_clip = "plain"
+        unknown = kwargs.keys() - inspect.signature(cls.__init__).parameters.keys()
+        if unknown:
+            raise TypeError(
+                f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}"
+            )
         model.__dict__.update(kwargs)
         # Seeding again would replay the random numbers of the beginning.
         seed, model.seed = model.seed, None
         model._setup_model()
         model.seed = seed
-        model.set_parameters(source.get_parameters(), device=device)
+        # Copies: torch's optimizers would go on with the very same state.
+        model.set_parameters(copy.deepcopy(source.get_parameters()), device=device)  # type: ignore[arg-type]
         return model
 
     @classmethod
@@ -653,26 +806,52 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
         :meth:`from_sb3`."""
-        position = path.tell() if isinstance(path, io.IOBase) else None
-        data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
-        if position is not None:
-            path.seek(position)  # type: ignore[union-attr]
-        if data is not None and "value_clip" not in data:
-            return cls.from_sb3(path, env, device, **(custom_objects or {}), **kwargs)
+        if "value_clip" not in _saved_data(path, device, custom_objects):
+            return cls.from_sb3(path, env, device, **(custom_objects or {}) | kwargs)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
 
 
-#: SB3's own policy classes, and ours in their place.
-_OURS: dict[type, type[BasePolicy]] = {
-    sb3_class: PPO_Plus.policy_aliases[name] for name, sb3_class in PPO.policy_aliases.items()
-}
+def _saved_data(
+    path: str | pathlib.Path | io.BufferedIOBase, device: th.device | str, custom_objects: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The attributes in a saved model; a file stays where it stands."""
+    position = path.tell() if isinstance(path, io.IOBase) else None
+    data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+    if position is not None:
+        path.seek(position)  # type: ignore[union-attr]
+    return data or {}
+
+
+def _check_device(device: th.device | str) -> None:
+    """:raises ValueError: torch does not know the device, or has none here"""
+    try:
+        th.empty(0, device=utils.get_device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+
+
+def _graph_if(needed: bool) -> th.set_grad_enabled:
+    """Record gradients only where they are needed (and wanted at all)."""
+    return th.set_grad_enabled(needed and th.is_grad_enabled())
+
+
+@contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    before = th.get_num_threads()
+    th.set_num_threads(number)
+    try:
+        yield
+    finally:
+        th.set_num_threads(before)
 
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
     return [
-        (i, infos[i]["terminal_observation"])
-        for i in np.flatnonzero(dones)
+        # Copies: the environment may use the memory again before the rollout ends.
+        (i, copy.deepcopy(infos[i]["terminal_observation"]))
+        for i in np.flatnonzero(dones).tolist()
         if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
     ]
 

@@ -73,7 +73,7 @@ class StepsToGoal(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer][-20:]
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()][-20:]
         if returns and safe_mean(returns) >= self.goal:
             self.steps = min(self.steps, self.num_timesteps)
 

@@ -23,6 +23,8 @@ FLOORS = {
     "distributions": 1,
     "buffers": 1,
     "policies": 2,
+    "fused": 0,
+    "vec_env": 0,
     "engine": 3,
     "evaluation": 3,
     "ppo_plus": 4,

@@ -1,0 +1,123 @@
+"""Small environments that several test files share."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+VECTOR = spaces.Box(-3.0, 3.0, (5,), np.float32)
+IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+
+ACTIONS = {
+    "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "box_float64": spaces.Box(-1.0, 2.0, (2,), np.float64),
+    "box_int": spaces.Box(-3, 5, (2,), np.int64),
+    "discrete": spaces.Discrete(3),
+    "discrete_start": spaces.Discrete(3, start=-4),
+    "multidiscrete": spaces.MultiDiscrete([3, 2, 4]),
+    "multidiscrete_2d": spaces.MultiDiscrete([[3, 2], [2, 4]]),
+    "multibinary": spaces.MultiBinary(4),
+    "multibinary_2d": spaces.MultiBinary((2, 3)),
+}
+OBSERVATIONS = {
+    "box": VECTOR,
+    "box_int": spaces.Box(-9, 9, (4,), np.int32),
+    "image": IMAGE,
+    "discrete_start": spaces.Discrete(6, start=2),
+    "multidiscrete_2d": spaces.MultiDiscrete([[3, 2], [4, 5]]),
+    "multibinary_2d": spaces.MultiBinary((2, 3)),
+    "dict": spaces.Dict(
+        choice=spaces.Discrete(4, start=1),
+        choices=spaces.MultiDiscrete([[2, 3], [3, 2]]),
+        image=IMAGE,
+        vector=VECTOR,
+    ),
+}
+#: The policy that an observation of :data:`OBSERVATIONS` needs; ``"MlpPolicy"`` where nothing is said.
+POLICIES = {"image": "CnnPolicy", "dict": "MultiInputPolicy"}
+
+
+class RandomEnv(gym.Env):
+    """Random observations, rewards that depend on the action, and episodes that end in both ways.
+
+    Everything follows from the seed. An action that the space does not contain is an error.
+
+    :param action_space: any
+    :param observation_space: any
+    :param max_steps: episodes are truncated here; ``None``: never
+    :param p_end: probability of termination at each step
+    """
+
+    def __init__(self, action_space, observation_space=VECTOR, max_steps=7, p_end=0.1):
+        # Spaces hold the state of their generator: environments must not share them.
+        self.action_space = copy.deepcopy(action_space)
+        self.observation_space = copy.deepcopy(observation_space)
+        self.max_steps = max_steps
+        self.p_end = p_end
+        #: Steps taken since the environment was made, over all episodes.
+        self.n_steps = 0
+        self.n_resets = 0
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        self.n_resets += 1
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.t += 1
+        self.n_steps += 1
+        reward = self.reward(action)
+        terminated = bool(self.np_random.random() < self.p_end)
+        return self.observe(), reward, terminated, self.t == self.max_steps, {}
+
+    def observe(self):
+        return self.observation_space.sample()
+
+    def reward(self, action):
+        return float(np.sum(action)) + float(self.np_random.normal())
+
+
+class StillEnv(RandomEnv):
+    """The observation never changes."""
+
+    def observe(self):
+        if not hasattr(self, "_observation"):
+            self._observation = self.observation_space.sample()
+        return copy.deepcopy(self._observation)
+
+
+class FaultyEnv(RandomEnv):
+    """Returns ``value`` at step ``at`` (0: at the first reset) in place of the observation or the reward.
+
+    Its episodes have five steps.
+
+    :param what: ``"observation"``, ``"reward"`` or ``"final"`` (the observation of the next truncated step)
+    """
+
+    def __init__(self, what, at, value=np.nan, observation_space=VECTOR):
+        super().__init__(ACTIONS["discrete"], observation_space, max_steps=5, p_end=0.0)
+        self.what, self.at, self.value = what, at, value
+
+    def observe(self):
+        due = self.n_steps == self.at and self.t == self.n_steps
+        final = self.n_steps >= self.at and self.t == self.max_steps
+        observation = super().observe()
+        if (self.what == "observation" and due) or (self.what == "final" and final):
+            for array in observation.values() if isinstance(observation, dict) else [observation]:
+                array[-1] = self.value
+        return observation
+
+    def reward(self, action):
+        return self.value if self.what == "reward" and self.n_steps == self.at else super().reward(action)
+
+
+def vec(action_space, observation_space=VECTOR, n_envs=2, env_class=RandomEnv, **kwargs):
+    """``n_envs`` environments in a ``DummyVecEnv``."""
+    return DummyVecEnv([lambda: env_class(action_space, observation_space, **kwargs) for _ in range(n_envs)])

@@ -1,0 +1,117 @@
+"""Before the first gradient step the policy is the one that collected the rollout: ratio 1, KL 0, nothing clipped.
+
+This one fact catches whatever is stored, converted or scored in two different ways.
+"""
+
+import io
+from itertools import product
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, POLICIES, vec
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import ColoredNoise, PPO_Plus
+
+EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
+KINDS = [*ACTIONS, "box_squashed"]
+PRODUCT = list(product(KINDS, OBSERVATIONS, EXPLORATIONS))
+
+# The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
+# 1e-7 per unit of log-probability, of which there are up to ten here.
+TOLERANCE = 1e-5
+
+
+class Recording(PPO_Plus):
+    """Remembers the ratios and diagnostics of each update's first minibatch."""
+
+    def train(self):
+        self.is_first = True
+        super().train()
+
+    def compute_loss(self, batch, coefficients):
+        outcome = super().compute_loss(batch, coefficients)
+        if self.is_first:
+            _, params = self.policy.evaluate(batch.observations)
+            log_probs = self.policy.action_dist.log_prob(params, batch.actions)
+            ratios = (log_probs - batch.old_log_prob).exp().detach()
+            self.firsts = [*getattr(self, "firsts", []), (ratios, outcome.diagnostics)]
+        self.is_first = False
+        return outcome
+
+
+def make(kind, observation="box", exploration="white", env=None, **kwargs):
+    # Initial logits of SB3's networks are close to 0, which would hide mistakes; torch's own initialization is not.
+    policy_kwargs = {"ortho_init": False}
+    if kind == "box_squashed":
+        kind, policy_kwargs["squash_output"] = "box_float64", True
+    env = env or vec(ACTIONS[kind], OBSERVATIONS[observation])
+    kwargs = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "policy_kwargs": policy_kwargs} | kwargs
+    policy = POLICIES.get(observation, "MlpPolicy")
+    return Recording(policy, env, seed=0, device="cpu", **EXPLORATIONS[exploration], **kwargs)
+
+
+def assert_first_minibatches_are_neutral(model, n_updates=2):
+    assert len(model.firsts) == n_updates
+    for ratios, diagnostics in model.firsts:
+        th.testing.assert_close(ratios, th.ones_like(ratios), rtol=0, atol=TOLERANCE)
+        assert abs(diagnostics["approx_kl"].item()) < TOLERANCE
+        assert abs(diagnostics["kl"].item()) < TOLERANCE
+        assert diagnostics["clip_fraction"].item() == 0
+
+
+@pytest.mark.parametrize(("kind", "observation", "exploration"), PRODUCT)
+def test_ratio_is_one_and_kl_zero(kind, observation, exploration):
+    # Two updates: the second one works on a policy that has learned and a buffer that was used before.
+    model = make(kind, observation, exploration).learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize("exploration", EXPLORATIONS)
+@pytest.mark.parametrize("observation", ["box_int", "dict"])
+def test_normalized_integer_observations_are_stored_as_floats(observation, exploration):
+    space = OBSERVATIONS["box_int"]
+    if observation == "dict":
+        space = spaces.Dict(a=space, b=OBSERVATIONS["box"])
+    env = VecNormalize(vec(ACTIONS["discrete"], space))
+    model = make("discrete", observation, exploration, env=env).learn(32)
+    assert_first_minibatches_are_neutral(model)
+    stored = model.rollout_buffer.observations
+    stored = stored["a"] if observation == "dict" else stored
+    assert np.any(stored != np.rint(stored))
+
+
+@pytest.mark.parametrize("freq", [3, "episode"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ratio_is_one_when_noise_is_renewed_within_the_rollout(kind, freq):
+    model = make(kind, exploration="gsde", sde_sample_freq=freq).learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize("kind", ["box", "multibinary"])
+def test_ratio_is_one_without_shared_features(kind):
+    policy_kwargs = {"share_features_extractor": False, "ortho_init": False}
+    model = make(kind, "dict", policy_kwargs=policy_kwargs).learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize(("kind", "observation", "exploration"), PRODUCT)
+def test_a_loaded_model_acts_alike(kind, observation, exploration):
+    model = make(kind, observation, exploration, n_epochs=1).learn(16)
+    file = io.BytesIO()
+    model.save(file)
+    file.seek(0)
+    loaded = PPO_Plus.load(file, device="cpu")
+
+    obs = model.get_env().reset()
+    for deterministic in (True, False):
+        actions = []
+        for each in (model, loaded):
+            # Held noise is drawn anew from the same seed.
+            th.manual_seed(7)
+            each.policy.reset_noise(2)
+            actions.append(each.predict(obs, deterministic=deterministic)[0])
+        np.testing.assert_array_equal(*actions)
+        assert all(each in model.action_space for each in actions[1])

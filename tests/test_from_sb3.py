@@ -1,0 +1,375 @@
+"""A trained SB3 PPO is taken over: it acts as before and goes on learning as it would have."""
+
+import io
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, IMAGE, VECTOR, vec
+from gymnasium import spaces
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+from ppo_plus import CnnPolicy, MlpPolicy, MultiInputPolicy, PPO_Plus
+
+BOX_2D = spaces.Box(-2.0, 1.0, (2, 2), np.float32)
+CASES = {
+    "discrete": {"action": ACTIONS["discrete"]},
+    "box": {"action": ACTIONS["box"]},
+    "box_2d": {"action": BOX_2D},
+    "multidiscrete": {"action": ACTIONS["multidiscrete"]},
+    "multibinary": {"action": ACTIONS["multibinary"]},
+    "gsde": {"action": ACTIONS["box"], "use_sde": True},
+    "gsde_squashed": {"action": BOX_2D, "use_sde": True, "policy_kwargs": {"squash_output": True}},
+    "gsde_options": {
+        "action": ACTIONS["box"],
+        "use_sde": True,
+        "sde_sample_freq": 4,
+        "policy_kwargs": {"full_std": False, "use_expln": True, "log_std_init": -1.0, "net_arch": [8]},
+    },
+    "images": {"action": ACTIONS["discrete"], "observation": IMAGE, "policy": "CnnPolicy", "n_epochs": 1},
+    "dict": {
+        "action": ACTIONS["box"],
+        "observation": spaces.Dict(image=IMAGE, vector=VECTOR, choice=spaces.Discrete(3)),
+        "policy": "MultiInputPolicy",
+        "n_epochs": 1,
+    },
+    "unshared": {"action": ACTIONS["discrete"], "policy_kwargs": {"share_features_extractor": False}},
+    "rmsprop": {"action": ACTIONS["discrete"], "policy_kwargs": {"optimizer_class": th.optim.RMSprop}},
+    "options": {
+        "action": ACTIONS["discrete"],
+        "learning_rate": lambda progress: 1e-3 * (0.5 + progress),
+        "clip_range": lambda progress: 0.1 + 0.1 * progress,
+        "clip_range_vf": 0.1,
+        "normalize_advantage": False,
+        "ent_coef": 0.01,
+        "target_kl": 0.05,
+        "gamma": 0.9,
+        "gae_lambda": 0.8,
+        "max_grad_norm": 0.3,
+    },
+}
+WHITE = [name for name, case in CASES.items() if not case.get("use_sde")]
+
+
+def env_of(case):
+    return vec(CASES[case]["action"], CASES[case].get("observation", VECTOR))
+
+
+def trained(case="discrete", env=None, n_updates=1):
+    """An SB3 model with some updates behind it."""
+    options = {key: value for key, value in CASES[case].items() if key not in ("action", "observation")}
+    options = {"policy": "MlpPolicy", "n_steps": 16, "batch_size": 16, "n_epochs": 3} | options
+    model = PPO(env=env or env_of(case), seed=1, device="cpu", **options)
+    return model.learn(32 * n_updates)
+
+
+def weights(model):
+    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+def observations(model):
+    model.get_env().seed(3)
+    return model.get_env().reset()
+
+
+def assert_same_actions(ours, theirs, obs):
+    # Squashed actions are scaled in float64 and in float32: they differ in the last bit.
+    actions = [model.predict(obs, deterministic=True)[0] for model in (ours, theirs)]
+    np.testing.assert_allclose(*actions, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_from_a_model_actions_are_the_same(case):
+    theirs = trained(case)
+    ours = PPO_Plus.from_sb3(theirs, device="cpu")
+    obs = observations(theirs)
+    assert_same_actions(ours, theirs, obs)
+
+
+@pytest.mark.parametrize("how", ["path", "path_without_suffix", "file", "load"])
+@pytest.mark.parametrize("case", CASES)
+def test_from_a_saved_model_actions_are_the_same(case, how, tmp_path):
+    theirs = trained(case)
+    theirs.save(tmp_path / "model.zip")
+    if how == "file":
+        with open(tmp_path / "model.zip", "rb") as file:
+            ours = PPO_Plus.from_sb3(file, device="cpu")
+    elif how == "load":
+        ours = PPO_Plus.load(tmp_path / "model", device="cpu")
+    else:
+        ours = PPO_Plus.from_sb3(tmp_path / ("model.zip" if how == "path" else "model"), device="cpu")
+    assert type(ours) is PPO_Plus
+    obs = observations(theirs)
+    assert_same_actions(ours, theirs, obs)
+
+
+def go_on(model):
+    """Learn for one more update, in a world that begins in the same state."""
+    model.get_env().seed(5)
+    th.manual_seed(6)
+    np.random.seed(7)
+    model.learn(32, reset_num_timesteps=False)
+    return weights(model)
+
+
+@pytest.mark.parametrize("case", WHITE)
+def test_training_goes_on_as_sb3s_would(case, tmp_path):
+    trained(case).save(tmp_path / "model")
+    theirs = PPO.load(tmp_path / "model", env=env_of(case), device="cpu")
+    ours = PPO_Plus.from_sb3(tmp_path / "model", env=env_of(case), device="cpu")
+    before = weights(theirs).clone()
+    expected = go_on(theirs)
+    assert (expected - before).abs().max() > 1e-4
+    th.testing.assert_close(go_on(ours), expected, rtol=0, atol=1e-5)
+    assert (ours.num_timesteps, ours._n_updates) == (theirs.num_timesteps, theirs._n_updates)
+
+
+ROLLOUT = ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns")
+
+
+@pytest.mark.parametrize("case", ["gsde", "gsde_squashed", "gsde_options"])
+def test_gsde_goes_on_as_sb3s_would_on_the_same_rollout(case):
+    # The noise is drawn in another order than SB3's: its rollout is handed over.
+    theirs = trained(case)
+    ours = PPO_Plus.from_sb3(theirs, env=env_of(case), device="cpu")
+    for model in (ours, theirs):
+        _, callback = model._setup_learn(32, reset_num_timesteps=False)
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    for name in ROLLOUT:
+        rows, stored = getattr(theirs.rollout_buffer, name), getattr(ours.rollout_buffer, name)
+        if name == "actions" and case == "gsde_squashed":
+            # Ours are kept before the tanh. SB3 takes its inverse, no closer to the ends than float32 can tell.
+            limit = 1 - th.finfo(th.float32).eps
+            rows = np.arctanh(np.clip(rows.astype(np.float64), -limit, limit))
+        stored[:] = rows.reshape(stored.shape)
+    if case == "gsde_squashed":
+        # SB3 keeps 1e-6 from the logarithm of zero in the density of tanh(u), ours needs not: equal in every ratio.
+        with th.no_grad():
+            flat = th.from_numpy(ours.rollout_buffer.observations).flatten(0, 1)
+            actions = th.from_numpy(ours.rollout_buffer.actions).flatten(0, 1)
+            ours.rollout_buffer.log_probs[:] = ours.policy.evaluate_actions(flat, actions)[1].reshape(16, 2).numpy()
+    results = []
+    for model in (theirs, ours):
+        np.random.seed(7)
+        model.train()
+        results.append(weights(model))
+    th.testing.assert_close(*results, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_optimizer_state_is_taken_over(case):
+    theirs = trained(case)
+    ours = PPO_Plus.from_sb3(theirs, device="cpu")
+    expected, found = (model.policy.optimizer.state_dict() for model in (theirs, ours))
+    assert type(ours.policy.optimizer) is type(theirs.policy.optimizer)
+    assert found["param_groups"] == expected["param_groups"]
+    assert expected["state"].keys() == found["state"].keys() != set()
+    for index, state in expected["state"].items():
+        assert all(th.equal(found["state"][index][name], value) for name, value in state.items())
+
+
+def test_nothing_is_shared_with_the_model_that_was_taken_over():
+    def memory(model):
+        states = model.policy.optimizer.state.values()
+        tensors = [*model.policy.parameters(), *(value for state in states for value in state.values())]
+        return {tensor.data_ptr() for tensor in tensors}
+
+    theirs = trained()
+    assert not memory(theirs) & memory(PPO_Plus.from_sb3(theirs, device="cpu"))
+
+
+def test_random_numbers_do_not_begin_again():
+    theirs = trained()
+    np.random.seed(11)
+    PPO_Plus.from_sb3(theirs, device="cpu")
+    found = np.random.random()
+    assert found == np.random.RandomState(11).random_sample()
+
+
+def test_the_model_that_was_taken_over_is_not_touched():
+    theirs = trained()
+    before = weights(theirs).clone()
+    steps = [state["step"].item() for state in theirs.policy.optimizer.state.values()]
+    PPO_Plus.from_sb3(theirs, env=env_of("discrete"), device="cpu").learn(32)
+    assert th.equal(weights(theirs), before)
+    assert [state["step"].item() for state in theirs.policy.optimizer.state.values()] == steps
+
+
+def test_hyperparameters_and_counters_are_taken_over():
+    theirs = trained("options")
+    ours = PPO_Plus.from_sb3(theirs, device="cpu")
+    names = "n_steps batch_size n_epochs gamma gae_lambda normalize_advantage ent_coef vf_coef max_grad_norm target_kl"
+    for name in [*names.split(), "use_sde", "sde_sample_freq", "seed", "num_timesteps", "_n_updates", "n_envs"]:
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("lr_schedule", "clip_range", "clip_range_vf"):
+        for progress in (1.0, 0.4, 0.0):
+            assert getattr(ours, name)(progress) == getattr(theirs, name)(progress), name
+
+
+def test_value_clipping_is_sb3s():
+    assert PPO_Plus.from_sb3(trained("options"), device="cpu").value_clip == "plain"
+
+
+def test_arguments_can_be_changed_on_the_way(tmp_path):
+    theirs = trained()
+    theirs.save(tmp_path / "model")
+    changes = {"n_epochs": 1, "learning_rate": "lin_1e-2", "value_clip": "max", "clip_range": 0.3}
+    taken = [
+        PPO_Plus.from_sb3(theirs, device="cpu", **changes),
+        PPO_Plus.from_sb3(tmp_path / "model", device="cpu", **changes),
+        PPO_Plus.load(tmp_path / "model", device="cpu", **changes),
+    ]
+    for ours in taken:
+        assert (ours.n_epochs, ours.lr_schedule(0.5), ours.value_clip, ours.clip_range(1.0)) == (1, 5e-3, "max", 0.3)
+
+
+def test_a_bad_change_is_refused():
+    with pytest.raises(ValueError, match="gamma=2"):
+        PPO_Plus.from_sb3(trained(), device="cpu", gamma=2)
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def test_without_another_environment_episodes_go_on():
+    env = env_of("discrete")
+    theirs = trained(env=env)
+    last_obs, resets = theirs._last_obs.copy(), [each.n_resets for each in env.envs]
+    ours = PPO_Plus.from_sb3(theirs, device="cpu")
+    assert ours.get_env() is env
+    np.testing.assert_array_equal(ours._last_obs, last_obs)
+    _, callback = ours._setup_learn(32, reset_num_timesteps=False)
+    assert [each.n_resets for each in env.envs] == resets
+    ours.collect_rollouts(env, callback, ours.rollout_buffer, 16)
+    np.testing.assert_array_equal(ours.rollout_buffer.observations[0], last_obs)
+
+
+def test_a_saved_model_has_no_environment_until_it_gets_one(tmp_path):
+    trained().save(tmp_path / "model")
+    ours = PPO_Plus.from_sb3(tmp_path / "model", device="cpu")
+    with pytest.raises(ValueError, match="set_env"):
+        ours.learn(32)
+    ours.set_env(env_of("discrete"))
+    ours.learn(32)
+
+
+@pytest.mark.parametrize("n_envs", [1, 5])
+def test_another_environment_may_have_another_number_of_copies(n_envs, tmp_path):
+    theirs = trained()
+    theirs.save(tmp_path / "model")
+    for source in (theirs, tmp_path / "model"):
+        ours = PPO_Plus.from_sb3(source, env=vec(ACTIONS["discrete"], n_envs=n_envs), device="cpu")
+        ours.learn(16 * n_envs)
+        assert ours.rollout_buffer.rewards.shape == (16, n_envs)
+
+
+def test_an_environment_with_other_spaces_is_refused():
+    with pytest.raises(ValueError, match="spaces do not match"):
+        PPO_Plus.from_sb3(trained(), env=env_of("box"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "wrap", [VecNormalize, lambda env: VecFrameStack(VecNormalize(env), 2)], ids=["plain", "stack"]
+)
+def test_normalized_environments_go_on_as_in_sb3(wrap, tmp_path):
+    trained(env=wrap(env_of("discrete"))).save(tmp_path / "model")
+    theirs = PPO.load(tmp_path / "model", env=wrap(env_of("discrete")), device="cpu")
+    ours = PPO_Plus.from_sb3(tmp_path / "model", env=wrap(env_of("discrete")), device="cpu")
+    th.testing.assert_close(go_on(ours), go_on(theirs), rtol=0, atol=1e-5)
+    assert ours.get_vec_normalize_env() is not None
+    assert ours.get_vec_normalize_env().obs_rms.count == theirs.get_vec_normalize_env().obs_rms.count
+
+
+def test_a_model_without_environment_is_taken_over(tmp_path):
+    theirs = trained()
+    theirs.save(tmp_path / "model")
+    theirs = PPO.load(tmp_path / "model", device="cpu")
+    assert PPO_Plus.from_sb3(theirs, device="cpu").get_env() is None
+
+
+# --- classes of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "policy_class"), [("discrete", MlpPolicy), ("images", CnnPolicy), ("dict", MultiInputPolicy)]
+)
+def test_sb3s_policy_classes_become_ours(case, policy_class):
+    ours = PPO_Plus.from_sb3(trained(case), device="cpu")
+    assert type(ours.policy) is policy_class
+
+
+class Features(BaseFeaturesExtractor):
+    def __init__(self, observation_space, features_dim=6):
+        super().__init__(observation_space, features_dim)
+        self.layer = th.nn.Linear(5, features_dim)
+
+    def forward(self, observations):
+        return self.layer(observations).tanh()
+
+
+class OwnPolicy(SB3Policy):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs | {"features_extractor_class": Features, "net_arch": [4]})
+
+
+class OwnBuffer(SB3RolloutBuffer):
+    """Advantages of one's own."""
+
+    def compute_returns_and_advantage(self, last_values, dones):
+        super().compute_returns_and_advantage(last_values, dones)
+        self.advantages *= -1
+
+
+@pytest.mark.parametrize("own", [{"policy": OwnPolicy}, {"rollout_buffer_class": OwnBuffer}], ids=["policy", "buffer"])
+def test_classes_of_ones_own_are_kept(own, tmp_path):
+    options = {"policy": "MlpPolicy"} | own
+    PPO(env=env_of("discrete"), n_steps=16, batch_size=16, device="cpu", **options).learn(32).save(tmp_path / "model")
+    theirs = PPO.load(tmp_path / "model", env=env_of("discrete"), device="cpu")
+    ours = PPO_Plus.from_sb3(tmp_path / "model", env=env_of("discrete"), device="cpu")
+    # Both differ from what SB3 does by itself, so an ignored class would be noticed.
+    th.testing.assert_close(go_on(ours), go_on(theirs), rtol=0, atol=1e-5)
+
+
+# --- and on ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_taken_over_is_saved_as_ours(tmp_path):
+    ours = PPO_Plus.from_sb3(trained("gsde_squashed"), device="cpu").learn(32)
+    ours.save(tmp_path / "ours")
+    loaded = PPO_Plus.load(tmp_path / "ours", device="cpu")
+    obs = observations(ours)
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], ours.predict(obs, deterministic=True)[0])
+
+
+def test_load_reads_a_file_from_where_it_stands(tmp_path):
+    theirs = trained()
+    file = io.BytesIO()
+    theirs.save(file)
+    file.seek(0)
+    assert th.equal(weights(PPO_Plus.load(file, device="cpu")), weights(theirs))
+
+
+def test_load_passes_custom_objects_on(tmp_path):
+    trained("options").save(tmp_path / "model")
+    ours = PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects={"learning_rate": 0.5, "gamma": 0.7})
+    assert (ours.lr_schedule(0.3), ours.gamma) == (0.5, 0.7)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("algorithm", [A2C, DQN])
+def test_another_algorithm_is_refused(algorithm, saved, tmp_path):
+    model = source = algorithm("MlpPolicy", vec(ACTIONS["discrete"], n_envs=1), device="cpu")
+    if saved:
+        source = tmp_path / "model.zip"
+        model.save(source)
+    with pytest.raises(TypeError, match="must be an SB3 PPO"):
+        PPO_Plus.from_sb3(source, device="cpu")
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        PPO_Plus.from_sb3(tmp_path / "nothing")

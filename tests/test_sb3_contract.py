@@ -1,0 +1,860 @@
+"""Everything that users of SB3's PPO rely on works with PPO_Plus."""
+
+import csv
+import io
+import json
+import pathlib
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, vec
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3 import ppo as sb3_ppo
+from stable_baselines3.common import callbacks
+from stable_baselines3.common.buffers import DictRolloutBuffer as SB3DictRolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from torch import nn
+
+from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear
+
+
+def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
+    """Two environments, rollouts of 16 transitions, two minibatches, two epochs."""
+    kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
+    return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
+
+
+def make_for(kind, observation="box", **kwargs):
+    """A model for an action space and an observation space by name."""
+    if kind == "box_squashed":
+        kind, kwargs = "box", {"policy_kwargs": {"squash_output": True}} | kwargs
+    policy = POLICIES.get(observation, "MlpPolicy")
+    return make(env=vec(ACTIONS[kind], OBSERVATIONS[observation]), policy=policy, **kwargs)
+
+
+def monitored(n_envs=2):
+    return VecMonitor(vec(ACTIONS["discrete"], n_envs=n_envs, max_steps=3))
+
+
+def weights(model):
+    return nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+
+
+every_kind = pytest.mark.parametrize("kind", [*ACTIONS, "box_squashed"])
+
+
+# --- callbacks -------------------------------------------------------------------------------------------------------
+
+
+class Hooks(callbacks.BaseCallback):
+    """Writes down which hooks were called, and the names that each of them finds in its locals."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.names, self.step_locals = [], {}, None
+
+    def note(self, hook):
+        self.calls.append(hook)
+        self.names.setdefault(hook, set(self.locals))
+
+    def _on_training_start(self):
+        self.note("training_start")
+
+    def _on_rollout_start(self):
+        self.note("rollout_start")
+
+    def _on_step(self):
+        self.note("step")
+        self.step_locals = dict(self.locals)
+        return True
+
+    def _on_rollout_end(self):
+        self.note("rollout_end")
+
+    def _on_training_end(self):
+        self.note("training_end")
+
+
+def test_hooks_are_called_in_sb3s_order():
+    expected, found = Hooks(), Hooks()
+    make(PPO).learn(32, expected)
+    make().learn(32, found)
+    assert found.calls == expected.calls
+    assert found.calls.count("step") == 16
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_callbacks_find_all_of_sb3s_locals(kind):
+    expected, found = Hooks(), Hooks()
+    for cls, callback in ((PPO, expected), (PPO_Plus, found)):
+        # Two rollouts, so that what is left in the locals by the one before counts, too; no time limit: what SB3 keeps
+        # in loop variables there is nobody's business.
+        make(cls, env=vec(ACTIONS[kind], max_steps=None)).learn(32, callback)
+    for hook, names in expected.names.items():
+        assert names - {"idx", "done"} <= found.names[hook], hook
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box", "multidiscrete", "multibinary"])
+def test_locals_have_sb3s_shapes(kind):
+    expected, found = Hooks(), Hooks()
+    make(PPO, env=vec(ACTIONS[kind])).learn(16, expected)
+    make(env=vec(ACTIONS[kind])).learn(16, found)
+    for name in ("new_obs", "rewards", "dones", "values", "log_probs", "obs_tensor"):
+        assert found.step_locals[name].shape == expected.step_locals[name].shape, name
+        assert type(found.step_locals[name]) is type(expected.step_locals[name]), name
+    assert len(found.step_locals["infos"]) == 2
+    assert found.step_locals["self"].__class__ is PPO_Plus
+    assert found.step_locals["n_steps"] == expected.step_locals["n_steps"]
+
+
+@every_kind
+def test_actions_in_locals_are_flat_and_internal_and_clipped_actions_are_the_environments(kind):
+    hooks = Hooks()
+    model = make_for(kind).learn(16, hooks)
+    actions, clipped = hooks.step_locals["actions"], hooks.step_locals["clipped_actions"]
+    assert actions.shape == (2, model.policy.action_dist.action_dim)
+    assert all(action in model.action_space for action in clipped)
+    np.testing.assert_array_equal(model.policy.action_dist.to_env(actions), clipped)
+
+
+def test_rewards_in_locals_are_those_of_the_environment():
+    class Rewards(callbacks.BaseCallback):
+        def _on_step(self):
+            rewards.append(self.locals["rewards"])
+            return True
+
+    rewards = []
+    make(env=vec(ACTIONS["discrete"], env_class=OneEach, max_steps=2, p_end=0.0)).learn(16, Rewards())
+    # The bootstrap at time limits is added to the buffer's copy.
+    assert np.array_equal(rewards, np.ones((8, 2)))
+
+
+class OneEach(RandomEnv):
+    def reward(self, action):
+        return 1.0
+
+
+def test_a_list_of_callbacks_and_a_function_are_accepted():
+    calls = []
+    hooks = [Hooks(), Hooks()]
+    make().learn(16, hooks)
+    make().learn(16, lambda local_names, global_names: calls.append(local_names["n_steps"]) or True)
+    assert hooks[0].calls == hooks[1].calls != []
+    assert len(calls) == 8
+
+
+def test_a_function_that_returns_false_stops():
+    assert make().learn(160, lambda *_: False).num_timesteps == 2
+
+
+def test_checkpoints_are_saved_and_can_be_loaded(tmp_path):
+    callback = callbacks.CheckpointCallback(8, str(tmp_path), name_prefix="at", save_vecnormalize=True)
+    make(env=VecNormalize(vec(ACTIONS["discrete"]))).learn(32, callback)
+    assert sorted(path.name for path in tmp_path.glob("*.zip")) == ["at_16_steps.zip", "at_32_steps.zip"]
+    assert len(list(tmp_path.glob("*vecnormalize*.pkl"))) == 2
+    assert PPO_Plus.load(tmp_path / "at_16_steps", device="cpu").num_timesteps == 16
+
+
+def test_eval_callback_keeps_the_best_model_and_logs(tmp_path):
+    callback = callbacks.EvalCallback(
+        monitored(1),
+        eval_freq=8,
+        n_eval_episodes=2,
+        best_model_save_path=str(tmp_path),
+        log_path=str(tmp_path),
+        verbose=0,
+    )
+    log = LogDumps()
+    make(env=monitored()).learn(32, [log, callback])
+    evaluations = [dump["eval/mean_reward"] for dump in log.dumps if "eval/mean_reward" in dump]
+    assert evaluations[-1] == callback.last_mean_reward
+    assert PPO_Plus.load(tmp_path / "best_model", device="cpu").num_timesteps in (16, 32)
+    assert np.load(tmp_path / "evaluations.npz")["results"].shape == (2, 2)
+
+
+def test_eval_callback_synchronizes_normalization(tmp_path):
+    env, other = VecNormalize(monitored()), VecNormalize(monitored(1), training=False)
+    make(env=env).learn(16, callbacks.EvalCallback(other, eval_freq=8, n_eval_episodes=1, verbose=0))
+    np.testing.assert_array_equal(env.obs_rms.mean, other.obs_rms.mean)
+
+
+def test_training_stops_on_max_episodes():
+    model = make(env=vec(ACTIONS["discrete"], max_steps=3, p_end=0.0))
+    model.learn(1000, callbacks.StopTrainingOnMaxEpisodes(max_episodes=2))
+    # Two environments, two episodes each, three steps each.
+    assert model.num_timesteps == 12
+
+
+def test_training_stops_on_a_reward_threshold():
+    stop = callbacks.StopTrainingOnRewardThreshold(reward_threshold=-1e9)
+    model = make(env=monitored())
+    model.learn(1000, callbacks.EvalCallback(monitored(1), callback_on_new_best=stop, eval_freq=4, verbose=0))
+    assert model.num_timesteps == 8
+
+
+def test_training_stops_without_improvement():
+    stop = callbacks.StopTrainingOnNoModelImprovement(max_no_improvement_evals=1, min_evals=1)
+    env = VecMonitor(vec(ACTIONS["discrete"], n_envs=1, env_class=OneEach, max_steps=3, p_end=0.0))
+    model = make(env=monitored())
+    model.learn(1000, callbacks.EvalCallback(env, callback_after_eval=stop, eval_freq=4, verbose=0))
+    assert 8 < model.num_timesteps < 100
+
+
+def test_event_callbacks_are_triggered():
+    inner = Hooks()
+    make().learn(32, callbacks.EveryNTimesteps(n_steps=8, callback=inner))
+    assert inner.calls.count("step") == 4
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental")
+def test_progress_bar_reaches_the_end(capsys):
+    make().learn(32, progress_bar=True)
+    output = capsys.readouterr()
+    assert "32/32" in output.out + output.err
+
+
+# --- logging ---------------------------------------------------------------------------------------------------------
+
+
+class LogDumps(callbacks.BaseCallback):
+    """What each dump wrote."""
+
+    def _on_training_start(self):
+        self.dumps = []
+        dump = self.logger.dump
+        self.logger.dump = lambda step=0: self.dumps.append(dict(self.logger.name_to_value)) or dump(step)
+
+    def _on_step(self):
+        return True
+
+
+LOGGED = {
+    "discrete": {"env": "discrete"},
+    "box": {"env": "box"},
+    "gsde": {"env": "box", "use_sde": True},
+    "clipped_value": {"env": "discrete", "clip_range_vf": 0.2},
+    "target_kl": {"env": "discrete", "target_kl": 10.0},
+}
+
+
+@pytest.mark.parametrize("case", LOGGED)
+def test_all_of_sb3s_keys_are_logged_and_more(case):
+    keys = {}
+    for cls in (PPO, PPO_Plus):
+        options = dict(LOGGED[case])
+        env = VecMonitor(vec(ACTIONS[options.pop("env")], max_steps=3))
+        callback = LogDumps()
+        make(cls, env=env, **options).learn(48, callback)
+        keys[cls] = set(callback.dumps[-1])
+    assert keys[PPO] <= keys[PPO_Plus]
+    more = {"train/kl", "train/grad_norm"}
+    if LOGGED[case]["env"] == "box":
+        more.add("train/action_std")
+    if case == "target_kl":
+        more |= {"train/kl_early_stop", "train/kl_coef", "train/lr_scale"}
+    assert keys[PPO_Plus] - keys[PPO] == more
+
+
+class Recording(PPO_Plus):
+    """Remembers every minibatch's loss and diagnostics."""
+
+    def compute_loss(self, batch, coefficients):
+        outcome = super().compute_loss(batch, coefficients)
+        self.record = [*getattr(self, "record", []), outcome.diagnostics | {"loss": outcome.total.detach()}]
+        return outcome
+
+
+def test_logged_numbers_are_means_over_all_minibatches_of_all_epochs():
+    # The last minibatch is smaller; it counts as one, as in SB3.
+    model = make(Recording, env=vec(ACTIONS["box"]), batch_size=6, n_epochs=3, learning_rate=1e-2).learn(16)
+    assert len(model.record) == 9
+    names = {"loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "kl", "clip_fraction"}
+    for name in names | {"action_std"}:
+        values = [diagnostics[name].item() for diagnostics in model.record]
+        # The sum of nine float32 numbers.
+        assert model.logger.name_to_value[f"train/{name}"] == pytest.approx(np.mean(values), rel=1e-5, abs=1e-7), name
+        if name != "entropy_loss":
+            assert values[-1] != pytest.approx(np.mean(values), rel=1e-4), "the case cannot tell mean from last"
+
+
+def test_grad_norm_is_the_norm_before_clipping():
+    model = make(max_grad_norm=1e-3, n_epochs=1, batch_size=16).learn(16)
+    clipped = nn.utils.parameters_to_vector([p.grad for p in model.policy.parameters()]).norm().item()
+    assert clipped == pytest.approx(1e-3, rel=1e-2)
+    assert model.logger.name_to_value["train/grad_norm"] > 1e-2
+
+
+def test_action_std_is_that_of_the_actions_and_std_that_of_the_weights():
+    model = make(env=vec(ACTIONS["box"]), use_sde=True, learning_rate=0.0).learn(16)
+    logs = model.logger.name_to_value
+    obs = th.from_numpy(model.rollout_buffer.observations).flatten(0, 1)
+    std = model.policy.get_distribution(obs).distribution.stddev
+    assert logs["train/action_std"] == pytest.approx(std.mean().item(), rel=1e-5)
+    assert logs["train/std"] == pytest.approx(1.0)
+    assert logs["train/action_std"] > 1.5
+
+
+def test_n_updates_counts_epochs():
+    model = make(n_epochs=3).learn(32)
+    assert model.logger.name_to_value["train/n_updates"] == model._n_updates == 6
+
+
+def test_loggers_write_csv_json_and_tensorboard(tmp_path):
+    model = make()
+    model.set_logger(configure(str(tmp_path), ["csv", "json", "tensorboard"]))
+    model.learn(32)
+    with open(tmp_path / "progress.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (tmp_path / "progress.json").read_text(encoding="utf-8").splitlines()]
+    # SB3 logs before it trains: the first row has no losses yet.
+    assert [row["time/total_timesteps"] for row in rows] == ["16", "32"]
+    assert float(rows[1]["train/kl"]) == pytest.approx(lines[1]["train/kl"])
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_tensorboard_runs_are_numbered_under_the_algorithms_name(tmp_path):
+    model = make(tensorboard_log=str(tmp_path))
+    model.learn(16)
+    model.learn(16)
+    model.learn(16, tb_log_name="other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["PPO_Plus_1", "PPO_Plus_2", "other_1"]
+
+
+@pytest.mark.parametrize(("log_interval", "n_dumps"), [(1, 4), (2, 2), (None, 0)])
+def test_log_interval_counts_rollouts(log_interval, n_dumps):
+    callback = LogDumps()
+    make().learn(64, callback, log_interval=log_interval)
+    assert len(callback.dumps) == n_dumps
+
+
+def test_verbose_prints_a_table(capsys):
+    make(verbose=1).learn(32)
+    assert "explained_variance" in capsys.readouterr().out
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def test_learn_returns_the_model_and_completes_rollouts():
+    model = make()
+    assert model.learn(17) is model
+    assert model.num_timesteps == 32
+
+
+@pytest.mark.parametrize(("reset", "expected"), [(True, 16), (False, 32)])
+def test_steps_are_counted_anew_unless_asked_otherwise(reset, expected):
+    assert make().learn(16).learn(16, reset_num_timesteps=reset).num_timesteps == expected
+
+
+def test_going_on_without_a_reset_is_one_long_run():
+    one = weights(make().learn(48))
+    model = make().learn(16)
+    other = weights(model.learn(32, reset_num_timesteps=False))
+    assert th.equal(one, other)
+
+
+def test_going_on_does_not_reset_the_environment():
+    env = vec(ACTIONS["discrete"], max_steps=None, p_end=0.0)
+    make(env=env).learn(16).learn(16, reset_num_timesteps=False)
+    assert [each.n_resets for each in env.envs] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "exploration", [{}, {"use_sde": True}, {"exploration": ColoredNoise(0.5, horizon=16)}], ids=str
+)
+def test_the_seed_decides_everything(exploration):
+    first, second, other = (weights(make(seed=seed, **exploration).learn(32)) for seed in (1, 1, 2))
+    assert th.equal(first, second)
+    assert not th.equal(first, other)
+
+
+def test_an_id_makes_an_environment():
+    model = make(env="CartPole-v1").learn(16)
+    assert model.n_envs == 1
+    assert model.get_env().envs[0].spec.id == "CartPole-v1"
+
+
+def test_it_learns_across_processes():
+    # Forking saves the children from importing torch, where it is safe.
+    start_method = "fork" if sys.platform == "linux" else None
+    env = SubprocVecEnv([lambda: RandomEnv(ACTIONS["box"])] * 2, start_method=start_method)
+    try:
+        model = make(env=env).learn(16)
+        assert model.num_timesteps == 16
+        assert np.isfinite(model.evaluate(1)[0])
+        model.learn(16, reset_num_timesteps=False)
+        assert model.num_timesteps == 32
+    finally:
+        env.close()
+
+
+def test_normalized_environments_are_saved_and_loaded_with_their_statistics(tmp_path):
+    model = make(env=VecNormalize(vec(ACTIONS["discrete"]))).learn(32)
+    model.save(tmp_path / "model")
+    model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
+    env = VecNormalize.load(tmp_path / "statistics.pkl", vec(ACTIONS["discrete"]))
+    loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu")
+    assert loaded.get_vec_normalize_env() is env
+    obs = np.stack([VECTOR.sample() for _ in range(2)])
+    actions = [
+        each.predict(each.get_vec_normalize_env().normalize_obs(obs), deterministic=True)[0] for each in (model, loaded)
+    ]
+    np.testing.assert_array_equal(*actions)
+    loaded.learn(16)
+
+
+@pytest.mark.parametrize("observation", [VECTOR, spaces.Box(0, 255, (36, 36, 1), np.uint8), OBSERVATIONS["dict"]])
+def test_stacked_frames_are_learned_from(observation):
+    policy = {3: "CnnPolicy", 1: "MlpPolicy"}.get(len(observation.shape or ()), "MultiInputPolicy")
+    if policy == "MultiInputPolicy":
+        # VecFrameStack takes Box entries only.
+        observation = spaces.Dict(vector=VECTOR, image=spaces.Box(0, 255, (36, 36, 1), np.uint8))
+    env = VecFrameStack(vec(ACTIONS["discrete"], observation), 3)
+    model = make(env=env, policy=policy, n_epochs=1)
+    before = weights(model)
+    assert not th.equal(weights(model.learn(16)), before)
+
+
+def test_evaluate_policy_plays_episodes():
+    model = make(env=monitored())
+    mean, std = evaluate_policy(model, monitored(1), n_eval_episodes=3)
+    assert np.isfinite([mean, std]).all()
+    returns, lengths = evaluate_policy(model, monitored(1), n_eval_episodes=3, return_episode_rewards=True)
+    assert len(returns) == len(lengths) == 3
+
+
+def test_episode_statistics_are_logged():
+    model = make(env=DummyVecEnv([lambda: Monitor(RandomEnv(ACTIONS["discrete"], max_steps=4, p_end=0.0))]))
+    callback = LogDumps()
+    model.learn(8, callback)
+    assert callback.dumps[0]["rollout/ep_len_mean"] == 4.0
+    assert len(model.ep_info_buffer) == 2
+
+
+# --- predict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@every_kind
+def test_predicted_actions_are_in_the_action_space(kind, deterministic):
+    model = make_for(kind, use_sde=kind.startswith("multi"))
+    space = model.action_space
+    obs = np.stack([VECTOR.sample() for _ in range(20)])
+    actions, state = model.predict(obs, deterministic=deterministic)
+    assert actions.shape == (20, *space.shape)
+    assert actions.dtype == space.dtype
+    assert all(action in space for action in actions)
+    assert state is None
+
+    action, _ = model.predict(obs[0], deterministic=deterministic)
+    assert action.shape == space.shape
+    assert action in space
+    if deterministic:
+        # A batch of one and a batch of twenty may be multiplied in another order.
+        np.testing.assert_allclose(action, actions[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_one_observation_and_a_batch_of_it_are_told_apart(observation):
+    model = make_for("discrete", observation)
+    space = OBSERVATIONS[observation]
+    space.seed(0)
+    samples = [space.sample() for _ in range(3)]
+    if isinstance(space, spaces.Dict):
+        batch = {key: np.stack([sample[key] for sample in samples]) for key in space.spaces}
+    else:
+        batch = np.stack(samples)
+    actions, _ = model.predict(batch, deterministic=True)
+    assert actions.shape == (3,)
+    singles = [model.predict(sample, deterministic=True)[0] for sample in samples]
+    assert all(single.shape == () for single in singles)
+    assert [int(single) for single in singles] == actions.tolist()
+
+
+def test_images_may_have_their_channels_last():
+    model = make_for("discrete", "image", policy_kwargs={"ortho_init": False})
+    images = np.stack([IMAGE.sample() for _ in range(8)])
+    first, last = (model.predict(obs, deterministic=True)[0] for obs in (images, images.transpose(0, 2, 3, 1)))
+    np.testing.assert_array_equal(first, last)
+
+
+def test_predict_goes_through_an_episode_of_a_gym_environment():
+    env = gym.make("CartPole-v1")
+    model = make(env=env)
+    obs, _ = env.reset(seed=0)
+    for _ in range(5):
+        action, _ = model.predict(obs)
+        obs, *_ = env.step(action)
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (np.zeros(4, np.float32), r"shape \(4,\)"),
+        (np.zeros((2, 3, 5), np.float32), r"shape \(2, 3, 5\)"),
+        ((np.zeros(5, np.float32), {}), "info"),
+    ],
+)
+def test_predict_refuses_an_observation_that_does_not_fit(observation, message):
+    with pytest.raises(ValueError, match=message):
+        make().predict(observation)
+
+
+def test_predict_refuses_a_dict_without_all_keys():
+    model = make_for("discrete", "dict")
+    with pytest.raises(ValueError, match="vector"):
+        model.predict({"image": IMAGE.sample()})
+
+
+def test_the_state_is_handed_through():
+    state = (np.zeros(3),)
+    assert make().predict(VECTOR.sample(), state=state)[1] is state
+
+
+@every_kind
+def test_the_methods_of_sb3s_policies_agree_with_each_other(kind):
+    policy = make_for(kind).policy
+    obs = th.stack([th.from_numpy(VECTOR.sample()) for _ in range(6)])
+    with th.no_grad():
+        actions, values, log_probs = policy(obs)
+        values_again, log_probs_again, entropies = policy.evaluate_actions(obs, actions)
+        distribution = policy.get_distribution(obs)
+        assert actions.shape == (6, *policy.action_space.shape)
+        assert values.shape == (6, 1)
+        assert log_probs.shape == entropies.shape == (6,)
+        assert th.equal(values, values_again)
+        assert th.equal(values, policy.predict_values(obs))
+        assert th.equal(log_probs, log_probs_again)
+        assert th.equal(log_probs, distribution.log_prob(actions))
+        assert th.equal(entropies, distribution.entropy())
+        mode = policy(obs, deterministic=True)[0]
+        assert th.equal(mode.reshape(6, -1), distribution.mode())
+
+
+# --- saving and parameters -------------------------------------------------------------------------------------------
+
+SAVED = {
+    "n_steps": 4,
+    "batch_size": 4,
+    "n_epochs": 3,
+    "gamma": 0.9,
+    "gae_lambda": 0.8,
+    "learning_rate": linear(1e-2, 1e-3),
+    "clip_range": "lin_0.3",
+    "clip_range_vf": 0.5,
+    "normalize_advantage": "rollout",
+    "ent_coef": "cos_0.1",
+    "vf_coef": 0.7,
+    "max_grad_norm": 0.4,
+    "sde_sample_freq": "episode",
+    "target_kl": 0.1,
+    "value_clip": "plain",
+    "kl_control": EarlyStop(per="epoch"),
+    "exploration": ColoredNoise(1.0, horizon=32),
+    "policy_kwargs": {"net_arch": [8], "activation_fn": nn.ReLU},
+}
+
+
+@pytest.mark.parametrize("form", ["text", "path", "zip", "file"])
+def test_a_saved_model_is_loaded_with_all_it_was_made_with(form, tmp_path):
+    model = make(**SAVED).learn(16)
+    target = {
+        "text": str(tmp_path / "model"),
+        "path": tmp_path / "model",
+        "zip": pathlib.Path(tmp_path / "model.zip"),
+        "file": io.BytesIO(),
+    }[form]
+    model.save(target)
+    if form == "file":
+        target.seek(0)
+    loaded = PPO_Plus.load(target, device="cpu")
+    for name in SAVED:
+        expected, found = getattr(model, name), getattr(loaded, name)
+        assert expected == found, name
+    assert th.equal(weights(loaded), weights(model))
+    assert (loaded.num_timesteps, loaded._n_updates) == (16, model._n_updates)
+
+
+def test_a_loaded_model_goes_on_as_the_saved_one_would(tmp_path):
+    options = {"env": vec(ACTIONS["box"]), "use_sde": True, "learning_rate": "lin_1e-2", "target_kl": 0.5}
+    model = make(kl_control="adaptive_lr", **options).learn(16)
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["box"]), device="cpu")
+    model.set_env(vec(ACTIONS["box"]))
+    results = []
+    for each in (model, loaded):
+        each.set_random_seed(5)
+        results.append(weights(each.learn(32, reset_num_timesteps=False)))
+    assert th.equal(*results)
+
+
+def test_load_changes_what_it_is_told_to(tmp_path):
+    make().save(tmp_path / "model")
+    loaded = PPO_Plus.load(
+        tmp_path / "model", env=vec(ACTIONS["discrete"], n_envs=3), device="cpu", gamma=0.5, learning_rate="lin_1e-2"
+    )
+    assert (loaded.gamma, loaded.lr_schedule(0.5), loaded.n_envs) == (0.5, 5e-3, 3)
+    loaded.learn(24)
+    assert loaded.rollout_buffer.rewards.shape == (8, 3)
+
+
+def test_load_replaces_custom_objects(tmp_path):
+    make(learning_rate=lambda progress: 1e-3).save(tmp_path / "model")
+    custom_objects = {"learning_rate": 0.5, "lr_schedule": lambda progress: 0.5}
+    assert PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom_objects).lr_schedule(1.0) == 0.5
+
+
+def test_load_refuses_an_environment_with_other_spaces(tmp_path):
+    make().save(tmp_path / "model")
+    with pytest.raises(ValueError, match="spaces do not match"):
+        PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["box"]), device="cpu")
+
+
+def test_load_checks_what_it_is_told_to_change(tmp_path):
+    make().save(tmp_path / "model")
+    with pytest.raises(ValueError, match="gamma=2"):
+        PPO_Plus.load(tmp_path / "model", device="cpu", gamma=2)
+
+
+def test_parameters_of_one_model_can_be_set_in_another(tmp_path):
+    source, target = make(seed=1).learn(16), make(seed=2)
+    target.set_parameters(source.get_parameters())
+    assert th.equal(weights(source), weights(target))
+    assert set(source.get_parameters()) == {"policy", "policy.optimizer"}
+    steps = [state["step"].item() for state in target.policy.optimizer.state.values()]
+    assert steps and set(steps) == {4.0}
+
+    source.save(tmp_path / "model")
+    other = make(seed=3)
+    other.set_parameters(tmp_path / "model")
+    assert th.equal(weights(source), weights(other))
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="do not match"):
+        make().set_parameters({"policy": make().get_parameters()["policy"]}, exact_match=True)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_set_env_begins_new_episodes(vectorized):
+    model = make(env=vec(ACTIONS["discrete"], n_envs=1)).learn(8)
+    env = RandomEnv(ACTIONS["discrete"], max_steps=None)
+    model.set_env(DummyVecEnv([lambda: env]) if vectorized else env)
+    model.learn(8, reset_num_timesteps=False)
+    assert (env.n_steps, model.num_timesteps) == (8, 16)
+    assert model.rollout_buffer.episode_starts[0, 0] == 1
+
+
+def test_set_env_may_bring_normalization_with_it():
+    space = OBSERVATIONS["box_int"]
+    model = make(env=vec(ACTIONS["discrete"], space)).learn(16)
+    model.set_env(VecNormalize(vec(ACTIONS["discrete"], space)))
+    model.learn(16)
+    stored = model.rollout_buffer.observations
+    assert np.any(stored != np.rint(stored))
+
+
+def test_set_env_refuses_other_spaces():
+    with pytest.raises(ValueError, match="spaces do not match"):
+        make().set_env(vec(ACTIONS["box"]))
+
+
+# --- classes of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "observation"),
+    [
+        (sb3_ppo.MlpPolicy, VECTOR),
+        (sb3_ppo.CnnPolicy, IMAGE),
+        (sb3_ppo.MultiInputPolicy, spaces.Dict(vector=VECTOR, image=IMAGE)),
+    ],
+    ids=["MlpPolicy", "CnnPolicy", "MultiInputPolicy"],
+)
+def test_sb3s_policy_classes_are_accepted(policy, observation, tmp_path):
+    model = make(env=vec(ACTIONS["multibinary_2d"], observation), policy=policy, use_sde=True, n_epochs=1).learn(16)
+    assert isinstance(model.policy, ActorCriticPolicy)
+    model.save(tmp_path / "model")
+    assert th.equal(weights(PPO_Plus.load(tmp_path / "model", device="cpu")), weights(model))
+
+
+class TwoTowers(nn.Module):
+    """The shape of a custom network that SB3 asks for."""
+
+    def __init__(self, features_dim):
+        super().__init__()
+        self.latent_dim_pi, self.latent_dim_vf = 6, 4
+        self.policy_tower = nn.Sequential(nn.Linear(features_dim, 6), nn.ReLU())
+        self.value_tower = nn.Sequential(nn.Linear(features_dim, 4), nn.ReLU())
+
+    def forward(self, features):
+        return self.forward_actor(features), self.forward_critic(features)
+
+    def forward_actor(self, features):
+        return self.policy_tower(features)
+
+    def forward_critic(self, features):
+        return self.value_tower(features)
+
+
+class TowerPolicy(SB3Policy):
+    """A subclass of SB3's policy, with its constructor and a network of its own."""
+
+    def __init__(self, observation_space, action_space, lr_schedule, *args, **kwargs):
+        kwargs["ortho_init"] = False
+        super().__init__(observation_space, action_space, lr_schedule, *args, **kwargs)
+
+    def _build_mlp_extractor(self):
+        self.mlp_extractor = TwoTowers(self.features_dim)
+
+
+@every_kind
+def test_a_policy_class_with_a_network_of_its_own_that_was_written_for_sb3_learns(kind, tmp_path):
+    action_space = ACTIONS["box" if kind == "box_squashed" else kind]
+    model = make(env=vec(action_space), policy=TowerPolicy, use_sde=True)
+    before = {name: weight.clone() for name, weight in model.policy.state_dict().items()}
+    model.learn(16)
+    assert isinstance(model.policy, TowerPolicy)
+    assert isinstance(model.policy.mlp_extractor, TwoTowers)
+    assert not any(th.equal(weight, before[name]) for name, weight in model.policy.state_dict().items())
+    model.save(tmp_path / "model")
+    assert th.equal(weights(PPO_Plus.load(tmp_path / "model", device="cpu")), weights(model))
+
+
+def test_such_a_policy_class_makes_sb3s_first_rollout():
+    results = []
+    for cls in (PPO, PPO_Plus):
+        hooks = Hooks()
+        make(cls, policy=TowerPolicy).learn(16, hooks)
+        results.append(hooks.step_locals)
+    np.testing.assert_array_equal(results[0]["clipped_actions"], results[1]["clipped_actions"])
+    assert th.equal(results[0]["log_probs"], results[1]["log_probs"])
+
+
+def test_a_policy_class_whose_overrides_would_be_passed_over_is_refused():
+    class Overrides(SB3Policy):
+        def evaluate_actions(self, obs, actions):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="evaluate_actions"):
+        make(policy=Overrides)
+
+
+class Features(BaseFeaturesExtractor):
+    def __init__(self, observation_space, features_dim=6):
+        super().__init__(observation_space, features_dim)
+        self.layer = nn.Linear(observation_space.shape[0], features_dim)
+
+    def forward(self, observations):
+        return self.layer(observations).tanh()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_features_extractor_of_ones_own_learns(share):
+    kwargs = {"features_extractor_class": Features, "features_extractor_kwargs": {"features_dim": 7}}
+    model = make(policy_kwargs=kwargs | {"share_features_extractor": share})
+    before = model.policy.pi_features_extractor.layer.weight.detach().clone()
+    model.learn(16)
+    assert model.policy.features_dim == 7
+    assert not th.equal(model.policy.pi_features_extractor.layer.weight, before)
+    assert (model.policy.pi_features_extractor is model.policy.vf_features_extractor) == share
+
+
+def negated(base):
+    """A buffer class whose advantages are those of the base, negated."""
+
+    class Negated(base):
+        def compute_returns_and_advantage(self, last_values, dones):
+            super().compute_returns_and_advantage(last_values, dones)
+            self.advantages *= -1
+
+    return Negated
+
+
+@pytest.mark.parametrize(
+    ("base", "observation"),
+    [
+        (RolloutBuffer, "box"),
+        (RolloutBuffer, "dict"),
+        (SB3RolloutBuffer, "box"),
+        (SB3DictRolloutBuffer, "dict_for_sb3"),
+    ],
+)
+def test_a_rollout_buffer_class_of_ones_own_is_used(base, observation):
+    space = OBSERVATIONS.get(observation, spaces.Dict(vector=VECTOR, image=IMAGE))
+    policy = POLICIES.get(observation[:4], "MlpPolicy")
+    found = []
+    for buffer_class in (base, negated(base)):
+        env = vec(ACTIONS["discrete"], space, max_steps=3)
+        model = make(env=env, policy=policy, n_epochs=1, rollout_buffer_class=buffer_class)
+        model.learn(16)
+        found.append(model.rollout_buffer.advantages.copy())
+    np.testing.assert_array_equal(found[0], -found[1])
+
+
+def test_sb3s_buffer_and_ours_give_the_same_weights():
+    plain = weights(make(env=vec(ACTIONS["box"])).learn(16))
+    other = weights(make(env=vec(ACTIONS["box"]), rollout_buffer_class=SB3RolloutBuffer).learn(16))
+    # Advantages are summed in another order.
+    th.testing.assert_close(plain, other, rtol=0, atol=1e-5)
+
+
+def test_a_buffer_class_gets_its_arguments():
+    class Sized(RolloutBuffer):
+        def __init__(self, *args, extra, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.extra = extra
+
+    model = make(rollout_buffer_class=Sized, rollout_buffer_kwargs={"extra": 5})
+    assert model.rollout_buffer.extra == 5
+
+
+def test_sb3s_buffer_normalizes_over_the_rollout_as_well():
+    model = make(rollout_buffer_class=SB3RolloutBuffer, normalize_advantage="rollout").learn(16)
+    assert model.rollout_buffer.advantages.mean() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr"])
+def test_a_buffer_class_without_old_parameters_is_refused_where_the_exact_kl_is_needed(kl_control):
+    with pytest.raises(ValueError, match="rollout_buffer_class"):
+        make(rollout_buffer_class=SB3RolloutBuffer, kl_control=kl_control, target_kl=0.1)
+
+
+def test_sb3s_buffer_stops_on_the_sampled_kl():
+    model = make(rollout_buffer_class=SB3RolloutBuffer, target_kl=1e-12, n_epochs=5).learn(16)
+    assert model._n_updates == 1
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", th.device("cpu")], ids=["text", "object"])
+def test_a_device_can_be_named_by_text_or_object(device, tmp_path):
+    model = make(device=device)
+    model.save(tmp_path / "model")
+    for each in (model, PPO_Plus.load(tmp_path / "model", device=device)):
+        assert each.device == each.policy.device == th.device("cpu")
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "exploration", [{}, {"use_sde": True}, {"exploration": ColoredNoise(0.5, horizon=16)}], ids=str
+)
+def test_every_action_space_is_learned_on_a_gpu(exploration):
+    for kind in ACTIONS:
+        model = make_for(kind, "dict", device="cuda", target_kl=0.1, kl_control="penalty", **exploration)
+        before = weights(model)
+        model.learn(32)
+        assert model.policy.device.type == "cuda"
+        assert not th.equal(weights(model), before)
+        assert th.isfinite(weights(model)).all()
