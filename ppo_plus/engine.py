@@ -204,8 +204,8 @@ class Update:
             # A fresh optimizer has no state to trace before its first step.
             if fused is None or not moments or indices is None:
                 return self(*settled, state, indices)
-            if verify and not fused.agrees(*settled, state, indices):
-                fused.reset()
+            if verify:
+                fused.check(*settled, state, indices)
             compiled = fused.bind(*settled)
             return compiled(state, indices)
 

@@ -26,9 +26,10 @@ class CompileError(RuntimeError):
 class Fused:
     """A pure function of tensors that compiles itself at the first call.
 
-    The function takes and returns any nesting of tuples, dicts and ``None`` around tensors. It may change its first
-    ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant of
-    the trace. Calls with another structure, other shapes or dtypes than the first run the function itself.
+    The function takes and returns any nesting of tuples, lists, dicts and ``None`` around tensors. It may change its
+    first ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant
+    of the trace. Where its settled arguments (see :meth:`bind`) have other shapes than the traced ones it is traced
+    anew; where its other arguments have, the function itself runs.
 
     :param function: the function
     :param name: what it is, for messages
@@ -47,12 +48,12 @@ class Fused:
     def reset(self) -> None:
         """Forget the compiled form: the next call traces anew."""
         self._run: Callable[..., Any] | None = None
-        self._signature: Any = None
-        self._out_spec: Any = None
+        self._signature: list[Any] = []
+        self._result: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": None, "_out_spec": None}
+        return vars(self) | {"_run": None, "_signature": [], "_result": None}
 
     def bind(self, *static: Any) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
@@ -62,19 +63,21 @@ class Fused:
         """
         static_tensors: list[th.Tensor] = []
         _collect(static, static_tensors)
+        static_signature = _shapes(static_tensors)
+        if self._signature[: len(static_signature)] != static_signature:
+            self.reset()
 
         def call(*varying: Any) -> Any:
             if self._failed:
                 return self.function(*static, *varying)
             tensors = static_tensors.copy()
             _collect(varying, tensors)
-            signature = [tensor.shape for tensor in tensors]
+            signature = static_signature + _shapes(tensors[len(static_signature) :])
             if self._run is None:
                 self._compile((*static, *varying))
-                self._signature = signature
             if self._run is None or signature != self._signature:
                 return self.function(*static, *varying)
-            return tree_unflatten(self._run(*tensors), self._out_spec)
+            return _rebuild(self._result, iter(self._run(*tensors)))
 
         return call
 
@@ -85,6 +88,10 @@ class Fused:
         nothing is compiled.
         """
         if self._run is None:
+            return True
+        tensors: list[th.Tensor] = []
+        _collect(args, tensors)
+        if _shapes(tensors) != self._signature:
             return True
         generator = th.get_rng_state()
         results = []
@@ -99,17 +106,25 @@ class Fused:
             for a, b in zip(eager, compiled, strict=True)
         )
 
+    def check(self, *args: Any) -> None:
+        """Forget the compiled form if it no longer :meth:`agrees`."""
+        if not self.agrees(*args):
+            self.reset()
+
     def _call_compiled(self, *args: Any) -> Any:
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
         assert self._run is not None
-        return tree_unflatten(self._run(*tensors), self._out_spec)
+        return _rebuild(self._result, iter(self._run(*tensors)))
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
             if not th.__version__.startswith(TESTED):
                 raise CompileError(f"torch {th.__version__} is not among the tested versions {', '.join(TESTED)}")
             self._run = self._trace_and_compile(args)
+            tensors: list[th.Tensor] = []
+            _collect(args, tensors)
+            self._signature = _shapes(tensors)
             if not self.agrees(*args):
                 raise CompileError("the compiled form does not reproduce the function's results")
         except Exception as error:
@@ -132,7 +147,11 @@ class Fused:
         def flat(*flat_tensors: th.Tensor) -> list[Any]:
             rest = iter(flat_tensors)
             given = [None if leaf is None else next(rest) for leaf in leaves]
-            outputs, self._out_spec = tree_flatten(self.function(*tree_unflatten(given, spec)))
+            result = self.function(*tree_unflatten(given, spec))
+            # Tensors of the trace must not be kept.
+            self._result = tree_map(lambda leaf: None if leaf is None else _TENSOR, result)
+            outputs: list[th.Tensor] = []
+            _collect(result, outputs)
             return outputs
 
         graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
@@ -175,6 +194,26 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
     finally:
         for store, name, tensor in undo:
             store[name] = tensor
+
+
+#: Stands for a tensor in the structure of a result.
+_TENSOR = object()
+
+
+def _rebuild(structure: Any, tensors: Iterator[th.Tensor]) -> Any:
+    """The structure with the next tensors in their places; several times faster than pytree's own."""
+    if structure is _TENSOR:
+        return next(tensors)
+    if isinstance(structure, dict):
+        return {key: _rebuild(value, tensors) for key, value in structure.items()}
+    if isinstance(structure, (tuple, list)):
+        parts = [_rebuild(value, tensors) for value in structure]
+        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+    return None
+
+
+def _shapes(tensors: list[th.Tensor]) -> list[Any]:
+    return [tensor.shape for tensor in tensors]
 
 
 def _collect(tree: Any, out: list[th.Tensor]) -> None:

@@ -424,7 +424,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
             with th.no_grad():
-                obs_tensor = utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                obs_tensor = self._obs_tensor()
                 step, self._carry = act(obs_tensor, self._carry)
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
@@ -485,7 +485,21 @@ class PPO_Plus(OnPolicyAlgorithm):
             return self.policy.act
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
+        if self._has_foreign_code():
+            with th.no_grad():
+                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
         return fused.bind(act.tensors())
+
+    def _has_foreign_code(self) -> bool:
+        """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
+        parts = [*self.policy.modules(), self.policy.exploration, self.policy.action_dist]
+        known = ("torch.", "stable_baselines3.", "ppo_plus.")
+        return type(self).compute_loss is not PPO_Plus.compute_loss or not all(
+            type(part).__module__.startswith(known) for part in parts
+        )
+
+    def _obs_tensor(self) -> Any:
+        return utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
 
     def _restart(self, env: VecEnv) -> None:
         """Begin all episodes anew, after something else has used the training environment."""
@@ -582,7 +596,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             update, fused = self._prepare_update(weights, control)
             step = update.stepper(
                 fused,
-                type(self).compute_loss is not PPO_Plus.compute_loss,
+                self._has_foreign_code(),
                 self._make_coefficients(progress),
                 th.tensor(self.lr_schedule(progress), device=self.device),
                 target_kl,
@@ -633,7 +647,8 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""
-        constants = (self.policy, constants)
+        # What a policy prints includes its layers' settings, such as the p of a dropout.
+        constants = (self.policy, repr(self.policy), self.policy.exploration, self.policy.action_dist, constants)
         held = self._functions.get(name)
         if held is None or held[0] != constants:
             held = self._functions[name] = (constants, Fused(make(), name, n_mutable, strict=self.compile is True))

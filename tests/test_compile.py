@@ -150,6 +150,35 @@ def test_an_overridden_loss_is_compiled_and_never_stale():
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
+class Tempered(th.nn.Module):
+    """A network with a number that tracing makes a constant."""
+
+    temperature = 1.0
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+
+    def forward(self, features):
+        return self.linear(features) / self.temperature
+
+
+def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
+    def learn(compile):
+        env = make_vec_env("CartPole-v1", 4, seed=0)
+        arguments = dict(n_steps=64, n_epochs=2, seed=0, device="cpu", compile=compile)
+        model = PPO_Plus("MlpPolicy", env, policy_kwargs=dict(actor=Tempered), **arguments).learn(256)
+        model.policy.action_net.temperature = 0.1
+        model.learn(256, reset_num_timesteps=False)
+        model.policy.value_net.requires_grad_(False)
+        return model.learn(256, reset_num_timesteps=False)
+
+    eager, compiled = learn(False), learn(True)
+    assert all(fused._run is not None for _, fused in compiled._functions.values())
+    assert np.array_equal(eager.rollout_buffer.actions, compiled.rollout_buffer.actions)
+    assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
+
+
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
     model.learn(64)

@@ -1,0 +1,71 @@
+"""The parts of ``scripts/benchmark.py`` that figures pass through."""
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "benchmark.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_speed_ups_are_taken_within_rounds(benchmark):
+    slow, fast = benchmark.Measured([10.0, 20.0, 60.0]), benchmark.Measured([5.0, 5.0, 20.0])
+    assert fast.speed_ups(slow) == [2.0, 4.0, 3.0]
+    assert benchmark.time_cell(fast, slow) == "5.0 µs, **3.00×** [2.00, 4.00]"
+    assert benchmark.time_cell(slow, slow) == "20.0 µs"
+    assert benchmark.time_cell(benchmark.Measured(error="ValueError"), slow) == "–"
+
+
+def test_memory_that_is_shared_counts_once(benchmark):
+    tensor = th.zeros(1000)
+    stored = {"view": tensor.numpy(), "tensors": {"own": tensor, "other": np.zeros(500)}, "size": 3}
+    assert benchmark.stored(stored) == pytest.approx(0.008)
+
+
+def test_a_clock_adds_up_and_passes_results_on(benchmark):
+    seconds = {"update": 0.0}
+    sleep = benchmark.clocked(seconds, "update", lambda duration: time.sleep(duration) or "done")
+    assert [sleep(0.01), sleep(0.01)] == ["done", "done"]
+    assert seconds["update"] >= 0.02
+
+
+@pytest.mark.parametrize("name", ["Atari-shapes-x8", "Dict-x8"])
+def test_replayed_observations_are_in_the_space(benchmark, name):
+    workload = benchmark.WORKLOADS[name]
+    env = workload.make_env(seed=0)
+    obs = env.reset()
+    for _ in range(3):
+        first = {key: value[0] for key, value in obs.items()} if isinstance(obs, dict) else obs[0]
+        assert env.observation_space.contains(first)
+        obs, rewards, dones, infos = env.step(np.zeros(workload.n_envs, dtype=int))
+        assert len(rewards) == len(dones) == len(infos) == workload.n_envs and not dones.any()
+
+
+def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
+    axes = [benchmark.WORKLOADS, *benchmark.SCALING.values()]
+    for workload in [workload.shrunk() for axis in axes for workload in axis.values()]:
+        assert workload.n_envs * workload.n_steps == 2 * workload.batch_size
+
+
+@pytest.mark.parametrize("algorithm", ["SB3", "PPO_Plus eager"])
+def test_sections_add_up_to_a_round(benchmark, algorithm):
+    trainee = benchmark.Trainee(algorithm, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
+    sections = trainee.sections()
+    assert list(sections) == list(benchmark.SECTIONS)
+    assert all(value > 0 for value in sections.values())
+    assert trainee.memory()["buffer"] > 0
