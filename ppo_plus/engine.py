@@ -149,7 +149,9 @@ class Update:
             grads: Gradient = th.autograd.grad(losses.total, params, allow_unused=True)
         if vector is not None:
             grads = (_concatenated(grads, params),)
-        grads, norm = clip(grads, self.max_grad_norm)
+        norm, factor = clip_factor(grads, self.max_grad_norm)
+        # In one vector the gradient is ours to change; torch may have spread one number over many weights else.
+        grads = (grads[0].mul_(factor),) if vector is not None else _scaled(grads, factor)  # type: ignore[union-attr]
 
         total = losses.total.detach()
         finite = th.isfinite(total + norm)
@@ -252,17 +254,16 @@ class Update:
             moment.copy_(th.where(applied, new_moments[name], moment))
 
 
-def clip(grads: Gradient, max_norm: float) -> tuple[Gradient, th.Tensor]:
-    r"""Scale a gradient to :math:`g \cdot \min(1, c / (\|g\| + 10^{-6}))`.
+def clip_factor(grads: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:
+    r"""What to multiply a gradient by so that its norm is at most :math:`c`: :math:`\min(1, c / (\|g\| + 10^{-6}))`.
 
-    :param grads: its parts, not changed
+    :param grads: its parts
     :param max_norm: :math:`c`
-    :return: the scaled parts, and the norm before, 0-d
+    :return: the norm :math:`\|g\|` and the factor, both 0-d
     """
     norms = [th.linalg.vector_norm(grad) for grad in grads if grad is not None]
     norm = norms[0] if len(norms) == 1 else th.linalg.vector_norm(th.stack(norms))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return tuple(None if grad is None else grad * scale for grad in grads), norm
+    return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 @dataclass
@@ -400,6 +401,10 @@ def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, p
 
 def _views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
     return [part.view(p.shape) for part, p in zip(vector.split([p.numel() for p in params]), params, strict=True)]
+
+
+def _scaled(grads: Gradient, factor: th.Tensor) -> Gradient:
+    return tuple(None if grad is None else grad * factor for grad in grads)
 
 
 def _concatenated(grads: Gradient, params: list[th.Tensor]) -> th.Tensor:
