@@ -4,10 +4,8 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 """
 
 import copy
-import inspect
 import io
 import math
-import os
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,28 +15,27 @@ import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from ppo_plus import losses
 from ppo_plus.advantages import normalize
-from ppo_plus.arguments import require_finite, require_int, require_kind, require_number, require_one_of
+from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
-from ppo_plus.distributions import make_distribution
+from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env
 from ppo_plus.engine import Act, Records, Update, Weights, packed
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import Carry, NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
-from ppo_plus.observations import canonical_space
+from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.schedules import Schedule, make_schedule
 from ppo_plus.vec_env import as_vec_env
@@ -160,7 +157,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self._checked_env(env, verbose)
         elif _init_setup_model:
             raise ValueError("env=None: pass an environment, or the id of one")
-        _check_device(device)
+        check_device(device)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -214,7 +211,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     # --- setting up ------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        self._check_arguments()
+        check_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         buffer_class = adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
@@ -241,85 +238,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._maybe_recommend_cpu()
         # As in SB3, these two are schedules once the model is set up.
         if self.clip_range is not None:
-            self.clip_range = make_schedule("clip_range", self.clip_range, strict=True)
+            self.clip_range = self._schedule("clip_range")
         if self.clip_range_vf is not None:
-            self.clip_range_vf = make_schedule("clip_range_vf", self.clip_range_vf, strict=True)
+            self.clip_range_vf = self._schedule("clip_range_vf")
 
     def _setup_lr_schedule(self) -> None:
-        self.lr_schedule = make_schedule("learning_rate", self.learning_rate)
-
-    def _check_arguments(self) -> None:
-        """:raises ValueError: out of range. :raises TypeError: of the wrong kind."""
-        if not isinstance(self.policy_class, type):
-            raise TypeError(
-                f"policy={self.policy_class!r} must be one of {sorted(self.policy_aliases)} or a policy class"
-            )
-        require_kind("use_sde", self.use_sde, bool, "True or False")
-        require_kind("policy_kwargs", self.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
-        require_kind("rollout_buffer_kwargs", self.rollout_buffer_kwargs, dict, "a dict")
-        require_kind("tensorboard_log", self.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
-        if self.seed is not None:
-            require_int("seed", self.seed, 0)
-        require_int("n_steps", self.n_steps, 1)
-        require_int("batch_size", self.batch_size, 1)
-        require_int("n_epochs", self.n_epochs, 1)
-        require_int("stats_window_size", self._stats_window_size, 1)
-        require_number("gamma", self.gamma, 0, 1)
-        require_number("gae_lambda", self.gae_lambda, 0, 1)
-        require_number("max_grad_norm", self.max_grad_norm, 0, above=True)
-        require_one_of("normalize_advantage", self.normalize_advantage, (True, False, "minibatch", "rollout"))
-        require_one_of("value_clip", self.value_clip, ("max", "plain"))
-        require_one_of("compile", self.compile, ("auto", True, False))
-        if self.n_threads != "auto":
-            require_int('n_threads (or "auto")', self.n_threads, 1)
-        if self.sde_sample_freq not in ("episode", -1):
-            require_int('sde_sample_freq (or -1, or "episode")', self.sde_sample_freq, 1)
-        if self.exploration is not None:
-            if not isinstance(self.exploration, NoiseProcess):
-                raise TypeError(f"exploration={self.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
-            if self.use_sde:
-                raise ValueError(f"use_sde=True and exploration={self.exploration!r} exclude each other: leave one out")
-        if self.normalize_advantage:
-            if self.batch_size < 2 and self.normalize_advantage != "rollout":
-                raise ValueError(
-                    f"batch_size={self.batch_size} leaves nothing to normalize: use at least 2, "
-                    'normalize_advantage="rollout" or normalize_advantage=False'
-                )
-            if self.n_steps * self.n_envs < 2:
-                raise ValueError(
-                    f"n_steps={self.n_steps} times n_envs={self.n_envs} must be at least 2 to normalize advantages: "
-                    "use more steps or environments, or normalize_advantage=False"
-                )
-        self._make_coefficients(progress_remaining=1.0)
-        self._positive("target_kl", progress_remaining=1.0)
-        make_schedule("learning_rate", self.learning_rate)
-        control = make_kl_control(self.kl_control, self.target_kl is not None)
-        if control.needs_target and self.target_kl is None:
-            raise ValueError(
-                f"kl_control={self.kl_control!r} needs a target: set target_kl, for example target_kl=0.01"
-            )
-        adapt_policy_class(self.policy_class)
-        buffer_class = adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
-        if self.clip_range is None and not control.penalizes:
-            raise ValueError(
-                'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
-                "or a clip_range such as 0.2"
-            )
-        if control.measure == "kl" and not issubclass(buffer_class, RolloutBuffer):
-            raise ValueError(
-                f"kl_control={self.kl_control!r} needs the stored distribution parameters, which "
-                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep: derive it from "
-                "ppo_plus.RolloutBuffer"
-            )
+        self.lr_schedule = self._schedule("learning_rate")
 
     @classmethod
     def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
         """The environment, made if it was an id, once its spaces are known to be supported."""
         made = as_vec_env(maybe_make_env(env, verbose))
-        if not hasattr(made, "observation_space") or not hasattr(made, "action_space"):
-            raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
-        canonical_space(made.observation_space)
-        make_distribution(made.action_space)
+        check_env(made)
         return made
 
     def _excluded_save_params(self) -> list[str]:
@@ -340,7 +270,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         require_number("total_timesteps", total_timesteps, 0, above=True)
         # Attributes may have been changed since the model was built.
-        self._check_arguments()
+        check_arguments(self)
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
@@ -587,7 +517,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         if self.normalize_advantage == "rollout":
             self.rollout_buffer.normalize_advantages()
-        target_kl = self._positive("target_kl", progress)
+        target_kl = self._optional("target_kl", progress)
         target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
         stops_within_epoch = type(control).after_minibatch is not KLControl.after_minibatch
 
@@ -672,21 +602,24 @@ class PPO_Plus(OnPolicyAlgorithm):
             state = KLState(*map(th.tensor, self._kl_memory[1]))
         return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
 
-    def _coefficient(self, name: str, progress_remaining: float, low: float = 0.0, strict: bool = False) -> th.Tensor:
-        """The current value of an argument that may change over time, 0-d."""
-        value = getattr(self, name)
-        return th.tensor(make_schedule(name, value, low, strict)(progress_remaining), device=self.device)
+    def _schedule(self, name: str) -> Schedule:
+        """The schedule of an argument that may change over time; a callback may have set it anew."""
+        return make_schedule(name, getattr(self, name), *SCHEDULED[name])
 
-    def _positive(self, name: str, progress_remaining: float) -> th.Tensor | None:
-        """:meth:`_coefficient`, above 0, or ``None`` where the argument is."""
-        return None if getattr(self, name) is None else self._coefficient(name, progress_remaining, strict=True)
+    def _coefficient(self, name: str, progress_remaining: float) -> th.Tensor:
+        """The current value of an argument that may change over time, 0-d."""
+        return th.tensor(self._schedule(name)(progress_remaining), device=self.device)
+
+    def _optional(self, name: str, progress_remaining: float) -> th.Tensor | None:
+        """:meth:`_coefficient`, or ``None`` where the argument is."""
+        return None if getattr(self, name) is None else self._coefficient(name, progress_remaining)
 
     def _make_coefficients(self, progress_remaining: float) -> Coefficients:
-        """The coefficients of the loss; attributes may have been changed by a callback."""
+        """The coefficients of the loss."""
         return Coefficients(
-            clip_range=self._positive("clip_range", progress_remaining),
-            clip_range_vf=self._positive("clip_range_vf", progress_remaining),
-            ent_coef=self._coefficient("ent_coef", progress_remaining, low=-float("inf")),
+            clip_range=self._optional("clip_range", progress_remaining),
+            clip_range_vf=self._optional("clip_range_vf", progress_remaining),
+            ent_coef=self._coefficient("ent_coef", progress_remaining),
             vf_coef=self._coefficient("vf_coef", progress_remaining),
         )
 
@@ -714,8 +647,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.logger.record("train/skipped_minibatches", skipped)
         for name in ("clip_range", "clip_range_vf"):
             if getattr(self, name) is not None:
-                schedule = make_schedule(name, getattr(self, name))
-                self.logger.record(f"train/{name}", schedule(self._current_progress_remaining))
+                self.logger.record(f"train/{name}", self._schedule(name)(self._current_progress_remaining))
         if kl_state is not None:
             self.logger.record("train/kl_early_stop", float(not kl_state.running))
             self.logger.record("train/kl_coef", kl_state.beta.item())
@@ -759,54 +691,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param kwargs: arguments to change on the way
         :raises TypeError: not an SB3 ``PPO``
         """
-        source: Any = path_or_model
-        if not isinstance(source, BaseAlgorithm):
-            data = _saved_data(source, device, None)
-            # What SB3's other algorithms save lacks one or the other.
-            source = (
-                PPO.load(source, device=device) if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys() else None
-            )
-        if not isinstance(source, PPO):
-            raise TypeError(f"path_or_model={path_or_model!r} must be an SB3 PPO, or the path of a saved one")
-        if env is None:
-            env = source.get_env()
-        else:
-            env = cls._wrap_env(cls._checked_env(env, source.verbose), source.verbose)
-            utils.check_for_correct_spaces(env, source.observation_space, source.action_space)
-        model = cls(source.policy_class, env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
-        own = {
-            "policy_class",
-            "device",
-            "env",
-            "n_envs",
-            "rollout_buffer",
-            "policy",
-            "_vec_normalize_env",
-            "lr_schedule",
-        }
-        model.__dict__.update({name: value for name, value in vars(source).items() if name not in own})
-        model.policy_class = source.policy_class
-        model.n_envs = source.n_envs if model.env is None else model.env.num_envs
-        if model.env is not source.env:
-            model._last_obs = None
-        if model.rollout_buffer_class is not None and model.rollout_buffer_class.__module__.startswith(
-            "stable_baselines3."
-        ):
-            model.rollout_buffer_class = None
-        model.value_clip = "plain"
-        unknown = kwargs.keys() - inspect.signature(cls.__init__).parameters.keys()
-        if unknown:
-            raise TypeError(
-                f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}"
-            )
-        model.__dict__.update(kwargs)
-        # Seeding again would replay the random numbers of the beginning.
-        seed, model.seed = model.seed, None
-        model._setup_model()
-        model.seed = seed
-        # Copies: torch's optimizers would go on with the very same state.
-        model.set_parameters(copy.deepcopy(source.get_parameters()), device=device)  # type: ignore[arg-type]
-        return model
+        return from_sb3(cls, path_or_model, env, device, kwargs)
 
     @classmethod
     def load(  # type: ignore[override]
@@ -821,29 +706,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
         :meth:`from_sb3`."""
-        if "value_clip" not in _saved_data(path, device, custom_objects):
+        if "value_clip" not in saved_data(path, device, custom_objects):
             return cls.from_sb3(path, env, device, **(custom_objects or {}) | kwargs)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
-
-
-def _saved_data(
-    path: str | pathlib.Path | io.BufferedIOBase, device: th.device | str, custom_objects: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The attributes in a saved model; a file stays where it stands."""
-    position = path.tell() if isinstance(path, io.IOBase) else None
-    data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
-    if position is not None:
-        path.seek(position)  # type: ignore[union-attr]
-    return data or {}
-
-
-def _check_device(device: th.device | str) -> None:
-    """:raises ValueError: torch does not know the device, or has none here"""
-    try:
-        th.empty(0, device=utils.get_device(device))
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
 
 
 def _graph_if(needed: bool) -> th.set_grad_enabled:

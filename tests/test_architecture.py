@@ -26,6 +26,8 @@ FLOORS = {
     "fused": 0,
     "vec_env": 0,
     "engine": 3,
+    "checks": 3,
+    "migration": 3,
     "evaluation": 3,
     "ppo_plus": 4,
     "__init__": 5,

@@ -1,0 +1,139 @@
+"""The checks of a model's arguments, made before any step is taken: when it is built, and at each ``learn()``."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch as th
+from stable_baselines3.common.utils import get_device
+
+from ppo_plus.arguments import require_int, require_kind, require_number, require_one_of
+from ppo_plus.buffers import RolloutBuffer, adapt_buffer_class
+from ppo_plus.distributions import make_distribution
+from ppo_plus.exploration import NoiseProcess
+from ppo_plus.kl_control import make_kl_control
+from ppo_plus.observations import canonical_space
+from ppo_plus.policies import adapt_policy_class
+from ppo_plus.schedules import make_schedule
+
+if TYPE_CHECKING:
+    from ppo_plus.ppo_plus import PPO_Plus
+
+#: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
+SCHEDULED: dict[str, tuple[float, bool]] = {
+    "learning_rate": (0.0, False),
+    "clip_range": (0.0, True),
+    "clip_range_vf": (0.0, True),
+    "ent_coef": (-float("inf"), False),
+    "vf_coef": (0.0, False),
+    "target_kl": (0.0, True),
+}
+#: Those of them that may be ``None``.
+OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
+
+
+def check_env(env: Any) -> None:
+    """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
+    canonical_space(env.observation_space)
+    make_distribution(env.action_space)
+
+
+def check_device(device: th.device | str) -> None:
+    """:raises ValueError: torch does not know the device, or has none here"""
+    try:
+        th.empty(0, device=get_device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+
+
+def check_arguments(model: "PPO_Plus") -> None:
+    """Check all arguments of a model, and how they go together.
+
+    :raises ValueError: out of range, or excluding each other
+    :raises TypeError: of the wrong kind
+    """
+    _check_kinds(model)
+    _check_ranges(model)
+    _check_exploration(model)
+    _check_normalization(model)
+    _check_kl_control(model)
+
+
+def _check_kinds(model: "PPO_Plus") -> None:
+    if not isinstance(model.policy_class, type):
+        raise TypeError(
+            f"policy={model.policy_class!r} must be one of {sorted(model.policy_aliases)} or a policy class"
+        )
+    adapt_policy_class(model.policy_class)
+    adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer)
+    require_kind("use_sde", model.use_sde, bool, "True or False")
+    require_kind("policy_kwargs", model.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
+    require_kind("rollout_buffer_kwargs", model.rollout_buffer_kwargs, dict, "a dict")
+    require_kind("tensorboard_log", model.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
+
+
+def _check_ranges(model: "PPO_Plus") -> None:
+    if model.seed is not None:
+        require_int("seed", model.seed, 0)
+    require_int("n_steps", model.n_steps, 1)
+    require_int("batch_size", model.batch_size, 1)
+    require_int("n_epochs", model.n_epochs, 1)
+    require_int("stats_window_size", model._stats_window_size, 1)
+    require_number("gamma", model.gamma, 0, 1)
+    require_number("gae_lambda", model.gae_lambda, 0, 1)
+    require_number("max_grad_norm", model.max_grad_norm, 0, above=True)
+    require_one_of("normalize_advantage", model.normalize_advantage, (True, False, "minibatch", "rollout"))
+    require_one_of("value_clip", model.value_clip, ("max", "plain"))
+    require_one_of("compile", model.compile, ("auto", True, False))
+    if model.n_threads != "auto":
+        require_int('n_threads (or "auto")', model.n_threads, 1)
+    for name, bounds in SCHEDULED.items():
+        value = getattr(model, name)
+        if value is not None or name not in OPTIONAL:
+            make_schedule(name, value, *bounds)
+
+
+def _check_exploration(model: "PPO_Plus") -> None:
+    if model.sde_sample_freq not in ("episode", -1):
+        require_int('sde_sample_freq (or -1, or "episode")', model.sde_sample_freq, 1)
+    if model.exploration is None:
+        return
+    if not isinstance(model.exploration, NoiseProcess):
+        raise TypeError(f"exploration={model.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
+    if model.use_sde:
+        raise ValueError(f"use_sde=True and exploration={model.exploration!r} exclude each other: leave one out")
+
+
+def _check_normalization(model: "PPO_Plus") -> None:
+    if not model.normalize_advantage:
+        return
+    if model.batch_size < 2 and model.normalize_advantage != "rollout":
+        raise ValueError(
+            f"batch_size={model.batch_size} leaves nothing to normalize: use at least 2, "
+            'normalize_advantage="rollout" or normalize_advantage=False'
+        )
+    if model.n_steps * model.n_envs < 2:
+        raise ValueError(
+            f"n_steps={model.n_steps} times n_envs={model.n_envs} must be at least 2 to normalize advantages: "
+            "use more steps or environments, or normalize_advantage=False"
+        )
+
+
+def _check_kl_control(model: "PPO_Plus") -> None:
+    control = make_kl_control(model.kl_control, model.target_kl is not None)
+    if control.needs_target and model.target_kl is None:
+        raise ValueError(f"kl_control={model.kl_control!r} needs a target: set target_kl, for example target_kl=0.01")
+    if model.clip_range is None and not control.penalizes:
+        raise ValueError(
+            'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
+            "or a clip_range such as 0.2"
+        )
+    if control.measure == "kl" and not issubclass(
+        adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer), RolloutBuffer
+    ):
+        raise ValueError(
+            f"kl_control={model.kl_control!r} needs the stored distribution parameters, which rollout_buffer_class="
+            f"{model.rollout_buffer_class!r} does not keep: derive it from ppo_plus.RolloutBuffer"
+        )
