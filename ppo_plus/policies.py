@@ -106,7 +106,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         extractor = features_extractor_class or self.default_features_extractor
         _check_extractor(extractor, observation_space, kwargs.get("normalize_images", True))
         # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
-        self.exploration = exploration or (StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise())
+        if exploration is None:
+            exploration = StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise()
+        self.exploration = exploration
         self._env_spaces = observation_space, action_space
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._squash = squash_output
