@@ -94,6 +94,15 @@ class RolloutBuffer:
         else:
             super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a view is a view no longer: only the tensors are kept.
+        return {name: value for name, value in vars(self).items() if name not in self._tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for name, tensors in self._tensors.items():
+            vars(self)[name] = _views(tensors)
+
     def reset(self) -> None:
         """Start a new rollout; memory is used again."""
         self.pos = 0
@@ -225,27 +234,41 @@ class RolloutBuffer:
             np.copyto(target[self.pos], row, casting="same_kind")
 
     def _allocate(self, name: str, rows: Any) -> None:
-        if isinstance(rows, dict):
-            tensors = {key: self._zeros(row) for key, row in rows.items()}
-            self.__dict__[name] = {key: tensor.numpy() for key, tensor in tensors.items()}
-            self._tensors[name] = tensors
-        else:
-            self._tensors[name] = self._zeros(rows)
-            self.__dict__[name] = self._tensors[name].numpy()
+        is_dict = isinstance(rows, dict)
+        self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
+        vars(self)[name] = _views(self._tensors[name])
 
     def _zeros(self, rows: np.ndarray) -> th.Tensor:
         return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
 
 
+def _views(tensors: Any) -> Any:
+    """Numpy arrays that share the tensors' memory."""
+    if isinstance(tensors, dict):
+        return {key: tensor.numpy() for key, tensor in tensors.items()}
+    return tensors.numpy()
+
+
 class _SB3Methods:
     """What a rollout buffer written for SB3 lacks, on top of its own methods."""
 
+    observations: Any
+    actions: np.ndarray
     rewards: np.ndarray
     advantages: np.ndarray
     gamma: float
+    pos: int
 
-    def add(self, *step: Any) -> None:
-        super().add(*step[:6])  # type: ignore[misc]
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        # SB3 takes the dtypes of the spaces, which cut floats down to integers: sampled actions of an integer Box, and
+        # observations that VecNormalize has made floats of.
+        self.actions = self.actions.astype(np.float32)
+
+    def add(self, obs: Any, *step: Any) -> None:
+        if self.pos == 0:
+            self.observations = _as_incoming(self.observations, obs)
+        super().add(obs, *step[:5])  # type: ignore[misc]
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         raise ValueError(
@@ -275,6 +298,13 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
     if not (isinstance(buffer_class, type) and issubclass(buffer_class, sb3.RolloutBuffer)):
         raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
     return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})
+
+
+def _as_incoming(stored: Any, rows: Any) -> Any:
+    """The array(s) in a dtype that holds ``rows``."""
+    if isinstance(stored, dict):
+        return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
+    return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))
 
 
 def _stored_dtype(rows: np.ndarray) -> np.dtype:

@@ -67,7 +67,11 @@ def _check_kinds(model: "PPO_Plus") -> None:
             f"policy={model.policy_class!r} must be one of {sorted(model.policy_aliases)} or a policy class"
         )
     adapt_policy_class(model.policy_class)
-    adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer)
+    buffer_class = adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer)
+    if buffer_class.get is not RolloutBuffer.get and buffer_class.minibatches is RolloutBuffer.minibatches:
+        raise ValueError(
+            f"rollout_buffer_class={buffer_class!r} overrides get, which training does not call: override minibatches"
+        )
     require_kind("use_sde", model.use_sde, bool, "True or False")
     require_kind("policy_kwargs", model.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     require_kind("rollout_buffer_kwargs", model.rollout_buffer_kwargs, dict, "a dict")

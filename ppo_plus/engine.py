@@ -90,8 +90,9 @@ class Update:
     :param max_grad_norm: bound on the norm of the gradient
     """
 
-    #: The policy's weights; lent anew for each ``train()``.
+    #: The policy's weights, and its buffers, which its layers may change in place; set anew for each ``train()``.
     weights: Weights
+    buffers: list[th.Tensor]
 
     def __init__(
         self,
@@ -104,7 +105,6 @@ class Update:
         self.compute_loss = compute_loss
         self.control = control
         self.max_grad_norm = max_grad_norm
-        self.buffers = list(policy.buffers())
         #: Names of the numbers in a record, known after the first call.
         self.names: tuple[str, ...] = ()
 
@@ -196,19 +196,22 @@ class Update:
         :return: a function of the rollout, the control's state and the rows of the minibatch
         """
         compiled: Callable[..., Any] | None = None
+        bound_to: Any = None
+        fresh = not self.weights.moments
 
         def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
-            nonlocal compiled
-            if compiled is not None:
+            nonlocal compiled, bound_to, fresh
+            if compiled is not None and data is bound_to:
                 return compiled(state, indices)
-            vector, moments = self.weights.vector, self.weights.moments
-            settled = vector, moments, self.buffers, coefficients, learning_rate, target_kl, data
-            # A fresh optimizer has no state to trace before its first step.
-            if fused is None or not moments or indices is None:
-                return self(*settled, state, indices)
-            if verify:
-                fused.check(*settled, state, indices)
-            compiled = fused.bind(*settled)
+            settled = self.weights.vector, self.weights.moments, self.buffers, coefficients, learning_rate, target_kl
+            # A fresh optimizer may get its state, which is to be traced, with its first step only.
+            if fused is None or fresh:
+                fresh = False
+                return self(*settled, data, state, indices)
+            if verify and compiled is None:
+                # With other weights than those of the rollout, or terms of the KL and the ratio would not show.
+                fused.check(*settled, data, state, indices, noise=0.05)
+            compiled, bound_to = fused.bind(*settled, data), data
             return compiled(state, indices)
 
         return step
@@ -314,8 +317,8 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
     an exception) values and state are back where they were. An optimizer that cannot be packed is lent itself: one
     that is not elementwise, has several parameter groups or step hooks, or whose state is not one per weight.
 
-    A parameter that the loss does not reach has a zero gradient here where torch would have none; the two differ only
-    under weight decay.
+    A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
+    for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
 
     :param optimizer: a torch optimizer
     """

@@ -27,6 +27,9 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
     else:
         raise ValueError("env=None, and the model has no environment of its own: pass env")
     disturbs = model.env is not None and (env is None or _parts(env) & _parts(model.env))
+    if disturbs:
+        # A wrapper may write into the observations that training has just been given.
+        model._next_obs = copy.deepcopy(model._next_obs)
     try:
         with _frozen(vec_env):
             mean, std = evaluate_policy(model, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)

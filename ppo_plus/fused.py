@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 TESTED = ("2.13",)
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
+#: What has to be traced more often than this reads something that changes all the time.
+MAX_TRACES = 4
 
 
 class CompileError(RuntimeError):
@@ -42,6 +44,7 @@ class Fused:
         self.name = name
         self.n_mutable = n_mutable
         self.strict = strict
+        self.n_traces = 0
         self._failed = False
         self.reset()
 
@@ -63,16 +66,16 @@ class Fused:
         """
         static_tensors: list[th.Tensor] = []
         _collect(static, static_tensors)
-        static_signature = _shapes(static_tensors)
+        static_signature = _signature(static_tensors)
         if self._signature[: len(static_signature)] != static_signature:
             self.reset()
 
         def call(*varying: Any) -> Any:
-            if self._failed:
+            if self._failed and not self.strict:
                 return self.function(*static, *varying)
             tensors = static_tensors.copy()
             _collect(varying, tensors)
-            signature = static_signature + _shapes(tensors[len(static_signature) :])
+            signature = static_signature + _signature(tensors[len(static_signature) :])
             if self._run is None:
                 self._compile((*static, *varying))
             if self._run is None or signature != self._signature:
@@ -81,34 +84,38 @@ class Fused:
 
         return call
 
-    def agrees(self, *args: Any) -> bool:
+    def agrees(self, *args: Any, noise: float = 0.0) -> bool:
         """Whether the compiled form does what the function does, tried on copies of these arguments.
 
-        The constants of the trace may have changed since it was made. The generator's state is restored. True where
+        The constants of the trace may have changed since it was made. The generators' states are restored. True where
         nothing is compiled.
+
+        :param noise: standard deviation of what is added to the copy of the first argument, so that terms show that
+            vanish at its present value, as a KL penalty does before the first step
         """
         if self._run is None:
             return True
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
-        if _shapes(tensors) != self._signature:
+        if _signature(tensors) != self._signature:
             return True
-        generator = th.get_rng_state()
         results = []
         for function in (self.function, self._call_compiled):
-            th.set_rng_state(generator)
-            mutable = tree_map(lambda tensor: tensor.clone(), args[: self.n_mutable])
-            results.append((function(*mutable, *args[self.n_mutable :]), mutable))
-        th.set_rng_state(generator)
+            # Each with the same random numbers, and none of them missing afterwards.
+            with th.random.fork_rng():
+                mutable = tree_map(lambda tensor: tensor.clone(), args[: self.n_mutable])
+                if noise:
+                    mutable[0].add_(noise * th.randn_like(mutable[0]))
+                results.append((function(*mutable, *args[self.n_mutable :]), mutable))
         eager, compiled = (tree_flatten(result)[0] for result in results)
         return all(
             a is b or th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
             for a, b in zip(eager, compiled, strict=True)
         )
 
-    def check(self, *args: Any) -> None:
+    def check(self, *args: Any, noise: float = 0.0) -> None:
         """Forget the compiled form if it no longer :meth:`agrees`."""
-        if not self.agrees(*args):
+        if not self.agrees(*args, noise=noise):
             self.reset()
 
     def _call_compiled(self, *args: Any) -> Any:
@@ -121,10 +128,13 @@ class Fused:
         try:
             if not th.__version__.startswith(TESTED):
                 raise CompileError(f"torch {th.__version__} is not among the tested versions {', '.join(TESTED)}")
+            if self.n_traces >= MAX_TRACES:
+                raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it had to be traced anew")
+            self.n_traces += 1
             self._run = self._trace_and_compile(args)
             tensors: list[th.Tensor] = []
             _collect(args, tensors)
-            self._signature = _shapes(tensors)
+            self._signature = _signature(tensors)
             if not self.agrees(*args):
                 raise CompileError("the compiled form does not reproduce the function's results")
         except Exception as error:
@@ -177,23 +187,33 @@ def as_if_compiling() -> Iterator[None]:
 def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
     """Let a module compute with other parameters and buffers for a while.
 
+    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its stand-in.
+
     :param module: the module
     :param own: parameters and buffers of it; one that it has under several names is replaced under all of them
     :param others: what stands in for each
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
-    undo: list[tuple[dict[str, Any], str, Any]] = []
+    stores: list[dict[str, Any]] = [
+        store
+        for part in module.modules()
+        for store in (part._parameters, part._buffers)  # type: ignore[misc]
+    ]
+    before = [store.copy() for store in stores]
     try:
-        for part in module.modules():
-            for store in (part._parameters, part._buffers):
-                for name, tensor in store.items():
-                    if id(tensor) in replacements:
-                        undo.append((store, name, tensor))
-                        store[name] = replacements[id(tensor)]  # type: ignore[assignment]
+        for store in stores:
+            for name, tensor in store.items():
+                store[name] = replacements.get(id(tensor), tensor)
         yield
+        for store, kept in zip(stores, before, strict=True):
+            for name, tensor in kept.items():
+                stand_in = replacements.get(id(tensor))
+                if stand_in is not None and store[name] is not stand_in:
+                    stand_in.copy_(store[name])
     finally:
-        for store, name, tensor in undo:
-            store[name] = tensor
+        for store, kept in zip(stores, before, strict=True):
+            store.clear()
+            store.update(kept)
 
 
 #: Stands for a tensor in the structure of a result.
@@ -212,8 +232,9 @@ def _rebuild(structure: Any, tensors: Iterator[th.Tensor]) -> Any:
     return None
 
 
-def _shapes(tensors: list[th.Tensor]) -> list[Any]:
-    return [tensor.shape for tensor in tensors]
+def _signature(tensors: list[th.Tensor]) -> list[Any]:
+    """What the compiled form takes for granted of its inputs."""
+    return [(tensor.shape, tensor.dtype, tensor.stride(), tensor.device) for tensor in tensors]
 
 
 def _collect(tree: Any, out: list[th.Tensor]) -> None:

@@ -197,6 +197,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._lr_scale = 1.0
         #: Noise that the training environments' exploration holds; ``None`` when they start anew.
         self._carry: Carry | None = None
+        #: Observations that the training environments returned last.
+        self._next_obs: Any = None
         #: Minibatches in a row that were skipped for a non-finite loss or gradient.
         self._n_skipped = 0
         self.compile = compile
@@ -214,17 +216,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        buffer_class = adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
-        self.rollout_buffer = buffer_class(
-            self.n_steps,
-            self.observation_space,
-            self.action_space,
-            device=self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-            **self.rollout_buffer_kwargs,
-        )
+        self.rollout_buffer = self._make_buffer()
         # Passed only when given: a policy class written for SB3 need not know it.
         exploration: dict[str, Any] = {} if self.exploration is None else {"exploration": self.exploration}
         self.policy = adapt_policy_class(self.policy_class)(
@@ -242,6 +234,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.clip_range_vf is not None:
             self.clip_range_vf = self._schedule("clip_range_vf")
 
+    def _make_buffer(self) -> RolloutBuffer:
+        return adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+
     def _setup_lr_schedule(self) -> None:
         self.lr_schedule = self._schedule("learning_rate")
 
@@ -253,7 +257,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions"]
+        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -268,15 +272,24 @@ class PPO_Plus(OnPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        require_number("total_timesteps", total_timesteps, 0, above=True)
+        require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
         # Attributes may have been changed since the model was built.
         check_arguments(self)
+        if (self.rollout_buffer.buffer_size, self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda) != (
+            self.n_steps,
+            self.gamma,
+            self.gae_lambda,
+        ):
+            self.rollout_buffer = self._make_buffer()
+        self._n_skipped = 0
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self._carry = None
         self._compiling = self.compile is True or (
-            self.compile == "auto" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
+            self.compile == "auto"
+            and self.device.type == "cpu"
+            and self._planned_updates(total_timesteps) >= WORTH_COMPILING
         )
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -309,6 +322,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
+        check_arguments(self)
+        if log_interval is not None:
+            require_int("log_interval (or None)", log_interval, 1)
         with _torch_threads(self._choose_threads()):
             return super().learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
@@ -348,7 +364,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         rollout_buffer.reset()
         callback.on_rollout_start()
         if self._last_obs is None:
-            self._restart(env)
+            env = self._restart()
 
         act = self._prepare_act()
         while n_steps < n_rollout_steps:
@@ -366,6 +382,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             require_finite("reward", rewards, self.num_timesteps // env.num_envs)
 
             last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
+            self._next_obs = new_obs
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
@@ -376,9 +393,9 @@ class PPO_Plus(OnPolicyAlgorithm):
                 require_finite("final observation", final_obs, self.num_timesteps // env.num_envs, env=i)
             if self._last_obs is None:
                 # The callback used the training environment: its episodes end here as at a time limit.
-                truncated += [(i, _row(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
+                truncated += [(i, _row(self._next_obs, i)) for i in np.flatnonzero(~dones).tolist()]
                 dones = np.ones_like(dones)
-                self._restart(env)
+                env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
             timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
             resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
@@ -416,27 +433,35 @@ class PPO_Plus(OnPolicyAlgorithm):
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
-            with th.no_grad():
+            with th.no_grad(), th.random.fork_rng():
                 fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
         return fused.bind(act.tensors())
 
     def _has_foreign_code(self) -> bool:
         """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
-        parts = [*self.policy.modules(), self.policy.exploration, self.policy.action_dist]
-        known = ("torch.", "stable_baselines3.", "ppo_plus.")
-        return type(self).compute_loss is not PPO_Plus.compute_loss or not all(
-            type(part).__module__.startswith(known) for part in parts
+        own = (self.policy.exploration, self.policy.action_dist, make_kl_control(self.kl_control, True))
+        return (
+            getattr(self.compute_loss, "__func__", None) is not PPO_Plus.compute_loss
+            or not all(_is_known(part) for part in (*self.policy.modules(), *own))
+            or any(part._forward_hooks or part._forward_pre_hooks for part in self.policy.modules())
         )
 
     def _obs_tensor(self) -> Any:
-        return utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        """The last observations on the device, in the layout that the compiled form expects."""
+        tensors = utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        if isinstance(tensors, dict):
+            return {key: _regular(tensor) for key, tensor in tensors.items()}
+        return _regular(tensors)
 
-    def _restart(self, env: VecEnv) -> None:
-        """Begin all episodes anew, after something else has used the training environment."""
+    def _restart(self) -> VecEnv:
+        """Begin all episodes anew, after something else has used the training environment, or it has been replaced."""
+        env = self.env
+        assert env is not None
         self._last_obs = env.reset()  # type: ignore[assignment]
         require_finite("observation", self._last_obs, self.num_timesteps // env.num_envs)
         self._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
         self._carry = None
+        return env
 
     def _renew_noise(self, n_steps: int) -> None:
         """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
@@ -547,6 +572,8 @@ class PPO_Plus(OnPolicyAlgorithm):
                     if self.verbose >= 1:
                         print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
                     break
+        # Neither kept alive nor copied with the model.
+        del update.weights
         state = control.after_update(state, last_kl, target_kl)
         self._kl_memory = control, tuple(float(value) for value in state)
         self._log_update(Records(update.names, records), state if type(control) is not KLControl else None)
@@ -559,7 +586,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             "the update",
             lambda: Update(self.policy, self.compute_loss, control, self.max_grad_norm),
             constants=(
-                control,
+                self.compute_loss,
+                type(control),
+                vars(control).copy(),
+                self.batch_size,
+                [id(tensor) for tensor in self.policy.parameters() if not tensor.requires_grad],
                 self.max_grad_norm,
                 self.normalize_advantage,
                 self.value_clip,
@@ -570,18 +601,36 @@ class PPO_Plus(OnPolicyAlgorithm):
             n_mutable=3,
         )
         update: Update = fused.function  # type: ignore[assignment]
-        update.weights = weights
-        if self._compiling and weights.vector is None and self.compile is True:
-            raise CompileError(f"compile=True, but {type(optimizer).__name__} cannot be packed: use compile=False")
-        return update, fused if self._compiling and weights.vector is not None else None
+        update.weights, update.control, update.buffers = weights, control, list(self.policy.buffers())
+        packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
+        if self._compiling and self.compile is True:
+            if weights.vector is None:
+                raise CompileError(
+                    f"compile=True, but {type(optimizer).__name__} cannot be packed (see ppo_plus.engine.packed; "
+                    "weights that were frozen for a while have taken fewer steps than the others): use compile=False"
+                )
+            if not packed_buffer:
+                raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
+        return update, fused if self._compiling and packed_buffer and weights.vector is not None else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""
         # What a policy prints includes its layers' settings, such as the p of a dropout.
-        constants = (self.policy, repr(self.policy), self.policy.exploration, self.policy.action_dist, constants)
+        noise = self.policy.exploration
+        constants = (
+            self.policy,
+            repr(self.policy),
+            type(noise),
+            vars(noise).copy(),
+            self.policy.action_dist,
+            self.compile,
+            constants,
+        )
         held = self._functions.get(name)
         if held is None or held[0] != constants:
-            held = self._functions[name] = (constants, Fused(make(), name, n_mutable, strict=self.compile is True))
+            fused = Fused(make(), name, n_mutable, strict=self.compile is True)
+            fused.n_traces = 0 if held is None else held[1].n_traces
+            held = self._functions[name] = (constants, fused)
         return held[1]
 
     def _count_skipped(self, finite: list[bool]) -> None:
@@ -598,7 +647,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _load_kl_state(self, control: KLControl) -> KLState:
         """The control's state on the device, running again."""
         state = control.init()
-        if self._kl_memory is not None and self._kl_memory[0] == control:
+        if self._kl_memory is not None and _same(self._kl_memory[0], control):
             state = KLState(*map(th.tensor, self._kl_memory[1]))
         return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
 
@@ -661,7 +710,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Mean and standard deviation of the return, with deterministic actions.
 
         It never disturbs training: normalization statistics stay as they are, and if the training environment is used
-        its episodes are begun anew before training goes on.
+        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
+        evaluated episodes as well).
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
@@ -707,8 +757,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
         :meth:`from_sb3`."""
         if "value_clip" not in saved_data(path, device, custom_objects):
-            return cls.from_sb3(path, env, device, **(custom_objects or {}) | kwargs)
+            return from_sb3(cls, path, env, device, kwargs, custom_objects)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+
+
+def _same(control: KLControl, other: KLControl) -> bool:
+    """Whether two controls are of the same kind with the same options."""
+    return type(control) is type(other) and vars(control) == vars(other)
+
+
+def _is_known(part: Any) -> bool:
+    return type(part).__module__.startswith(("torch.", "stable_baselines3.", "ppo_plus."))
 
 
 def _graph_if(needed: bool) -> th.set_grad_enabled:
@@ -736,10 +795,15 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
     ]
 
 
+def _regular(tensor: th.Tensor) -> th.Tensor:
+    """Contiguous, and in single precision if it is floating."""
+    return (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+
+
 def _row(observations: Any, index: int) -> Any:
     if isinstance(observations, dict):
-        return {key: value[index] for key, value in observations.items()}
-    return observations[index]
+        return {key: value[index].copy() for key, value in observations.items()}
+    return observations[index].copy()
 
 
 def _stack(observations: Any) -> Any:
