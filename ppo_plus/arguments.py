@@ -64,6 +64,6 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
         env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
         values = values[env]
     raise FloatingPointError(
-        f"the environment returned a {what} that is not finite: {values!r} in environment {env} at step {step}. "
+        f"the {what} that the environment returned is not finite: {values!r} in environment {env} at step {step}. "
         "Nothing was learned from it: mend the environment, or wrap it to clip its numbers"
     )

@@ -1,5 +1,6 @@
 """The checks of a model's arguments, made before any step is taken: when it is built, and at each ``learn()``."""
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def check_env(env: Any) -> None:
 
 
 def check_device(device: th.device | str) -> None:
-    """:raises ValueError: torch does not know the device, or has none here"""
+    """:raises ValueError: torch does not know the device. (Like SB3, "cuda" without a GPU means the CPU.)"""
     try:
         th.empty(0, device=get_device(device))
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -74,6 +75,16 @@ def _check_kinds(model: "PPO_Plus") -> None:
         )
     require_kind("use_sde", model.use_sde, bool, "True or False")
     require_kind("policy_kwargs", model.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
+    optimizer_class = model.policy_kwargs.get("optimizer_class", th.optim.Adam)
+    closure = inspect.signature(optimizer_class.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "
+            "use a first-order optimizer such as torch.optim.Adam"
+        )
+    net_arch = model.policy_kwargs.get("net_arch")
+    if not isinstance(net_arch, (list, tuple, dict, type(None))):
+        raise TypeError(f"policy_kwargs: net_arch={net_arch!r} must be a list of sizes, or dict(pi=[...], vf=[...])")
     require_kind("rollout_buffer_kwargs", model.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", model.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 
@@ -101,7 +112,10 @@ def _check_ranges(model: "PPO_Plus") -> None:
 
 def _check_exploration(model: "PPO_Plus") -> None:
     if model.sde_sample_freq not in ("episode", -1):
-        require_int('sde_sample_freq (or -1, or "episode")', model.sde_sample_freq, 1)
+        try:
+            require_int("sde_sample_freq", model.sde_sample_freq, 1)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f'{error} (or -1 for once per rollout, or "episode")') from None
     if model.exploration is None:
         return
     if not isinstance(model.exploration, NoiseProcess):

@@ -301,8 +301,7 @@ def make_distribution(action_space: spaces.Space[Any], squash_output: bool = Fal
     if isinstance(action_space, spaces.Box):
         if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
             raise ValueError(
-                f"action_space={action_space} has no finite bounds: give the Box a finite low and high, "
-                "for example with gymnasium.wrappers.RescaleAction"
+                f"action_space={action_space} has no finite bounds: give the environment's Box a finite low and high"
             )
         if (
             np.issubdtype(action_space.dtype, np.integer)

@@ -90,8 +90,9 @@ class Update:
     :param max_grad_norm: bound on the norm of the gradient
     """
 
-    #: The policy's weights, and its buffers, which its layers may change in place; set anew for each ``train()``.
+    #: The policy's weights; set anew for each ``train()``.
     weights: Weights
+    #: The policy's buffers, which its layers may change.
     buffers: list[th.Tensor]
 
     def __init__(
@@ -146,6 +147,8 @@ class Update:
             standing_in = swapped(self.policy, own, [*params, *buffers])
         with standing_in:
             losses = self.compute_loss(batch, coefficients)
+            if not isinstance(losses, Losses):
+                raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
             grads: Gradient = th.autograd.grad(losses.total, params, allow_unused=True)
         if vector is not None:
             grads = (_concatenated(grads, params),)
@@ -203,6 +206,8 @@ class Update:
             nonlocal compiled, bound_to, fresh
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
+            # A module may have replaced a buffer of its own.
+            self.buffers = list(self.policy.buffers())
             settled = self.weights.vector, self.weights.moments, self.buffers, coefficients, learning_rate, target_kl
             # A fresh optimizer may get its state, which is to be traced, with its first step only.
             if fused is None or fresh:

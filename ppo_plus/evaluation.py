@@ -21,6 +21,7 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
     """See :meth:`ppo_plus.PPO_Plus.evaluate`."""
     require_int("n_eval_episodes", n_eval_episodes, 1)
     if env is not None:
+        env = model._wrap_env(env, model.verbose)
         vec_env = _with_statistics_of(model, env)
     elif model.env is not None:
         vec_env = model.env
@@ -40,9 +41,8 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
     return float(mean), float(std)  # type: ignore[arg-type]
 
 
-def _with_statistics_of(model: "PPO_Plus", env: GymEnv) -> VecEnv:
+def _with_statistics_of(model: "PPO_Plus", vec_env: VecEnv) -> VecEnv:
     """The environment as the policy is used to seeing it."""
-    vec_env = model._wrap_env(env, model.verbose)
     check_for_correct_spaces(vec_env, model.observation_space, model.action_space)
     training = model.get_vec_normalize_env()
     if training is None:
@@ -59,7 +59,7 @@ def _with_statistics_of(model: "PPO_Plus", env: GymEnv) -> VecEnv:
         normalized.set_venv(vec_env.venv if isinstance(vec_env, VecTransposeImage) else vec_env)
     except AssertionError:
         raise ValueError(
-            f"env={env!r} cannot be put into a VecNormalize with the training environment's statistics, because that "
+            f"env={vec_env!r} cannot be put into a VecNormalize with the training environment's statistics: that "
             "one has further wrappers around it: wrap env as the training environment is, VecNormalize included"
         ) from None
     return model._wrap_env(normalized)

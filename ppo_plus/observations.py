@@ -74,7 +74,7 @@ def is_batched(observation: np.ndarray, space: spaces.Space) -> bool:
         return True
     raise ValueError(
         f"observation of shape {observation.shape} does not fit observation_space={space}: "
-        f"pass shape {space.shape}, or (n, *{space.shape}) for n observations"
+        f"pass shape {space.shape}, or with one more dimension in front for several observations"
     )
 
 

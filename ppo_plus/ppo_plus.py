@@ -228,6 +228,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             **self.policy_kwargs,
         ).to(self.device)
         self._maybe_recommend_cpu()
+        if isinstance(self.learning_rate, str):
+            # SB3 can load the model then.
+            self.learning_rate = self._schedule("learning_rate")
         # As in SB3, these two are schedules once the model is set up.
         if self.clip_range is not None:
             self.clip_range = self._schedule("clip_range")
@@ -261,8 +264,13 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's, for vector environments of Gymnasium and EnvPool as well."""
-        return OnPolicyAlgorithm._wrap_env(as_vec_env(env), verbose, monitor_wrapper)
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        return OnPolicyAlgorithm._wrap_env(as_vec_env(maybe_make_env(env, verbose)), verbose, monitor_wrapper)
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        if policy_name not in self.policy_aliases:
+            raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
+        return self.policy_aliases[policy_name]
 
     def _setup_learn(
         self,
@@ -601,7 +609,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             n_mutable=3,
         )
         update: Update = fused.function  # type: ignore[assignment]
-        update.weights, update.control, update.buffers = weights, control, list(self.policy.buffers())
+        update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
         if self._compiling and self.compile is True:
             if weights.vector is None:

@@ -179,6 +179,68 @@ def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
 
+class OwnPenalty(PPO_Plus):
+    """A term of the KL, which vanishes at the first minibatch of an update."""
+
+    weight = 0.0
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        params = self.policy.evaluate(batch.observations)[1]
+        kl = self.policy.action_dist.kl(batch.old_params, params).mean()
+        return losses.plus("penalty", self.weight * kl)
+
+
+def test_terms_that_vanish_at_first_are_never_stale():
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    model = OwnPenalty("MlpPolicy", env, n_steps=64, n_epochs=2, seed=0, device="cpu", compile=True).learn(256)
+    model.weight = 1000.0
+    model.learn(256)
+    assert model.logger.name_to_value["train/penalty"] > 0.0
+
+
+def test_what_changes_all_the_time_is_soon_left_uncompiled():
+    model = Weighted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
+    traces = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
+        patch.setattr("ppo_plus.fused.MAX_TRACES", 1)
+        with pytest.warns(RuntimeWarning, match="what it reads changed"):
+            for weight in (0.0, 10.0, 20.0):
+                model.weight = weight
+                model.learn(64)
+                traces.append(model._functions["the update"][1].n_traces)
+    assert traces == [1, 1, 1]
+    assert model.logger.name_to_value["train/l2"] > 0.0
+
+
+class RunningMean(th.nn.Module):
+    """A network that replaces its buffer instead of changing it in place."""
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+        self.register_buffer("mean", th.zeros(input_dim))
+
+    def forward(self, features):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * features.detach().mean(dim=0)
+        return self.linear(features - self.mean)
+
+
+def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
+    def learn(compile):
+        env = make_vec_env("CartPole-v1", 4, seed=0)
+        arguments = dict(n_steps=64, n_epochs=2, seed=0, device="cpu", compile=compile)
+        return PPO_Plus("MlpPolicy", env, policy_kwargs=dict(critic=RunningMean), **arguments).learn(256)
+
+    eager, compiled = learn(False), learn(True)
+    means = [dict(model.policy.named_buffers())["value_net.mean"] for model in (eager, compiled)]
+    assert means[0].abs().max() > 0
+    assert th.allclose(*means, atol=1e-5)
+    assert th.allclose(parameters(eager), parameters(compiled), atol=1e-5)
+
+
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
     model.learn(64)

@@ -373,3 +373,18 @@ def test_another_algorithm_is_refused(algorithm, saved, tmp_path):
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         PPO_Plus.from_sb3(tmp_path / "nothing")
+
+
+def test_load_takes_the_custom_objects_that_the_zoo_passes(tmp_path):
+    trained("options").save(tmp_path / "model")
+    objects = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.1}
+    ours = PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=objects)
+    assert (ours.lr_schedule(1.0), ours.clip_range(1.0)) == (0.0, 0.1)
+
+
+def test_arguments_are_changed_on_the_way_or_refused():
+    theirs = trained()
+    ours = PPO_Plus.from_sb3(theirs, device="cpu", stats_window_size=7, n_epochs=1)
+    assert (ours._stats_window_size, ours.n_epochs) == (7, 1)
+    with pytest.raises(TypeError, match="clip_rage"):
+        PPO_Plus.from_sb3(theirs, device="cpu", clip_rage=0.1)

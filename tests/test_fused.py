@@ -115,3 +115,12 @@ def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
         raise RuntimeError("stop")
     assert linear.weight is own[0] and module[2].running_mean is own[1]
     assert isinstance(linear.weight, nn.Parameter)
+
+
+def test_inputs_of_another_dtype_or_layout_run_the_function_itself():
+    fused = Fused(lambda x: x.float() * 2 + 1, "an affine map", strict=True)
+    call = fused.bind()
+    assert call(th.ones(2, 3)).tolist() == [[3.0] * 3] * 2
+    assert call(th.ones(2, 3, dtype=th.int64)).tolist() == [[3.0] * 3] * 2
+    transposed = th.arange(6.0).reshape(3, 2).T
+    assert th.equal(call(transposed), transposed * 2 + 1)

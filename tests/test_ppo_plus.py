@@ -11,9 +11,10 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, VECTOR, FaultyEnv, RandomEnv, StillEnv, vec
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from torch import nn
 
 from ppo_plus import (
@@ -1167,3 +1168,79 @@ def test_a_vector_environment_of_gymnasium_is_learned_from_and_evaluated():
     assert len(model.ep_info_buffer) > 0
     assert model.evaluate(2)[0] > 5
     assert model.evaluate(2, env=gym.make_vec("CartPole-v1", num_envs=2))[0] > 5
+
+
+# --- copies, and callbacks that reach for the environment ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copied_model_learns_as_the_original_does(twin_of):
+    model = make().learn(16)
+    model._logger = None
+    twin = twin_of(model)
+    for each in (model, twin):
+        each.env.seed(1)
+        th.manual_seed(1)
+        np.random.seed(1)
+        each.learn(16)
+    assert th.equal(weights(model), weights(twin))
+    np.testing.assert_array_equal(model.rollout_buffer.advantages, twin.rollout_buffer.advantages)
+
+
+class At(BaseCallback):
+    """Does something once, at a step."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self.step, self.action = step, action
+
+    def _on_step(self):
+        if self.n_calls == self.step:
+            self.action(self.model)
+        return True
+
+
+def test_evaluating_amid_stacked_frames_bootstraps_from_what_was_seen():
+    env = VecFrameStack(vec(ACTIONS["discrete"], n_envs=1), 2)
+    model = make(env=env, n_steps=8, policy_kwargs={"ortho_init": False})
+    seen = []
+
+    def evaluate(model):
+        seen.append(model._next_obs.copy())
+        model.evaluate(1)
+        seen.append(model._next_obs)
+
+    model.learn(8, At(4, evaluate))
+    # The observation behind the transition that the evaluation cut off.
+    np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.parametrize("step", [1, 5, 8, 9])
+def test_the_environment_may_be_replaced_in_a_rollout(step):
+    model = make()
+    model.learn(32, At(step, lambda model: model.set_env(vec(ACTIONS["discrete"]))))
+    assert model.num_timesteps == 32
+
+
+def test_integer_actions_stay_whole_in_a_buffer_written_for_sb3():
+    box = spaces.Box(-10, 10, (2,), np.int32)
+    model = make(Recording, env=vec(box), rollout_buffer_class=SB3RolloutBuffer).learn(16)
+    assert model.record[0][2]["approx_kl"].item() == pytest.approx(0.0, abs=1e-6)
+
+
+class Plain(KLControl):
+    """A control that is no dataclass."""
+
+    def __init__(self, allowed):
+        object.__setattr__(self, "allowed", allowed)
+
+    def after_minibatch(self, state, kl, target):
+        return state._replace(running=state.running & th.tensor(self.allowed))
+
+
+def test_another_control_of_the_same_class_takes_over():
+    model = make(kl_control=Plain(True)).learn(16)
+    before = weights(model)
+    model.kl_control = Plain(False)
+    model.learn(16)
+    assert th.equal(weights(model), before)

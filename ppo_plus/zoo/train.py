@@ -157,7 +157,7 @@ class ProgressLines(BaseCallback):
 
     def _on_step(self) -> bool:
         done, total = self.num_timesteps, self.locals["total_timesteps"]
-        if done * 10 >= (self.lines + 1) * total:
+        if self.lines < 10 and done * 10 >= (self.lines + 1) * total:
             self.lines = done * 10 // total
             self._print(done, total)
         return True
