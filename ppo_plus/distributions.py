@@ -140,7 +140,8 @@ class DiagGaussian(ActionDistribution):
         if np.issubdtype(space.dtype, np.integer):
             # float64 holds every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
-        clipped: np.ndarray = np.clip(actions, space.low, space.high).astype(space.dtype, copy=False)
+        # Several times cheaper than np.clip on small arrays.
+        clipped: np.ndarray = np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype, copy=False)
         return clipped
 
     def to_torch(self, params: th.Tensor) -> Any:

@@ -406,7 +406,8 @@ class PPO_Plus(OnPolicyAlgorithm):
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
             timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
-            resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
+            if dones.any():
+                resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
                 last_obs,  # type: ignore[arg-type]
                 actions,
@@ -795,6 +796,8 @@ def _torch_threads(number: int) -> Iterator[None]:
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
+    if not dones.any():
+        return []
     return [
         # Copies: the environment may use the memory again before the rollout ends.
         (i, copy.deepcopy(infos[i]["terminal_observation"]))
