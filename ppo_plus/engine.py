@@ -201,16 +201,20 @@ class Update:
         compiled: Callable[..., Any] | None = None
         bound_to: Any = None
         fresh = not self.weights.moments
+        full_size = 0
 
         def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
-            nonlocal compiled, bound_to, fresh
+            nonlocal compiled, bound_to, fresh, full_size
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
             # A module may have replaced a buffer of its own.
             self.buffers = list(self.policy.buffers())
             settled = self.weights.vector, self.weights.moments, self.buffers, coefficients, learning_rate, target_kl
-            # A fresh optimizer may get its state, which is to be traced, with its first step only.
-            if fused is None or fresh:
+            # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
+            # trace is a full one, as the first is.
+            size = 0 if indices is None else len(indices)
+            full_size = max(full_size, size)
+            if fused is None or fresh or size < full_size:
                 fresh = False
                 return self(*settled, data, state, indices)
             if verify and compiled is None:

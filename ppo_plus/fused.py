@@ -66,8 +66,8 @@ class Fused:
         """
         static_tensors: list[th.Tensor] = []
         _collect(static, static_tensors)
-        static_signature = _signature(static_tensors)
-        if self._signature[: len(static_signature)] != static_signature:
+        n_static = len(static_tensors)
+        if self._signature[:n_static] != _signature(static_tensors):
             self.reset()
 
         def call(*varying: Any) -> Any:
@@ -75,10 +75,10 @@ class Fused:
                 return self.function(*static, *varying)
             tensors = static_tensors.copy()
             _collect(varying, tensors)
-            signature = static_signature + _signature(tensors[len(static_signature) :])
+            signature = _signature(tensors[n_static:])
             if self._run is None:
                 self._compile((*static, *varying))
-            if self._run is None or signature != self._signature:
+            if self._run is None or signature != self._signature[n_static:]:
                 return self.function(*static, *varying)
             return _rebuild(self._result, iter(self._run(*tensors)))
 

@@ -241,6 +241,15 @@ def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-5)
 
 
+def test_full_minibatches_are_the_compiled_ones():
+    """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)
+    model.learn(96)
+    fused = model._functions["the update"][1]
+    shapes = [shape for shape, *_ in fused._signature]
+    assert shapes[-1] == (64,)
+
+
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
     model.learn(64)
