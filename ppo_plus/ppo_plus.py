@@ -38,7 +38,7 @@ from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.schedules import Schedule, make_schedule
-from ppo_plus.vec_env import as_vec_env
+from ppo_plus.vec_env import as_vec_env, row_of
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -281,8 +281,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
-        # Attributes may have been changed since the model was built.
-        check_arguments(self)
         if (self.rollout_buffer.buffer_size, self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda) != (
             self.n_steps,
             self.gamma,
@@ -330,6 +328,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
+        # Attributes may have been changed since the model was built.
         check_arguments(self)
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
@@ -401,7 +400,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 require_finite("final observation", final_obs, self.num_timesteps // env.num_envs, env=i)
             if self._last_obs is None:
                 # The callback used the training environment: its episodes end here as at a time limit.
-                truncated += [(i, _row(self._next_obs, i)) for i in np.flatnonzero(~dones).tolist()]
+                truncated += [(i, row_of(self._next_obs, i)) for i in np.flatnonzero(~dones).tolist()]
                 dones = np.ones_like(dones)
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
@@ -560,7 +559,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             update, fused = self._prepare_update(weights, control)
             step = update.stepper(
                 fused,
-                self._has_foreign_code(),
+                fused is not None and self._has_foreign_code(),
                 self._make_coefficients(progress),
                 th.tensor(self.lr_schedule(progress), device=self.device),
                 target_kl,
@@ -809,12 +808,6 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
 def _regular(tensor: th.Tensor) -> th.Tensor:
     """Contiguous, and in single precision if it is floating."""
     return (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
-
-
-def _row(observations: Any, index: int) -> Any:
-    if isinstance(observations, dict):
-        return {key: value[index].copy() for key, value in observations.items()}
-    return observations[index].copy()
 
 
 def _stack(observations: Any) -> Any:

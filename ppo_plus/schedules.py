@@ -127,6 +127,8 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
+        if (value.name, value.low, value.strict) == (name, low, False):
+            return value  # it was made here, and so has been checked
         value = value.schedule
     if isinstance(value, bool) or not (isinstance(value, str) or callable(value) or _is_number(value)):
         raise TypeError(
@@ -140,8 +142,9 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         schedule = Constant(float(value))
     Bounded(name, schedule, low, strict)(1.0)
     bounded = Bounded(name, schedule, low)
-    for step in range(100, -1, -1):
-        bounded(step / 100)
+    if not isinstance(schedule, Constant):
+        for step in range(100, -1, -1):
+            bounded(step / 100)
     return bounded
 
 

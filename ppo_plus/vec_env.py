@@ -164,7 +164,7 @@ class _VectorAdapter(VecEnv):
                 infos[i]["terminal_observation"] = _final_row(columns["final_obs"], i)
             return obs
         for i in ended:
-            infos[i]["terminal_observation"] = _row(obs, i)
+            infos[i]["terminal_observation"] = row_of(obs, i)
         return self._reset_ended(ended, obs) if self.autoreset == DISABLED else obs
 
     def _reset_ended(self, ended: list[int], obs: Any) -> Any:
@@ -508,14 +508,14 @@ def _map(function: Callable[[Any], Any], obs: Any) -> Any:
     return function(obs)
 
 
-def _row(obs: Any, i: int) -> Any:
+def row_of(obs: Any, i: int) -> Any:
     """A copy of the observation of environment ``i``."""
     return _map(lambda array: np.array(array[i]), obs)
 
 
 def _final_row(final_obs: Any, i: int) -> Any:
-    """As :func:`_row`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
-    return _map(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else _row(final_obs, i)
+    """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
+    return _map(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
 
 
 def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:

@@ -3,42 +3,18 @@
 import copy
 import shutil
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from envs import VECTOR, vec
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.fused import CompileError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
-
-
-class Numbers(gym.Env):
-    """Random observations of any space; the reward depends on the action. Episodes end both ways."""
-
-    def __init__(self, action_space, observation_space):
-        self.action_space, self.observation_space = action_space, observation_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        reward = float(np.sum(action)) + self.np_random.normal()
-        return self.observation_space.sample(), reward, self.np_random.random() < 0.05, self.steps >= 15, {}
-
-
-def vec_env(action_space, observation_space=None):
-    observation_space = observation_space or spaces.Box(-1, 1, (5,), np.float32)
-    return DummyVecEnv([lambda: Numbers(action_space, observation_space) for _ in range(4)])
 
 
 PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
@@ -70,7 +46,7 @@ def test_compiled_and_eager_train_the_same(case):
     models = [
         PPO_Plus(
             policy,
-            vec_env(action_space, observation_space),
+            vec(action_space, observation_space or VECTOR, n_envs=4),
             n_steps=32,
             n_epochs=3,
             seed=1,

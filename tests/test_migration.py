@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from networks import TowerPolicy, TwoTowers
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -18,7 +19,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 from torch import nn
@@ -185,36 +185,6 @@ def test_images(extractor):
     )
     model = PPO("CnnPolicy", Pixels(), policy_kwargs=policy_kwargs, **SMALL).learn(64)
     assert model.predict(Pixels().reset()[0])[0].shape == ()
-
-
-class TwoTowers(nn.Module):
-    """Separate hidden layers for policy and value, with the attributes that SB3 asks for."""
-
-    def __init__(self, feature_dim: int, latent_dim_pi: int = 24, latent_dim_vf: int = 24):
-        super().__init__()
-        self.latent_dim_pi, self.latent_dim_vf = latent_dim_pi, latent_dim_vf
-        self.policy_tower = nn.Sequential(nn.Linear(feature_dim, latent_dim_pi), nn.ReLU())
-        self.value_tower = nn.Sequential(nn.Linear(feature_dim, latent_dim_vf), nn.ReLU())
-
-    def forward(self, features):
-        return self.forward_actor(features), self.forward_critic(features)
-
-    def forward_actor(self, features):
-        return self.policy_tower(features)
-
-    def forward_critic(self, features):
-        return self.value_tower(features)
-
-
-class TowerPolicy(ActorCriticPolicy):
-    """A policy class written for SB3."""
-
-    def __init__(self, observation_space, action_space, lr_schedule, *args, **kwargs):
-        kwargs["ortho_init"] = False
-        super().__init__(observation_space, action_space, lr_schedule, *args, **kwargs)
-
-    def _build_mlp_extractor(self):
-        self.mlp_extractor = TwoTowers(self.features_dim)
 
 
 def test_policy_class_written_for_sb3(tmp_path):

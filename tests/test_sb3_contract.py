@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, vec
 from gymnasium import spaces
+from networks import TowerPolicy, TwoTowers
 from stable_baselines3 import PPO
 from stable_baselines3 import ppo as sb3_ppo
 from stable_baselines3.common import callbacks
@@ -686,36 +687,6 @@ def test_sb3s_policy_classes_are_accepted(policy, observation, tmp_path):
     assert isinstance(model.policy, ActorCriticPolicy)
     model.save(tmp_path / "model")
     assert th.equal(weights(PPO_Plus.load(tmp_path / "model", device="cpu")), weights(model))
-
-
-class TwoTowers(nn.Module):
-    """The shape of a custom network that SB3 asks for."""
-
-    def __init__(self, features_dim):
-        super().__init__()
-        self.latent_dim_pi, self.latent_dim_vf = 6, 4
-        self.policy_tower = nn.Sequential(nn.Linear(features_dim, 6), nn.ReLU())
-        self.value_tower = nn.Sequential(nn.Linear(features_dim, 4), nn.ReLU())
-
-    def forward(self, features):
-        return self.forward_actor(features), self.forward_critic(features)
-
-    def forward_actor(self, features):
-        return self.policy_tower(features)
-
-    def forward_critic(self, features):
-        return self.value_tower(features)
-
-
-class TowerPolicy(SB3Policy):
-    """A subclass of SB3's policy, with its constructor and a network of its own."""
-
-    def __init__(self, observation_space, action_space, lr_schedule, *args, **kwargs):
-        kwargs["ortho_init"] = False
-        super().__init__(observation_space, action_space, lr_schedule, *args, **kwargs)
-
-    def _build_mlp_extractor(self):
-        self.mlp_extractor = TwoTowers(self.features_dim)
 
 
 @every_kind
