@@ -106,6 +106,7 @@ class DiagGaussian(ActionDistribution):
     def __init__(self, action_space: spaces.Box):
         super().__init__(action_space)
         self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
+        self.is_integer = bool(np.issubdtype(action_space.dtype, np.integer))
 
     def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
         assert std is not None
@@ -137,7 +138,7 @@ class DiagGaussian(ActionDistribution):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        if np.issubdtype(space.dtype, np.integer):
+        if self.is_integer:
             # float64 holds every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
         # Several times cheaper than np.clip on small arrays.
