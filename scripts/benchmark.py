@@ -119,7 +119,7 @@ def image(size: int, channels: int) -> spaces.Box:
 
 VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
-VECTORS = {"position": VECTOR, "velocity": VECTOR}
+VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
     "CartPole-v1-x8": Workload("CartPole-v1", 8, 256, rollouts=4),
