@@ -39,6 +39,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser) -> None:
     """
     add = command.add_argument_group("what is trained").add_argument
     add("-conf", "--conf-file", metavar="FILE", help="YAML settings in rl_zoo3's format (default: the package's own)")
+    add("--variant", metavar="NAME", help="take the settings' entry ID/NAME, such as CartPole-v1/gSDE")
     add(
         "--trust-config",
         action="store_true",
@@ -79,12 +80,13 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
     overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
     if args.env_kwargs:
         overrides["env_kwargs"] = dict(args.env_kwargs)
-    if read_entry(args.env, source)[0] == "default":
+    if read_entry(args.env, source, args.variant)[0] == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
     return load_experiment(
         args.env,
         source,
         overrides,
+        variant=args.variant,
         trust_config=args.trust_config,
         packages=[package.split(".")[0] for package in args.gym_packages],
         seed=args.seed if args.seed >= 0 else int(np.random.default_rng().integers(2**32)),
