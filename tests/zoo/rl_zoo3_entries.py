@@ -1,7 +1,7 @@
-"""What rl_zoo3 makes of every entry of one of its files, pickled to a path. A program of its own, because importing
+"""What rl_zoo3 makes of every entry of some of its files, pickled to a path. A program of its own, because importing
 rl_zoo3 changes Gymnasium.
 
-``python rl_zoo3_entries.py ppo out.pkl``
+``python rl_zoo3_entries.py out.pkl ppo a2c``
 """
 
 import argparse
@@ -50,9 +50,13 @@ def parts(wrap) -> list:
     return list(zip(classes, cells["wrapper_kwargs"], strict=True))
 
 
-if __name__ == "__main__":
-    algo, out = sys.argv[1:]
+def read_file(algo: str) -> dict:
+    """All entries of a file."""
     path = Path(sys.modules["rl_zoo3"].__file__).parent / "hyperparams" / f"{algo}.yml"
     names = yaml.safe_load(path.read_bytes())
-    entries = {name: read(algo, path, "ALE/Pong-v5" if name == "atari" else name, name == "atari") for name in names}
-    Path(out).write_bytes(pickle.dumps(entries))
+    return {name: read(algo, path, "ALE/Pong-v5" if name == "atari" else name, name == "atari") for name in names}
+
+
+if __name__ == "__main__":
+    out, *algos = sys.argv[1:]
+    Path(out).write_bytes(pickle.dumps({algo: read_file(algo) for algo in algos}))

@@ -17,6 +17,7 @@ import yaml
 
 from ppo_plus import PPO_Plus
 from ppo_plus.schedules import make_schedule
+from ppo_plus.zoo import cli, rl_zoo3_plugin
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import PARTS, load_experiment, parse_settings
 from ppo_plus.zoo.models import make_model
@@ -61,15 +62,16 @@ def no_import_of_rl_zoo3(monkeypatch):
     source.loader.exec_module(wrappers)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ppo_lstm", "a2c"])
-def test_entries_are_read_as_rl_zoo3_reads_them(algo, tmp_path, minigrid, no_import_of_rl_zoo3):
+def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of_rl_zoo3):
     out = tmp_path / "entries.pkl"
-    run([str(Path(__file__).with_name("rl_zoo3_entries.py")), algo, str(out)], tmp_path, minigrid)
+    algos = ["ppo", "ppo_lstm", "a2c"]
+    run([str(Path(__file__).with_name("rl_zoo3_entries.py")), str(out), *algos], tmp_path, minigrid)
     theirs = pickle.loads(out.read_bytes())
-    entries = yaml.safe_load((ZOO_FILES / f"{algo}.yml").read_bytes())
-    assert entries.keys() == theirs.keys() and len(entries) >= 15
-    for name, settings in entries.items():
-        assert comparable(parse_settings(name, settings)) == theirs[name], name
+    for algo in algos:
+        entries = yaml.safe_load((ZOO_FILES / f"{algo}.yml").read_bytes())
+        assert entries.keys() == theirs[algo].keys() and len(entries) >= 15
+        for name, settings in entries.items():
+            assert comparable(parse_settings(name, settings)) == theirs[algo][name], (algo, name)
 
 
 def comparable(experiment):
@@ -149,23 +151,17 @@ def test_optimize_in_rl_zoo3(tmp_path):
     assert "Number of finished trials:  1" in shown and "Value:" in shown
 
 
-def test_rl_zoo3_enjoys_what_we_trained(tmp_path):
-    code = "from ppo_plus.zoo.cli import main; main('train --env CartPole-v1 -n 256 -params normalize:true'.split())"
-    run(["-c", code], tmp_path)
+def test_rl_zoo3_enjoys_what_we_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.main("train --env CartPole-v1 -n 256 --no-progress -params normalize:true".split())
     plugin = ["-m", "ppo_plus.zoo.rl_zoo3_plugin", "enjoy", "--algo", "ppo_plus", "--env", "CartPole-v1"]
     shown = run([*plugin, "-f", "logs", "--no-render", "-n", "600"], tmp_path)
     assert "Mean reward" in shown and "Loading running average" in shown
 
 
-def test_plugin_without_a_known_script(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "ppo_plus.zoo.rl_zoo3_plugin", "fly"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "ppo_plus.zoo.rl_zoo3_plugin: error: the first argument must be one of train, enjoy, not 'fly'"
-    ]
+def test_plugin_without_a_known_script(capsys):
+    with pytest.raises(SystemExit) as stop:
+        rl_zoo3_plugin.main(["fly"])
+    assert stop.value.code == 2
+    expected = "ppo_plus.zoo.rl_zoo3_plugin: error: the first argument must be one of train, enjoy, not 'fly'\n"
+    assert capsys.readouterr().err == expected
