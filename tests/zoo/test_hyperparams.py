@@ -77,6 +77,20 @@ def test_yaml_cannot_run_code(settings, tmp_path):
     assert not target.exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(12)),
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+    ],
+    ids=["grows", "list", "mapping"],
+)
+def test_anchors_that_never_end(settings, text):
+    with pytest.raises(ValueError, match="more than 100000 values, or one that contains itself"):
+        read_entry("a", settings(text))
+
+
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_entry("Foo-v0", tmp_path / "nope.yml")
