@@ -7,6 +7,7 @@ import copy
 import io
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
@@ -35,6 +36,7 @@ from ppo_plus.exploration import Carry, NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.masking import MaskSource, find_masks
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.schedules import Schedule, make_schedule
@@ -104,6 +106,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
+    :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
+        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -150,6 +154,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
         n_threads: int | Literal["auto"] = "auto",
+        action_mask_key: str | None = None,
     ):
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
@@ -203,6 +208,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._n_skipped = 0
         self.compile = compile
         self.n_threads = n_threads
+        self.action_mask_key = action_mask_key
+        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+        self._expects_masks = False
+        self._warned_of_masks = False
         #: Whether this call of ``learn()`` compiles.
         self._compiling = False
         #: Functions that can be compiled, by name, with the constants that they were traced with.
@@ -217,14 +226,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only when given: a policy class written for SB3 need not know it.
-        exploration: dict[str, Any] = {} if self.exploration is None else {"exploration": self.exploration}
+        # Passed only when given: a policy class written for SB3 need not know them.
+        own: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
             self.lr_schedule,
             use_sde=self.use_sde,
-            **exploration,
+            **{name: value for name, value in own.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
         self._maybe_recommend_cpu()
@@ -260,7 +269,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs"]
+        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs", "_warned_of_masks"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -373,12 +382,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self._last_obs is None:
             env = self._restart()
 
-        act = self._prepare_act()
+        mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
+            action_masks = None if mask_source is None else self._read_masks(mask_source, env)
             with th.no_grad():
                 obs_tensor = self._obs_tensor()
-                step, self._carry = act(obs_tensor, self._carry)
+                step, self._carry = act(obs_tensor, self._carry, self._optional_tensor(action_masks))
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -415,6 +426,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 values,
                 log_probs,
                 step.params,
+                **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
             self._last_obs = new_obs  # type: ignore[assignment]
@@ -434,15 +446,29 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _prepare_act(self) -> Callable[[Any, Any], tuple[Step, Carry]]:
+    def _read_masks(self, source: MaskSource, env: VecEnv) -> np.ndarray | None:
+        """The present masks, checked; ``None`` if they are in the observations."""
+        masks = source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
+        if source.key is not None:
+            return None
+        self._expects_masks = True
+        return masks
+
+    def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
+        return None if array is None else th.as_tensor(array, device=self.device)
+
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[[Any, Any, Any], tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
             return self.policy.act
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
+            masks = None
+            if mask_source is not None and mask_source.key is None:
+                masks = self._optional_tensor(np.ones((self.n_envs, sum(mask_source.choices)), dtype=bool))
             with th.no_grad(), th.random.fork_rng():
-                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
+                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs), masks)
         return fused.bind(act.tensors())
 
     def _has_foreign_code(self) -> bool:
@@ -498,7 +524,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations)
+        values, params = self.policy.evaluate(batch.observations, masks=batch.masks)
         log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
         advantages = batch.advantages
         if self.normalize_advantage in (True, "minibatch"):
@@ -711,6 +737,25 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.logger.record("train/lr_scale", kl_state.lr_scale.item())
 
     # --- around training -------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def evaluate(
         self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
