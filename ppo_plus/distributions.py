@@ -384,7 +384,8 @@ class Product(ActionDistribution):
 
     def to_env(self, actions: np.ndarray) -> list[Any]:
         each = np.split(actions.reshape(len(actions), self.action_dim), np.cumsum(self._action_dims)[:-1], axis=1)
-        rows = list(zip(*map(_elements, self._each("to_env", each)), strict=True))
+        columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
+        rows = list(zip(*columns, strict=True))
         if isinstance(self.action_space, spaces.Tuple):
             return rows
         return [dict(zip(self.action_space.spaces, row, strict=True)) for row in rows]
@@ -412,11 +413,11 @@ def _has_box(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box)
 
 
-def _elements(actions: Any) -> list[Any]:
-    """The rows of what ``to_env`` returns: numbers for Discrete, and for Box arrays, also those of shape ``()``."""
-    if isinstance(actions, np.ndarray) and np.issubdtype(actions.dtype, np.floating):
-        return [actions[i, ...] for i in range(len(actions))]
-    return list(actions)
+def _elements(space: spaces.Space[Any], actions: Any) -> list[Any]:
+    """The rows of what ``to_env`` returns: numbers for Discrete; arrays for the others, even with shape ``()``."""
+    if isinstance(actions, list) or isinstance(space, spaces.Discrete):
+        return list(actions)
+    return [actions[i, ...] for i in range(len(actions))]
 
 
 def _joined(actions: list[th.Tensor], params: th.Tensor) -> th.Tensor:

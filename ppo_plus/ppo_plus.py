@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
-from stable_baselines3 import PPO
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -779,20 +778,21 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path_or_model: str | pathlib.Path | io.BufferedIOBase | PPO,
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO``: same actions, and training goes on where it was.
+        """Take over a trained SB3 ``PPO`` or sb3-contrib ``MaskablePPO``.
 
-        Weights, optimizer state, hyperparameters and counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
+        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
 
         :param path_or_model: a saved model, or a model
         :param env: where to train on; by default the model's own, if it has one
         :param device: where to compute
         :param kwargs: arguments to change on the way
-        :raises TypeError: not an SB3 ``PPO``
+        :raises TypeError: neither
         """
         return from_sb3(cls, path_or_model, env, device, kwargs)
 
