@@ -125,6 +125,7 @@ class DiagGaussian(ActionDistribution):
         self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
         self.param_dim = 2 * self.net_dim
         self.choices = []
+        self.is_integer = bool(np.issubdtype(action_space.dtype, np.integer))
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert std is not None
@@ -156,7 +157,7 @@ class DiagGaussian(ActionDistribution):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        if np.issubdtype(space.dtype, np.integer):
+        if self.is_integer:
             # float64 holds every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
         # Several times cheaper than np.clip on small arrays.
