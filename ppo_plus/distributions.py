@@ -231,7 +231,9 @@ class Categorical(ActionDistribution):
         if masks is not None:
             # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
             net = net.where(masks, th.finfo(net.dtype).min)
-        return self._join([logits - logits.logsumexp(dim=1, keepdim=True) for logits in self._split(net)])
+        # With gradients as one operation, without them in SB3's order, so that a rollout has its very bits.
+        normalized = F.log_softmax if th.is_grad_enabled() else _log_softmax
+        return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
@@ -253,8 +255,7 @@ class Categorical(ActionDistribution):
         return params.gather(1, chosen).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
-        probs = self._join([_softmax(p) for p in self._split(params)])
-        return -(params.clamp(min=th.finfo(params.dtype).min) * probs).sum(dim=1)
+        return -(params.clamp(min=th.finfo(params.dtype).min) * params.exp()).sum(dim=1)
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
         return (old.exp() * (old - new)).sum(dim=1)
@@ -505,6 +506,10 @@ class BoundDistribution:
 def _exponential_like(tensor: th.Tensor) -> th.Tensor:
     # Never 0, which some generators draw: 0 / 0 would let a masked alternative win.
     return th.empty_like(tensor).exponential_(1).clamp_(min=th.finfo(tensor.dtype).tiny)
+
+
+def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
+    return logits - logits.logsumexp(dim, keepdim=True)
 
 
 def _softmax(log_probs: th.Tensor) -> th.Tensor:

@@ -382,12 +382,15 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self._restart()
 
         mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        self._expects_masks = mask_source is not None and mask_source.key is None
         act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
-            action_masks = None if mask_source is None else self._read_masks(mask_source, env)
+            action_masks = None
+            if mask_source is not None:
+                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
-            step, self._carry = act(obs_tensor, self._carry, self._optional_tensor(action_masks))
+            step, self._carry = act(obs_tensor, self._carry, self._mask_tensor(action_masks))
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -444,16 +447,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _read_masks(self, source: MaskSource, env: VecEnv) -> np.ndarray | None:
-        """The present masks, checked; ``None`` if they are in the observations."""
-        masks = source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
-        if source.key is not None:
-            return None
-        self._expects_masks = True
-        return masks
-
-    def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
-        return None if array is None else th.as_tensor(array, device=self.device)
+    def _mask_tensor(self, masks: np.ndarray | None) -> th.Tensor | None:
+        return None if masks is None else th.as_tensor(masks, device=self.device)
 
     def _prepare_act(self, mask_source: MaskSource | None) -> Callable[[Any, Any, Any], tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
@@ -462,9 +457,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
-            masks = None
-            if mask_source is not None and mask_source.key is None:
-                masks = self._optional_tensor(np.ones((self.n_envs, sum(mask_source.choices)), dtype=bool))
+            masks = self._mask_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
                 fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs), masks)
         return fused.bind([tensor.detach() for tensor in act.tensors()])
