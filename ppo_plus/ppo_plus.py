@@ -455,7 +455,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if not self._compiling:
             return th.no_grad()(self.policy.act)
         act = Act(self.policy)
-        fused = self._fused("acting", lambda: act, constants=None)
+        fused = self._fused("acting", lambda: act, constants=mask_source)
         if self._has_foreign_code():
             masks = self._mask_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
