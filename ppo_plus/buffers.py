@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     :param returns: targets of the critic, shape ``(B,)``
     :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
         a buffer class that does not keep them
+    :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None`` where there are none, or they
+        are in the observations
     """
 
     observations: Observations
@@ -39,6 +41,7 @@ class Batch(NamedTuple):
     advantages: th.Tensor
     returns: th.Tensor
     old_params: th.Tensor | None = None
+    masks: th.Tensor | None = None
 
 
 class RolloutBuffer:
@@ -64,6 +67,7 @@ class RolloutBuffer:
     advantages: np.ndarray
     returns: np.ndarray
     params: np.ndarray
+    masks: np.ndarray | None = None
 
     def __init__(
         self,
@@ -109,6 +113,9 @@ class RolloutBuffer:
         self.full = False
         #: Which transitions to learn from; ``None``: all.
         self.valid: np.ndarray | None = None
+        # The next rollout may be without.
+        self._tensors.pop("masks", None)
+        vars(self).pop("masks", None)
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -123,6 +130,7 @@ class RolloutBuffer:
         value: th.Tensor,
         log_prob: th.Tensor,
         params: th.Tensor,
+        masks: np.ndarray | None = None,
     ) -> None:
         """Store one step of all environments.
 
@@ -134,10 +142,13 @@ class RolloutBuffer:
         :param value: shape ``(N,)`` or ``(N, 1)``
         :param log_prob: shape ``(N,)``
         :param params: parameters of the action distribution, shape ``(N, param_dim)``
+        :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         """
         self._write("observations", obs)
         self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
         self._write("params", params.cpu().numpy())
+        if masks is not None:
+            self._write("masks", masks)
         self.rewards[self.pos] = reward
         self.episode_starts[self.pos] = episode_start
         self.values[self.pos] = value.cpu().numpy().reshape(-1)
@@ -225,7 +236,9 @@ class RolloutBuffer:
     def on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension."""
         names = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
-        return Batch(*(_flatten(self._tensors[name], self.device) for name in names))
+        batch = Batch(*(_flatten(self._tensors[name], self.device) for name in names))
+        masks = self._tensors.get("masks")
+        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
     def _write(self, name: str, rows: Any) -> None:
         """Copy ``rows`` into the current step; the first step of a rollout settles shapes and dtypes."""
@@ -271,7 +284,12 @@ class _SB3Methods:
         # observations that VecNormalize has made floats of.
         self.actions = self.actions.astype(np.float32)
 
-    def add(self, obs: Any, *step: Any) -> None:
+    def add(self, obs: Any, *step: Any, masks: Any = None) -> None:
+        if masks is not None:
+            raise ValueError(
+                f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
+                "ppo_plus.RolloutBuffer"
+            )
         if self.pos == 0:
             self.observations = _as_incoming(self.observations, obs)
         super().add(obs, *step[:5])  # type: ignore[misc]

@@ -7,15 +7,15 @@ import copy
 import io
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
-from stable_baselines3 import PPO
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -35,6 +35,7 @@ from ppo_plus.exploration import Carry, NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.masking import MaskSource, find_masks
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.schedules import Schedule, make_schedule
@@ -104,6 +105,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
+    :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
+        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -150,6 +153,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
         n_threads: int | Literal["auto"] = "auto",
+        action_mask_key: str | None = None,
     ):
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
@@ -203,6 +207,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._n_skipped = 0
         self.compile = compile
         self.n_threads = n_threads
+        self.action_mask_key = action_mask_key
+        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+        self._expects_masks = False
+        self._warned_of_masks = False
         #: Whether this call of ``learn()`` compiles.
         self._compiling = False
         #: Functions that can be compiled, by name, with the constants that they were traced with.
@@ -217,14 +225,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only when given: a policy class written for SB3 need not know it.
-        exploration: dict[str, Any] = {} if self.exploration is None else {"exploration": self.exploration}
+        # Passed only when given: a policy class written for SB3 need not know them.
+        own: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
             self.lr_schedule,
             use_sde=self.use_sde,
-            **exploration,
+            **{name: value for name, value in own.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
         self._maybe_recommend_cpu()
@@ -260,7 +268,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs"]
+        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs", "_warned_of_masks"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -373,11 +381,16 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self._last_obs is None:
             env = self._restart()
 
-        act = self._prepare_act()
+        mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        self._expects_masks = mask_source is not None and mask_source.key is None
+        act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
+            action_masks = None
+            if mask_source is not None:
+                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
-            step, self._carry = act(obs_tensor, self._carry)
+            step, self._carry = act(obs_tensor, self._carry, self._mask_tensor(action_masks))
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -414,6 +427,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 values,
                 log_probs,
                 step.params,
+                **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
             self._last_obs = new_obs  # type: ignore[assignment]
@@ -433,15 +447,19 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _prepare_act(self) -> Callable[[Any, Any], tuple[Step, Carry]]:
+    def _mask_tensor(self, masks: np.ndarray | None) -> th.Tensor | None:
+        return None if masks is None else th.as_tensor(masks, device=self.device)
+
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[[Any, Any, Any], tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
             return th.no_grad()(self.policy.act)
         act = Act(self.policy)
-        fused = self._fused("acting", lambda: act, constants=None)
+        fused = self._fused("acting", lambda: act, constants=mask_source)
         if self._has_foreign_code():
+            masks = self._mask_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
-                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
+                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs), masks)
         return fused.bind([tensor.detach() for tensor in act.tensors()])
 
     def _has_foreign_code(self) -> bool:
@@ -497,7 +515,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations)
+        values, params = self.policy.evaluate(batch.observations, masks=batch.masks)
         log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
         advantages = batch.advantages
         if self.normalize_advantage in (True, "minibatch"):
@@ -713,6 +731,25 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     # --- around training -------------------------------------------------------------------------------------------
 
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
     def evaluate(
         self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
     ) -> tuple[float, float]:
@@ -735,20 +772,21 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path_or_model: str | pathlib.Path | io.BufferedIOBase | PPO,
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO``: same actions, and training goes on where it was.
+        """Take over a trained SB3 ``PPO`` or sb3-contrib ``MaskablePPO``.
 
-        Weights, optimizer state, hyperparameters and counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
+        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
 
         :param path_or_model: a saved model, or a model
         :param env: where to train on; by default the model's own, if it has one
         :param device: where to compute
         :param kwargs: arguments to change on the way
-        :raises TypeError: not an SB3 ``PPO``
+        :raises TypeError: neither
         """
         return from_sb3(cls, path_or_model, env, device, kwargs)
 

@@ -1,4 +1,4 @@
-"""How fast PPO_Plus trains beside SB3's PPO and, where it is installed, SBX's.
+"""How fast PPO_Plus trains beside SB3's PPO (with action masks: sb3-contrib's MaskablePPO) and, where installed, SBX's.
 
     python scripts/benchmark.py --json docs/benchmarks/speed.json --plot docs/benchmarks/speed.png
     python scripts/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
@@ -69,6 +69,8 @@ class Workload:
     :param rollouts: how many rollouts, with their updates, make a round
     :param arguments: further arguments of the algorithms
     :param own: further arguments of PPO_Plus alone
+    :param reference: module and class of the algorithm that stands in the reference's column
+    :param wrapper: wrapper of each environment
     """
 
     env: str | spaces.Space[Any]
@@ -80,10 +82,12 @@ class Workload:
     policy: str = "MlpPolicy"
     arguments: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
+    reference: tuple[str, str] = ("stable_baselines3", "PPO")
+    wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
 
     def make_env(self, seed: int) -> VecEnv:
         if isinstance(self.env, str):
-            return make_vec_env(self.env, self.n_envs, seed=seed)
+            return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper)
         return Replay(self.env, self.n_envs, seed)
 
     def shrunk(self) -> "Workload":
@@ -113,6 +117,14 @@ class Replay(DummyVecEnv):
         return next(self.observations), *self.outcome
 
 
+class Masked(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment with a mask that allows everything: what it costs, and not what it brings."""
+
+    def action_masks(self) -> np.ndarray:
+        assert isinstance(self.action_space, spaces.Discrete)
+        return np.ones(self.action_space.n, dtype=bool)
+
+
 def image(size: int, channels: int) -> spaces.Box:
     return spaces.Box(0, 255, (channels, size, size), np.uint8)
 
@@ -131,6 +143,9 @@ WORKLOADS = {
     "Dict-x8": Workload(spaces.Dict(VECTORS), 8, 256, policy="MultiInputPolicy"),
     "Dict-image-x8": Workload(
         spaces.Dict(VECTORS | {"camera": image(36, 3)}), 8, 256, rollouts=1, policy="MultiInputPolicy"
+    ),
+    "CartPole-v1-masked-x8": Workload(
+        "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
     ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
@@ -200,7 +215,7 @@ def attach_clocks(model: Any) -> dict[str, float]:
     if hasattr(model, "_prepare_act"):
         # PPO_Plus settles before each rollout which function acts.
         prepare = model._prepare_act
-        model._prepare_act = lambda: clocked(seconds, ACT, prepare())
+        model._prepare_act = lambda *given: clocked(seconds, ACT, prepare(*given))
     else:
         methods.append((policy, "forward", ACT))
     for owner, name, section in methods:
@@ -216,7 +231,11 @@ class Trainee:
         th.set_num_threads(1)
         if contender == SBX and workload.arguments.get("use_sde"):
             raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
+        if contender == SBX and workload.wrapper is Masked:
+            raise ValueError("masks are not supported")
         module, algorithm, arguments = CONTENDERS[contender]
+        if contender == REFERENCE:
+            module, algorithm = workload.reference
         make = getattr(import_module(module), algorithm)
         if module == "ppo_plus":
             arguments = arguments | workload.own
@@ -470,7 +489,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     from ppo_plus import __version__
 
-    packages = ("torch", "stable_baselines3", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
+    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
     return {
         "python": platform.python_version(),
         "ppo_plus": __version__,

@@ -21,6 +21,7 @@ FLOORS = {
     "schedules": 0,
     "observations": 0,
     "distributions": 1,
+    "masking": 1,
     "buffers": 1,
     "policies": 2,
     "fused": 1,
