@@ -27,7 +27,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.masking import as_masks, nothing_allowed
+from ppo_plus.masking import as_masks, find_masks, nothing_allowed
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.enjoy import Player
 
@@ -503,3 +503,13 @@ def test_an_environment_given_by_its_id_is_evaluated_with_masks():
         assert np.isfinite(model.evaluate(3, "Masked-v0")).all()
     finally:
         del gym.registry["Masked-v0"]
+
+
+def test_an_attribute_that_is_no_method_is_no_mask():
+    class Obliging(DummyVecEnv):
+        def get_attr(self, attr_name, indices=None):
+            return [None] * self.num_envs
+
+    env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
+    assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
+    PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, compile=False).learn(4)
