@@ -2,13 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 import gymnasium as gym
 import torch as th
 
-from ppo_plus.zoo.hyperparams import positive_int, resolve
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.hyperparams import positive_int
 from ppo_plus.zoo.train import Run, set_up, train
 
 
@@ -59,10 +59,10 @@ def make_parser() -> Parser:
 
 
 def _set_up(args: argparse.Namespace) -> Run:
-    experiment = resolve(args.env, args.conf_file)
+    experiment = load_experiment(args.env, args.conf_file, seed=args.seed, device=args.device)
     if args.n_timesteps is not None:
-        experiment = replace(experiment, n_timesteps=args.n_timesteps)
-    return set_up(experiment, args.seed, args.device, args.log_folder)
+        experiment = experiment.replace(n_timesteps=args.n_timesteps)
+    return set_up(experiment, args.log_folder)
 
 
 def _n_timesteps(text: str) -> int:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.hyperparams import Experiment
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.models import make_model, save_model
 from ppo_plus.zoo.plot import plot_learning_curve
 
 N_EVAL_EPISODES = 20
@@ -34,25 +34,16 @@ class Run:
     folder: Path
 
 
-def set_up(experiment: Experiment, seed: int = 0, device: str = "auto", log_folder: str | Path = "logs") -> Run:
+def set_up(experiment: Experiment, log_folder: str | Path = "logs") -> Run:
     """Build environments and model. A mistake in the settings shows here, before any training, and leaves no folder.
 
-    :param experiment: the settings
-    :param seed: seed of environments, weights and exploration
-    :param device: device of the model
+    :param experiment: what to train
     :param log_folder: folder of all runs
     :return: the run
     """
     folder = new_folder(Path(log_folder) / "ppo_plus", experiment.env_id)
     try:
-        model = PPO_Plus(
-            experiment.policy,
-            make_env(experiment, seed, folder),
-            policy_kwargs=experiment.policy_kwargs,
-            seed=seed,
-            device=device,
-            **experiment.hyperparams,
-        )
+        model = make_model(experiment, make_envs(experiment, monitor_dir=folder))
     except Exception:
         shutil.rmtree(folder)
         raise
@@ -73,7 +64,7 @@ def train(run: Run) -> None:
         else:
             model.learn(experiment.n_timesteps, callback=ProgressLines())
     seconds = time.monotonic() - start
-    save(model, folder)
+    save_model(model, folder / "model.zip")
     curve = plot_learning_curve(folder, experiment.env_id)
     mean, std = evaluate(model)
     print(
@@ -98,40 +89,6 @@ def new_folder(parent: Path, env_id: str) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
-
-
-def make_env(experiment: Experiment, seed: int, folder: Path) -> VecEnv:
-    """The training environments, each recording its episodes in the folder.
-
-    :param experiment: the settings
-    :param seed: seed of the first environment; the others follow
-    :param folder: folder for the ``monitor.csv`` files
-    :return: the environments, normalized if the experiment says so
-    """
-    env = make_vec_env(
-        experiment.env_id,
-        experiment.n_envs,
-        seed=seed,
-        monitor_dir=str(folder),
-        env_kwargs=experiment.env_kwargs,
-    )
-    if experiment.normalize is None:
-        return env
-    # Rewards are scaled by the spread of the discounted return, so the discount must be the algorithm's.
-    gamma = {"gamma": experiment.hyperparams["gamma"]} if "gamma" in experiment.hyperparams else {}
-    return VecNormalize(env, **{**gamma, **experiment.normalize})
-
-
-def save(model: PPO_Plus, folder: Path) -> None:
-    """Save the model and, if there are any, the normalization statistics that it needs.
-
-    :param model: the trained model
-    :param folder: folder of the run
-    """
-    model.save(folder / "model.zip")
-    normalizer = model.get_vec_normalize_env()
-    if normalizer is not None:
-        normalizer.save(str(folder / "vecnormalize.pkl"))
 
 
 def evaluate(model: PPO_Plus) -> tuple[float, float]:
