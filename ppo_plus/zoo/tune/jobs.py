@@ -20,8 +20,6 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from ppo_plus.zoo.tune.storage import has_heartbeats
-
 #: A trial whose worker died so often is given up: it may be what kills them.
 MAX_DEATHS = 3
 
@@ -72,15 +70,31 @@ class Jobs:
                 return trial
         return None
 
+    def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
+        """A claimed trial as the object that suggests and reports.
+
+        :param claimed: what :meth:`claim` returned
+        :param options: ``sampler`` and ``pruner``
+        """
+        study = self.study(**options)
+        # Optuna's cache knows the trials that it has listed.
+        study.get_trials(deepcopy=False)
+        return Trial(study, claimed._trial_id)
+
     def revive(self) -> None:
-        """Give the jobs of dead workers to new trials."""
+        """Give the jobs of dead workers to new trials, and end trials that wait for nothing."""
         study = self.study()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             fail_stale_trials(study)
-        for trial in self.trials():
+        trials = study.get_trials(deepcopy=False)
+        standing = holders(trials)
+        for trial in standing.values():
             if is_lost(trial):
                 study.add_trial(successor(trial))
+        for trial in trials:
+            if trial.state == TrialState.WAITING and standing[trial.user_attrs[JOB]] is not trial:
+                self.fail(trial, "another trial has its job")
 
     def take_back(self) -> None:
         """Give all running trials to new ones: for a storage without heartbeats, when no worker is at work."""
@@ -98,6 +112,30 @@ class Jobs:
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         except UpdateFinishedTrialError:
             # Taken for dead meanwhile: then it has a successor already.
+            return
+
+    def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
+        """Finish a trial that this process owns.
+
+        :param trial: what :meth:`claim` returned
+        :param state: complete or pruned
+        :param value: its value, if it is complete
+        :raises UpdateFinishedTrialError: this process was taken for dead meanwhile; the job is another's
+        """
+        study = self.study()
+        study.get_trials(deepcopy=False)
+        study.tell(trial.number, value, state, skip_if_finished=True)
+
+    def fail(self, trial: FrozenTrial, reason: str) -> None:
+        """Finish a trial that failed for a reason of its own: its job is done.
+
+        :param trial: what :meth:`claim` returned
+        :param reason: the reason, for people
+        """
+        try:
+            self.storage.set_trial_user_attr(trial._trial_id, REASON, reason)
+            self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        except UpdateFinishedTrialError:
             return
 
     def _take(self, trial: FrozenTrial) -> bool:
