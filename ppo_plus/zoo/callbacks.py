@@ -1,9 +1,13 @@
 """What happens during a training run besides training: evaluations, checkpoints, progress."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from tqdm import tqdm
 
 from ppo_plus.zoo.models import save_statistics, statistics_path
 
@@ -54,6 +58,24 @@ class EvalAfterUpdates(EvalCallback):
             self.go_on = super()._on_step() and self.go_on
 
 
+class EvalLine(BaseCallback):
+    """One line after each evaluation (SB3's ``callback_after_eval``), above the progress bar if there is one."""
+
+    best = -np.inf
+
+    def _on_step(self) -> bool:
+        evaluation: Any = self.parent
+        rewards = evaluation.evaluations_results[-1]
+        best = " (new best)" if evaluation.best_mean_reward > self.best else ""
+        self.best = evaluation.best_mean_reward
+        tqdm.write(
+            f"evaluation after {self.num_timesteps:,} timesteps: return {np.mean(rewards):.2f} +/- "
+            f"{np.std(rewards):.2f} over {len(rewards)} episodes{best}",
+            file=sys.stderr,
+        )
+        return True
+
+
 class SaveStatistics(BaseCallback):
     """Saves the normalization statistics beside a model that another callback has just saved.
 
@@ -76,3 +98,52 @@ class Checkpoints(CheckpointCallback):
         if checkpoint_type == "vecnormalize_":
             return str(statistics_path(Path(self._checkpoint_path(extension="zip"))))
         return super()._checkpoint_path(checkpoint_type, extension)
+
+
+class Progress(BaseCallback):
+    """How far training is, its return, its speed and the time left: a bar on a terminal, else ten plain lines.
+
+    :param bar: ``None``: a bar if standard error is a terminal
+    """
+
+    def __init__(self, bar: bool | None = None):
+        super().__init__()
+        self.shows_bar = sys.stderr.isatty() if bar is None else bar
+        self.bar: tqdm | None = None
+
+    def _on_training_start(self) -> None:
+        self.first = self.model.num_timesteps
+        self.total = self.locals["total_timesteps"] - self.first
+        self.started = time.monotonic()
+        self.lines = 0
+        if self.shows_bar:
+            self.bar = tqdm(total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
+
+    def _on_step(self) -> bool:
+        done = self.num_timesteps - self.first
+        if self.bar is not None:
+            self.bar.update(done - self.bar.n)
+        elif self.lines < 10 and done * 10 >= (self.lines + 1) * self.total:
+            self.lines = done * 10 // self.total
+            seconds = time.monotonic() - self.started
+            left = max(0, self.total - done) / done * seconds
+            print(
+                f"{done} of {self.total} timesteps, {self._mean_return()}, {done / seconds:.0f} timesteps/s, "
+                f"{left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.bar is not None:
+            self.bar.set_postfix_str(self._mean_return())
+
+    def _on_training_end(self) -> None:
+        """Called by hand as well: SB3 does not when training is interrupted."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def _mean_return(self) -> str:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        return f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet"

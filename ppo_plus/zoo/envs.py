@@ -48,13 +48,18 @@ def make_envs(
     kwargs = experiment.env_kwargs
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
+    kwargs = {**deepcopy(kwargs), **env_kwargs}
+    make = partial(gym.make, find_spec(experiment.env_id))
+    if experiment.vec_env == "subproc":
+        # A mistake shows here with its own message; a worker process would only end.
+        make(**kwargs).close()
     env = make_vec_env(
-        partial(gym.make, find_spec(experiment.env_id)),
+        make,
         n_envs,
         seed=seed,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
-        env_kwargs={**deepcopy(kwargs), **env_kwargs},
+        env_kwargs=kwargs,
         vec_env_cls=VEC_ENVS[experiment.vec_env],
         monitor_kwargs=deepcopy(experiment.monitor_kwargs),
     )

@@ -158,6 +158,7 @@ def load_experiment(
     path: str | Path | None = None,
     overrides: dict[str, Any] | None = None,
     *,
+    variant: str | None = None,
     trust_config: bool = False,
     packages: Collection[str] = (),
     **run: Any,
@@ -167,6 +168,7 @@ def load_experiment(
     :param env_id: Gymnasium environment id
     :param path: YAML file; ``None`` for the package's own
     :param overrides: settings that replace those of the file, as a whole each
+    :param variant: take the entry ``env_id/variant`` of the file
     :param trust_config: let the file import wrappers, callbacks and policies from any package
     :param packages: packages that it may import from in any case, besides :data:`ppo_plus.zoo.imports.ALLOWED_PACKAGES`
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
@@ -175,7 +177,7 @@ def load_experiment(
     :raises OSError: the file cannot be read
     """
     source = builtin_file() if path is None else Path(path)
-    name, entry = read_entry(env_id, source)
+    name, entry = read_entry(env_id, source, variant)
     try:
         allowed = None if trust_config else (*ALLOWED_PACKAGES, *packages)
         experiment = parse_settings(env_id, {**entry, **(overrides or {})}, allowed).replace(**run)

@@ -15,21 +15,27 @@ def builtin_file() -> Path:
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
 
 
-def read_entry(env_id: str, source: Path) -> tuple[str, dict[str, Any]]:
+def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
     """What a settings file says about an environment: its own entry, else ``atari`` for an ALE game, else ``default``.
 
     :param env_id: Gymnasium environment id
     :param source: YAML file
+    :param variant: take the entry ``env_id/variant``, and no other
     :return: name of the entry, and its settings
     :raises ValueError: broken YAML, or no entry
     :raises OSError: the file cannot be read
     """
     entries = read_mapping(source)
-    names = [env_id, *(["atari"] if is_atari(env_id) else []), "default"]
+    names = (
+        [env_id, *(["atari"] if is_atari(env_id) else []), "default"] if variant is None else [f"{env_id}/{variant}"]
+    )
     for name in names:
         if name in entries:
             return name, require_mapping(f"{source}, {name}: the entry", entries[name])
-    raise ValueError(f"{source} has no entry for {env_id} ({', '.join(names)})")
+    variants = [name for name in entries if str(name).startswith(f"{env_id}/")]
+    raise ValueError(
+        f"{source} has no entry {' or '.join(names)}; variants of {env_id}: {', '.join(variants) or 'none'}"
+    )
 
 
 def read_mapping(source: Path) -> dict[str, Any]:
