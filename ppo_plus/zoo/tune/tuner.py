@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ppo_plus.zoo.cli_tune import STORAGE_VARIABLE
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.models import make_model
-from ppo_plus.zoo.tune.cli import STORAGE_VARIABLE
 from ppo_plus.zoo.tune.plan import Plan, Task, make_task
 from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.search import check_search
@@ -67,19 +67,40 @@ def tune(
     :raises StudyStopped: a run met an error which is no property of its hyperparameters
     :raises WorkersDied: no worker is left, and the study has not ended
     """
+    task = begin(experiment, read_space() if space is None else space, study, plan, max_total_trials, packages)
+    return finish(study, task, Path(folder), workers)
+
+
+def begin(
+    experiment: Experiment,
+    space: dict[str, Any],
+    study: Study,
+    plan: Plan,
+    max_total_trials: int,
+    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+) -> Task:
+    """Create a study, or go on with it; for the parameters see :func:`tune`.
+
+    :return: its task
+    """
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
-    task = check(experiment, read_space() if space is None else space, plan, packages)
+    task = check(experiment, space, plan, packages)
     create(study, task, max_total_trials)
     if not has_heartbeats(study.storage):
         # Nobody can tell which of these are alive: the one who starts a study says that none is.
         for _, jobs in stage_names(study):
             jobs.take_back()
+    return task
+
+
+def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
+    """Do what is left of a study, and report; for the parameters see :func:`tune`."""
     if workers is None:
         Worker(study).work()
     else:
         _supervise(study, task.plan, workers)
-    return write_report(study, task, Path(folder))
+    return write_report(study, task, folder)
 
 
 def check(
@@ -128,7 +149,6 @@ def _start(study: Study, workers: Workers) -> "subprocess.Popen[bytes]":
     command = ["tune", "worker", "--study-name", study.name, *workers.options]
     return subprocess.Popen(
         [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *command],
-        # Not an argument: everybody on the machine can read those, and there may be a password in it.
         env={**os.environ, STORAGE_VARIABLE: workers.url},
         # What a worker has to say is in the study; its errors are shown at the end.
         stdout=subprocess.DEVNULL,
