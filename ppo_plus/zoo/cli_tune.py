@@ -74,13 +74,12 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     experiment = make_experiment(args)
     plan, space = _plan(args, experiment), read_space(args.search_space)
     packages = None if args.trust_config else (*ALLOWED_PACKAGES, *args.gym_packages)
-    # Before anything is written.
-    check(experiment, space, plan, packages)
+    task = check(experiment, space, plan, packages)
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
     study = Study(name, _open(url, args))
-    task = begin(experiment, space, study, plan, args.max_total_trials, packages)
+    begin(study, task, args.max_total_trials)
     options = [f"--heartbeat-interval={args.heartbeat_interval}", f"--grace-period={args.grace_period}"]
     if args.gym_packages:
         options += ["--gym-packages", *args.gym_packages]

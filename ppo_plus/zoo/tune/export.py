@@ -1,15 +1,15 @@
 """A confirmed winner as an entry of a settings file, with where it comes from."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
-from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus import __version__
 from ppo_plus.zoo.tune.plan import Task
-from ppo_plus.zoo.tune.verdict import Finalist, Verdict
+from ppo_plus.zoo.tune.verdict import Verdict
 
-PACKAGES = ("ppo_plus", "torch", "stable_baselines3", "gymnasium", "optuna")
+PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
 
 def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
@@ -48,16 +48,5 @@ def retrain_command(task: Task, path: Path) -> str:
 
 def versions() -> str:
     """The packages that results depend on, and their versions."""
-    return ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-
-
-def entry_name(finalist: Finalist) -> str:
-    """A short name of a finalist for tables."""
-    return f"#{finalist.trial.user_attrs[JOB]}"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "(not installed)"
+    packages = [("ppo_plus", __version__), *((name, version(name)) for name in PACKAGES)]
+    return ", ".join(f"{name} {number}" for name, number in packages)

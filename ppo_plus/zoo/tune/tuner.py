@@ -67,38 +67,27 @@ def tune(
     :raises StudyStopped: a run met an error which is no property of its hyperparameters
     :raises WorkersDied: no worker is left, and the study has not ended
     """
-    task = begin(experiment, read_space() if space is None else space, study, plan, max_total_trials, packages)
+    task = check(experiment, read_space() if space is None else space, plan, packages)
+    begin(study, task, max_total_trials)
     return finish(study, task, Path(folder), workers)
 
 
-def begin(
-    experiment: Experiment,
-    space: dict[str, Any],
-    study: Study,
-    plan: Plan,
-    max_total_trials: int,
-    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
-) -> Task:
-    """Create a study, or go on with it; for the parameters see :func:`tune`.
-
-    :return: its task
-    """
+def begin(study: Study, task: Task, max_total_trials: int) -> None:
+    """Create a study, or go on with it; for the parameters see :func:`tune`."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
-    task = check(experiment, space, plan, packages)
     create(study, task, max_total_trials)
     if not has_heartbeats(study.storage):
         # Nobody can tell which of these are alive: the one who starts a study says that none is.
         for _, jobs in stage_names(study):
             jobs.take_back()
-    return task
 
 
 def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
     """Do what is left of a study, and report; for the parameters see :func:`tune`."""
     if workers is None:
         Worker(study).work()
-    else:
+    elif not Worker(study).is_over():
         _supervise(study, task.plan, workers)
     return write_report(study, task, folder)
 

@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import optuna
@@ -26,6 +26,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_confirmation,
     prepare_race,
     prepare_screening,
+    stage_names,
 )
 from ppo_plus.zoo.tune.storage import heartbeats
 
@@ -57,10 +58,19 @@ class Worker:
         :raises StudyStopped: another worker stopped the study
         :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
         """
-        plan = self.task.plan
-        self._do_all(prepare_screening(self.study, self.task), self._screen)
-        self._do_all(prepare_race(self.study, plan), self._run)
-        self._do_all(prepare_confirmation(self.study, plan), self._run)
+        for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
+            self._do_all(jobs, objective)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        stages = dict(stage_names(self.study))
+        return "confirmation" in stages and all(map(all_done, self._stages()))
+
+    def _stages(self) -> Iterator[Jobs]:
+        """The jobs of each stage, prepared when it is its turn."""
+        yield prepare_screening(self.study, self.task)
+        yield prepare_race(self.study, self.task.plan)
+        yield prepare_confirmation(self.study, self.task.plan)
 
     def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         while not all_done(jobs):
