@@ -116,7 +116,7 @@ def _supervise(study: Study, plan: Plan, workers: Workers) -> None:
             while any(process.poll() is None for process in processes):
                 watch.update()
                 _check_journal(study, processes)
-                time.sleep(0.5)
+                time.sleep(1)
             watch.update()
     except BaseException:
         # Ctrl-C reaches the workers as well; they put their jobs back and end.
