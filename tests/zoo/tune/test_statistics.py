@@ -11,11 +11,11 @@ def test_iqm_is_the_mean_of_the_middle_half():
 
 
 def test_intervals_hold_what_they_are_about():
-    """In about 95 of 100 repetitions; with 20 seeds a percentile interval is a little too narrow."""
+    """In about 95 % of repetitions; with 20 seeds a percentile interval is a little too narrow."""
     rng = np.random.default_rng(0)
-    held = [(lambda e: e.low <= 0 <= e.high)(difference_interval(*rng.normal(size=(2, 20)))) for _ in range(100)]
-    assert 85 <= sum(held) <= 100
-    assert all((lambda e: e.low > 0)(difference_interval(rng.normal(5, 1, 20), rng.normal(size=20))) for _ in range(20))
+    held = [(lambda e: e.low <= 0 <= e.high)(difference_interval(*rng.normal(size=(2, 20)))) for _ in range(50)]
+    assert 42 <= sum(held) <= 50
+    assert all((lambda e: e.low > 0)(difference_interval(rng.normal(5, 1, 20), rng.normal(size=20))) for _ in range(10))
 
 
 def test_intervals_are_the_same_each_time_and_wider_with_more_confidence():
