@@ -112,9 +112,10 @@ def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
 
 
 def _work(worker: Any) -> None:
+    from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.worker import StudyStopped
 
-    with _ending_well(StudyStopped):
+    with _ending_well(StudyStopped, StorageError):
         worker.work()
 
 
@@ -129,7 +130,8 @@ class _ending_well:
 
     def __enter__(self) -> None:
         # What a scheduler sends before it kills. Jobs are put back as for Ctrl-C.
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
 
     def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
@@ -141,6 +143,9 @@ class _ending_well:
 
 
 def _interrupt(*_: object) -> NoReturn:
+    # Once is enough: a second one would interrupt the putting back.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, RDBStorage, fail_stale_trials
+from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from ppo_plus.zoo.tune.storage import record_heartbeat
 
 #: A trial whose worker died so often is given up: it may be what kills them.
 MAX_DEATHS = 3
@@ -39,7 +41,7 @@ class Jobs:
         self.name = name
 
     def study(self, **options: Any) -> optuna.Study:
-        """The study, freshly loaded: an Optuna study remembers trials for as long as it lives.
+        """The study, freshly loaded.
 
         :param options: ``sampler`` and ``pruner``
         """
@@ -76,10 +78,7 @@ class Jobs:
         :param claimed: what :meth:`claim` returned
         :param options: ``sampler`` and ``pruner``
         """
-        study = self.study(**options)
-        # Optuna's cache knows the trials that it has listed.
-        study.get_trials(deepcopy=False)
-        return Trial(study, claimed._trial_id)
+        return Trial(self.study(**options), claimed._trial_id)
 
     def revive(self) -> None:
         """Give the jobs of dead workers to new trials, and end trials that wait for nothing."""
@@ -122,9 +121,7 @@ class Jobs:
         :param value: its value, if it is complete
         :raises UpdateFinishedTrialError: this process was taken for dead meanwhile; the job is another's
         """
-        study = self.study()
-        study.get_trials(deepcopy=False)
-        study.tell(trial.number, value, state, skip_if_finished=True)
+        self.study().tell(trial.number, value, state, skip_if_finished=True)
 
     def fail(self, trial: FrozenTrial, reason: str) -> None:
         """Finish a trial that failed for a reason of its own: its job is done.
@@ -140,8 +137,7 @@ class Jobs:
 
     def _take(self, trial: FrozenTrial) -> bool:
         # The sign of life comes first: a trial that were running without any would never count as dead.
-        if isinstance(self.storage, RDBStorage):
-            self.storage.record_heartbeat(trial._trial_id)
+        record_heartbeat(self.storage, trial._trial_id)
         try:
             if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                 return False

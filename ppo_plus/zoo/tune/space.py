@@ -216,6 +216,14 @@ def setting(experiment: Experiment, name: str) -> Any:
     return experiment.hyperparams.get(name, _default(PPO_Plus, name))
 
 
+def _policy_class(experiment: Experiment) -> type:
+    if isinstance(experiment.policy, type):
+        return experiment.policy
+    if experiment.policy not in PPO_Plus.policy_aliases:
+        raise ValueError(f"policy={experiment.policy!r} is unknown: use one of {sorted(PPO_Plus.policy_aliases)}")
+    return PPO_Plus.policy_aliases[experiment.policy]
+
+
 def split_schedule(value: Any) -> tuple[str, Any]:
     """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
     if isinstance(value, str):

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -42,12 +42,22 @@ def open_storage(url: str, heartbeat_interval: int = 15, grace_period: int = 60)
         shown = address.render_as_string(hide_password=True)
         return _open_database(address, heartbeat_interval, grace_period)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
-        raise StorageError(f"cannot use the storage {shown!r}: {_reason(error)}") from None
+        raise StorageError(f"cannot use the storage {shown!r}: {reason(error)}") from None
 
 
 def has_heartbeats(storage: BaseStorage) -> bool:
     """Whether a worker that died can be told from one that is busy."""
-    return isinstance(storage, RDBStorage)
+    return hasattr(storage, "record_heartbeat")
+
+
+def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
+    """Show a sign of life of a trial, where the storage knows such.
+
+    :param storage: the storage
+    :param trial_id: Optuna's id of the trial
+    """
+    if has_heartbeats(storage):
+        storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -59,7 +69,7 @@ def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
     :param storage: the storage
     :param trial_id: Optuna's id of the trial
     """
-    if not isinstance(storage, RDBStorage):
+    if not has_heartbeats(storage):
         yield
         return
     done = threading.Event()
@@ -72,10 +82,10 @@ def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
         thread.join()
 
 
-def _beat(storage: RDBStorage, trial_id: int, done: threading.Event) -> None:
-    while not done.wait(storage.heartbeat_interval):
+def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
+    while not done.wait(storage.get_heartbeat_interval()):  # type: ignore[attr-defined]
         try:
-            storage.record_heartbeat(trial_id)
+            record_heartbeat(storage, trial_id)
         except (StorageInternalError, SQLAlchemyError):
             # The server may be back for the next one; the grace period is what decides.
             continue
@@ -87,10 +97,10 @@ def _open_journal(path: Path) -> JournalStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
     except OSError as error:
-        raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {_reason(error)}") from None
+        raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {reason(error)}") from None
 
 
-def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> RDBStorage:
+def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
     if sqlite and address.database in (None, "", ":memory:"):
         raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
@@ -111,7 +121,8 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> 
         )
     if sqlite:
         _lock_at_begin(storage.engine)
-    return storage
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    return get_storage(storage)
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
@@ -134,7 +145,8 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
     engine.dispose()
 
 
-def _reason(error: BaseException) -> str:
-    """The cause of an error in one line."""
-    cause = getattr(error, "orig", None) or error.__cause__ or error
+def reason(error: BaseException) -> str:
+    """The cause of a database's error in one line."""
+    error = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split()) or type(cause).__name__

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve_compile, score
@@ -28,7 +29,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import heartbeats
+from ppo_plus.zoo.tune.storage import StorageError, heartbeats, reason
 
 #: Seconds between two looks for work.
 POLL = 1.0
@@ -56,6 +57,7 @@ class Worker:
         """Do jobs until the study has ended.
 
         :raises StudyStopped: another worker stopped the study
+        :raises StorageError: the storage went away; the others go on if it comes back
         :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
         """
         for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
@@ -96,6 +98,9 @@ class Worker:
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
             raise
+        except (StorageInternalError, SQLAlchemyError) as error:
+            # Not the study's fault, and where the database is away there is nothing to put back: silence will do it.
+            raise StorageError(f"the storage is gone: {reason(error)}") from error
         except Exception:
             self.study.set(ERROR, traceback.format_exc())
             jobs.interrupt(claimed)

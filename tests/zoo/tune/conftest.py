@@ -42,7 +42,7 @@ def storage(url):
     opened = open_storage(url, heartbeat_interval=1, grace_period=2)
     yield opened
     opened.remove_session()
-    opened.engine.dispose()
+    opened._backend.engine.dispose()
 
 
 def find_binaries():

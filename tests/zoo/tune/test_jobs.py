@@ -53,7 +53,7 @@ def test_each_job_is_claimed_once(jobs, url):
         claimed = []
         while (trial := own.claim()) is not None:
             claimed.append(trial.number)
-        own.storage.engine.dispose()
+        own.storage._backend.engine.dispose()
         return claimed
 
     with ThreadPoolExecutor(4) as threads:

@@ -173,7 +173,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
 
 def test_a_study_is_about_one_thing(tuned):
     study, _, folder, (experiment, space, plan) = tuned
-    with pytest.raises(ValueError, match="has another plan"):
+    with pytest.raises(ValueError, match="another plan: give the same ones"):
         tune(experiment, space, study, Plan(8192), 3, folder)
 
 
