@@ -1,8 +1,4 @@
-"""Pure functions of tensors, compiled.
-
-The only module that touches torch's semi-private compiler interfaces (``make_fx`` and ``torch._inductor.compile``).
-What they cannot do, the function itself does.
-"""
+"""Pure functions of tensors, compiled. What the compiler cannot do, the function itself does."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +8,8 @@ from typing import Any
 import torch as th
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ppo_plus.inductor import Compiled, compile_graph, trace
 
 #: The torch versions that this module is tested with; with others, functions run as they are.
 TESTED = ("2.13",)
@@ -50,13 +48,13 @@ class Fused:
 
     def reset(self) -> None:
         """Forget the compiled form: the next call traces anew."""
-        self._run: Callable[..., Any] | None = None
+        self._run: Compiled | None = None
         self._signature: list[Any] = []
-        self._result: Any = None
+        self._build: Callable[[Iterator[th.Tensor]], Any] = next
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_result": None}
+        return vars(self) | {"_run": None, "_signature": [], "_build": next}
 
     def bind(self, *static: Any) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
@@ -80,7 +78,7 @@ class Fused:
                 self._compile((*static, *varying))
             if self._run is None or signature != self._signature[n_static:]:
                 return self.function(*static, *varying)
-            return _rebuild(self._result, iter(self._run(*tensors)))
+            return self._build(iter(self._run(tensors)))
 
         return call
 
@@ -122,7 +120,7 @@ class Fused:
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
         assert self._run is not None
-        return _rebuild(self._result, iter(self._run(*tensors)))
+        return self._build(iter(self._run(tensors)))
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
@@ -147,10 +145,7 @@ class Fused:
                 ) from error
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=4)
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        import torch._inductor
-        from torch.fx.experimental.proxy_tensor import make_fx
-
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Compiled:
         leaves, spec = tree_flatten(args)
         tensors = [leaf for leaf in leaves if leaf is not None]
 
@@ -159,17 +154,15 @@ class Fused:
             given = [None if leaf is None else next(rest) for leaf in leaves]
             result = self.function(*tree_unflatten(given, spec))
             # Tensors of the trace must not be kept.
-            self._result = tree_map(lambda leaf: None if leaf is None else _TENSOR, result)
+            self._build = _builder(tree_map(lambda leaf: None if leaf is None else _TENSOR, result))
             outputs: list[th.Tensor] = []
             _collect(result, outputs)
             return outputs
 
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        graph = trace(flat, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
-        # Tensors that are no arguments, such as a network's own table, are constants; hence _allow_non_fake_inputs.
-        # fallback_random: the compiled form draws the numbers that eager mode would draw.
-        return torch._inductor.compile(graph, tensors, options={"cpp_wrapper": True, "fallback_random": True})
+        return compile_graph(graph, tensors)
 
 
 @contextmanager
@@ -220,16 +213,18 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
 _TENSOR = object()
 
 
-def _rebuild(structure: Any, tensors: Iterator[th.Tensor]) -> Any:
-    """The structure with the next tensors in their places; several times faster than pytree's own."""
+def _builder(structure: Any) -> Callable[[Iterator[th.Tensor]], Any]:
+    """A function that puts the next tensors into the places of the structure; faster than pytree's own."""
     if structure is _TENSOR:
-        return next(tensors)
+        return next
     if isinstance(structure, dict):
-        return {key: _rebuild(value, tensors) for key, value in structure.items()}
+        named = [(key, _builder(value)) for key, value in structure.items()]
+        return lambda tensors: {key: build(tensors) for key, build in named}
     if isinstance(structure, (tuple, list)):
-        parts = [_rebuild(value, tensors) for value in structure]
-        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
-    return None
+        parts = [_builder(value) for value in structure]
+        make = getattr(structure, "_make", type(structure))
+        return lambda tensors: make([build(tensors) for build in parts])
+    return lambda tensors: None
 
 
 def _signature(tensors: list[th.Tensor]) -> list[Any]:

@@ -379,11 +379,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         act = self._prepare_act()
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
-            with th.no_grad():
-                obs_tensor = self._obs_tensor()
-                step, self._carry = act(obs_tensor, self._carry)
+            obs_tensor = self._obs_tensor()
+            step, self._carry = act(obs_tensor, self._carry)
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
+            actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
@@ -408,7 +407,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
             timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
-            if dones.any():
+            if np.count_nonzero(dones):
                 resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
                 last_obs,  # type: ignore[arg-type]
@@ -440,13 +439,13 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _prepare_act(self) -> Callable[[Any, Any], tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
-            return self.policy.act
+            return th.no_grad()(self.policy.act)
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
             with th.no_grad(), th.random.fork_rng():
                 fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
-        return fused.bind(act.tensors())
+        return fused.bind([tensor.detach() for tensor in act.tensors()])
 
     def _has_foreign_code(self) -> bool:
         """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
@@ -798,7 +797,7 @@ def _torch_threads(number: int) -> Iterator[None]:
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
-    if not dones.any():
+    if not np.count_nonzero(dones):
         return []
     return [
         # Copies: the environment may use the memory again before the rollout ends.

@@ -122,7 +122,7 @@ class Progress(BaseCallback):
     def _on_step(self) -> bool:
         done = self.num_timesteps - self.first
         if self.bar is not None:
-            self.bar.update(done - self.bar.n)
+            self.bar.update(min(done, self.total) - self.bar.n)  # the last rollout is completed
         elif self.lines < 10 and done * 10 >= (self.lines + 1) * self.total:
             self.lines = done * 10 // self.total
             seconds = time.monotonic() - self.started

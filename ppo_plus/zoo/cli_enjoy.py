@@ -95,8 +95,10 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     which.add_argument("--load-best", action="store_true", help="the model that was best in evaluation")
     which.add_argument("--load-checkpoint", type=whole_number, metavar="N", help="the checkpoint after N timesteps")
     which.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint")
-    add("-n", "--n-timesteps", type=whole_number, default=1000, metavar="N", help="steps to play (%(default)s)")
-    add("--n-envs", type=whole_number, default=1, metavar="N", help="environments side by side (%(default)s)")
-    add("--seed", type=seed, default=0, help="seed of the environments (%(default)s)")
+    add(
+        "-n", "--n-timesteps", type=whole_number, default=1000, metavar="N", help="steps to play (default: %(default)s)"
+    )
+    add("--n-envs", type=whole_number, default=1, metavar="N", help="environments side by side (default: %(default)s)")
+    add("--seed", type=seed, default=0, help="seed of the environments (default: %(default)s)")
     add("--deterministic", action="store_true", default=None, help="most likely actions (default, but for Atari)")
     add("--stochastic", dest="deterministic", action="store_false", help="draw actions (default for Atari)")

@@ -19,8 +19,10 @@ def add_parser(commands: Any) -> None:
     add("-e", "--env", nargs="+", required=True, metavar="ID", help="environments: one panel each")
     add("-f", "--exp-folders", nargs="+", default=["logs"], metavar="DIR", help="log folders: one curve each (logs)")
     add("-l", "--labels", nargs="+", metavar="LABEL", help="names of the curves (default: the folders')")
-    add("-y", choices=["eval", "train"], default="eval", help="evaluations, or training episodes (%(default)s)")
-    add("-o", "--output", default="curves.png", metavar="FILE", help="a .png, .svg or .pdf (%(default)s)")
+    add(
+        "-y", choices=["eval", "train"], default="eval", help="evaluations, or training episodes (default: %(default)s)"
+    )
+    add("-o", "--output", default="curves.png", metavar="FILE", help="a .png, .svg or .pdf (default: %(default)s)")
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:

@@ -13,9 +13,10 @@ import numpy as np
 import yaml
 
 from ppo_plus.zoo.arguments import add_env_arguments, key_value, seed, whole_number
+from ppo_plus.zoo.envs import find_env
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
-from ppo_plus.zoo.tracking import track
+from ppo_plus.zoo.tracking import run_name, track
 from ppo_plus.zoo.train import Options, set_up, train
 
 
@@ -77,10 +78,12 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
     """The experiment that the arguments describe.
 
     :param args: of a parser with ``add_env_arguments`` and :func:`add_experiment_arguments`
+    :raises gymnasium.error.Error: there is no such environment
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
     for package in args.gym_packages:
         import_module(package)
+    find_env(args.env)
     source = Path(args.conf_file) if args.conf_file else builtin_file()
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
     overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
@@ -105,12 +108,20 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Build the run, or describe it."""
     experiment = make_experiment(args)
-    options = _options(args, experiment)
+    name = run_name(experiment) if args.track else None
+    options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
     if args.dry_run:
         return partial(print, describe(experiment, options), end="")
     if options.tensorboard_log and find_spec("tensorboard") is None:
         raise ImportError("-tb and --track need TensorBoard: pip install tensorboard")
-    return partial(train, set_up(experiment, options))
+    run = set_up(experiment, options)
+
+    def work() -> None:
+        if name:
+            track(args, experiment, name)
+        train(run)
+
+    return work
 
 
 def describe(experiment: Experiment, options: Options) -> str:
@@ -119,7 +130,7 @@ def describe(experiment: Experiment, options: Options) -> str:
     return yaml.safe_dump({experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}, sort_keys=False)
 
 
-def _options(args: argparse.Namespace, experiment: Experiment) -> Options:
+def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     return Options(
@@ -130,7 +141,7 @@ def _options(args: argparse.Namespace, experiment: Experiment) -> Options:
         n_eval_envs=args.n_eval_envs,
         save_freq=args.save_freq,
         trained_agent=args.trained_agent,
-        tensorboard_log=track(args, experiment) if args.track and not args.dry_run else args.tensorboard_log,
+        tensorboard_log=tensorboard_log,
         log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
         progress=args.progress,
         verbose=args.verbose,
@@ -143,19 +154,34 @@ def _add_option_arguments(group: Any) -> None:
         "--eval-freq",
         type=int,
         default=default.eval_freq,
-        help="steps between evaluations; negative: none (%(default)s)",
+        help="steps between evaluations; negative: none (default: %(default)s)",
     )
-    add("--eval-episodes", type=whole_number, default=default.eval_episodes, help="episodes of each (%(default)s)")
-    add("--n-eval-envs", type=whole_number, default=default.n_eval_envs, help="environments for them (%(default)s)")
+    add(
+        "--eval-episodes",
+        type=whole_number,
+        default=default.eval_episodes,
+        help="episodes of each (default: %(default)s)",
+    )
+    add(
+        "--n-eval-envs",
+        type=whole_number,
+        default=default.n_eval_envs,
+        help="environments for them (default: %(default)s)",
+    )
     add(
         "--save-freq",
         type=int,
         default=default.save_freq,
-        help="steps between checkpoints; negative: none (%(default)s)",
+        help="steps between checkpoints; negative: none (default: %(default)s)",
     )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model to train on")
     add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
-    add("--log-interval", type=int, default=-1, help="rollouts between two logs; -1: one, -2: no logs (%(default)s)")
+    add(
+        "--log-interval",
+        type=int,
+        default=-1,
+        help="rollouts between two logs; -1: one, -2: no logs (default: %(default)s)",
+    )
     add("-uuid", "--uuid", action="store_true", help="add a unique id to the name of the run's folder")
     add(
         "-P",
@@ -169,7 +195,7 @@ def _add_option_arguments(group: Any) -> None:
         type=int,
         choices=[0, 1, 2],
         default=0,
-        help="1: SB3's tables of numbers, 2: debugging (%(default)s)",
+        help="1: SB3's tables of numbers, 2: debugging (default: %(default)s)",
     )
     add("--dry-run", action="store_true", help="print the resolved experiment and train nothing")
 
@@ -177,7 +203,7 @@ def _add_option_arguments(group: Any) -> None:
 def _add_tracking_arguments(group: Any) -> None:
     add = group.add_argument
     add("--track", action="store_true", help="track the run with Weights & Biases (pip install wandb tensorboard)")
-    add("--wandb-project-name", default="ppo_plus", metavar="NAME", help="project (%(default)s)")
+    add("--wandb-project-name", default="ppo_plus", metavar="NAME", help="project (default: %(default)s)")
     add("--wandb-entity", metavar="NAME", help="entity (team)")
     add("--wandb-group", metavar="NAME", help="group")
     add("-tags", "--wandb-tags", nargs="+", default=[], metavar="TAG", help="tags")

@@ -122,13 +122,13 @@ def record(player: Player, n_timesteps: int, path: Path) -> None:
     :param n_timesteps: steps of each environment
     :param path: a ``.gif``, or a video (``.mp4``, …), for which ``imageio[ffmpeg]`` must be installed
     """
-    fps: Any = player.env.metadata.get("render_fps", 30)
+    fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gif":
         every = -(-fps // MAX_GIF_FPS)
         images = map(Image.fromarray, islice(frames, 0, None, every))
-        next(images).save(path, save_all=True, append_images=images, duration=1000 * every / fps, loop=0)
+        next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
     else:
         from imageio.v2 import get_writer
 

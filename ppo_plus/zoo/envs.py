@@ -49,7 +49,7 @@ def make_envs(
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
-    make = partial(gym.make, find_spec(experiment.env_id))
+    make = partial(gym.make, find_env(experiment.env_id))
     if experiment.vec_env == "subproc":
         # A mistake shows here with its own message; a worker process would only end.
         make(**kwargs).close()
@@ -72,7 +72,7 @@ def make_envs(
     return PPO_Plus._wrap_env(env)
 
 
-def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
+def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     """How Gymnasium makes an environment. Handed to worker processes as it is, so that they need no registration.
 
     :raises gymnasium.error.Error: there is no such environment, or its package is not installed

@@ -237,7 +237,7 @@ def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str], also: I
         if name not in valid:
             others = [algo for algo in stable_baselines3.__all__ if name in _arguments_of(algo)]
             if others and not owner:
-                raise ValueError(f"{name!r} is an argument of {', '.join(others)} which PPO_Plus does not have")
+                raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
             nearest = get_close_matches(str(name), valid, n=1, cutoff=0.0)[0]
             raise ValueError(f"unknown key {name!r}{owner}; the nearest valid key is {nearest!r}")
 

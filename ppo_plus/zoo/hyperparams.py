@@ -7,6 +7,9 @@ from typing import Any
 import gymnasium as gym
 import yaml
 
+#: The most values that a file may have once its anchors are written out. Tuned files have a few thousand.
+MAX_VALUES = 100_000
+
 
 def builtin_file() -> Path:
     """The package's own settings: inside the package where it is installed, beside it in a checkout."""
@@ -41,13 +44,16 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
 def read_mapping(source: Path) -> dict[str, Any]:
     """The contents of a YAML file that must be a mapping; no object other than plain data can be in it.
 
-    :raises ValueError: broken YAML, or no mapping
+    :raises ValueError: broken YAML, no mapping, or more than :data:`MAX_VALUES` values
     :raises OSError: the file cannot be read
     """
     try:
         entries = yaml.safe_load(source.read_bytes())
+        size = _size(entries, {})
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{source} is no valid YAML: {error}") from None
+    if size > MAX_VALUES:
+        raise ValueError(f"{source} has more than {MAX_VALUES} values, or one that contains itself")
     return require_mapping(str(source), entries)
 
 
@@ -67,6 +73,17 @@ def require_mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a mapping of keys to values, not {value!r}")
     return value
+
+
+def _size(value: Any, sizes: dict[int, int]) -> int:
+    """Values within plain data, what is shared by anchors counted wherever it stands."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = MAX_VALUES  # seen again while it is being counted: it contains itself
+        items = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_size(item, sizes) for item in items)
+    return sizes[id(value)]
 
 
 def positive_int(name: str, value: Any) -> int:

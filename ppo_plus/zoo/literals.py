@@ -1,6 +1,7 @@
 """Python values written as text: read without running any of it, and written so that they read back."""
 
 import ast
+import keyword
 import math
 from types import ModuleType
 from typing import Any
@@ -56,10 +57,10 @@ def format_literal(value: Any) -> str:
     :raises ValueError: it is none of these
     """
     match value:
-        case dict() if value and all(isinstance(key, str) and key.isidentifier() for key in value):
+        case dict() if value and all(map(_is_keyword_argument, value)):
             return f"dict({', '.join(f'{key}={format_literal(item)}' for key, item in value.items())})"
         case dict():
-            return f"{{{', '.join(f'{key!r}: {format_literal(item)}' for key, item in value.items())}}}"
+            return f"{{{', '.join(f'{format_literal(key)}: {format_literal(item)}' for key, item in value.items())}}}"
         case list():
             return f"[{', '.join(map(format_literal, value))}]"
         case tuple():
@@ -83,15 +84,19 @@ def _value(node: ast.AST) -> Any:
             return [_value(item) for item in items]
         case ast.Tuple(elts=items):
             return tuple(_value(item) for item in items)
-        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
+        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant | ast.UnaryOp) for key in keys):
             return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
-        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords) if all(pair.arg for pair in keywords):
-            return {pair.arg: _value(pair.value) for pair in keywords}
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs) if all(pair.arg for pair in pairs):
+            return {pair.arg: _value(pair.value) for pair in pairs}
         case ast.Name(id=name) if name in NAMES:
             return NAMES[name]
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             return _class(ast.unparse(owner), name)
     raise ValueError(f"{_short(ast.unparse(node))} is not allowed: write only {ALLOWED}")
+
+
+def _is_keyword_argument(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _class(owner: str, name: str) -> type:

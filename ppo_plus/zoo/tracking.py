@@ -2,23 +2,30 @@
 
 import argparse
 import time
+from importlib.util import find_spec
 
 from ppo_plus.zoo.experiment import Experiment
 
 
-def track(args: argparse.Namespace, experiment: Experiment) -> str:
-    """Start tracking.
+def run_name(experiment: Experiment) -> str:
+    """Name of a tracked run, as rl_zoo3 names them.
+
+    :raises ImportError: Weights & Biases is not installed
+    """
+    if find_spec("wandb") is None:
+        raise ImportError("--track needs Weights & Biases: pip install wandb")
+    return f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
+
+
+def track(args: argparse.Namespace, experiment: Experiment, name: str) -> None:
+    """Start tracking; what is written for TensorBoard from now on is uploaded.
 
     :param args: the arguments of ``ppo-plus train``
     :param experiment: what is trained
-    :return: folder for TensorBoard, which is uploaded from
-    :raises ImportError: the package is not installed
+    :param name: name of the run
     """
-    try:
-        import wandb
-    except ImportError:
-        raise ImportError("--track needs Weights & Biases: pip install wandb") from None
-    name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
+    import wandb
+
     wandb.init(
         name=name,
         project=args.wandb_project_name,
@@ -28,4 +35,3 @@ def track(args: argparse.Namespace, experiment: Experiment) -> str:
         config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
         sync_tensorboard=True,
     )
-    return f"runs/{name}"

@@ -1,5 +1,6 @@
 """What a study leaves in its folder: pictures, a table of its trials, and a report."""
 
+import csv
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,9 +39,8 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     verdict = decide(study, task.plan)
     entry = folder / f"{task.experiment.env_id.replace('/', '-').replace(':', '-')}.yml"
     exported = export(verdict, task, study.name, entry)
-    screening = study.screening.study()
-    screening.trials_dataframe().to_csv(folder / "trials.csv", index=False)
-    pictures = [*_draw_all(screening, folder), *_draw_confirmation(verdict, folder)]
+    _write_table(study.screening.trials(), folder / "trials.csv")
+    pictures = [*_draw_all(study.screening.study(), folder), *_draw_confirmation(verdict, folder)]
     parts = [
         *_summary(study, task, verdict),
         *_confirmation(verdict),
@@ -51,6 +51,18 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     ]
     (folder / "report.md").write_text("\n".join(parts) + "\n")
     return verdict
+
+
+def _write_table(trials: list[FrozenTrial], path: Path) -> None:
+    """All trials of the screening, a line for each."""
+    with path.open("w", newline="") as file:
+        params = sorted({name for trial in trials for name in trial.params})
+        table = csv.writer(file)
+        table.writerow(["trial", "state", "score", *params])
+        for trial in trials:
+            score = "" if trial.values is None else trial.values[0]
+            row = [trial.user_attrs[JOB], trial.state.name, score]
+            table.writerow([*row, *(trial.params.get(name, "") for name in params)])
 
 
 def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
