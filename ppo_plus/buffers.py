@@ -194,10 +194,13 @@ class RolloutBuffer:
         else:
             self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
 
-    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, th.Tensor | None]]:
+    def minibatches(
+        self, batch_size: int | None = None, rollout: Batch | None = None
+    ) -> Iterator[tuple[Batch, th.Tensor | None]]:
         """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
 
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
+        :param rollout: what :meth:`on_device` returned, to use in several epochs
         :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
         :raises RuntimeError: the rollout is not complete
         """
@@ -209,7 +212,7 @@ class RolloutBuffer:
         order = order % self.buffer_size * self.n_envs + order // self.buffer_size
         if self.valid is not None:
             order = order[self.valid.reshape(-1)[order]]
-        data = self._on_device()
+        data = rollout or self.on_device()
         for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
             yield data, indices
 
@@ -219,7 +222,7 @@ class RolloutBuffer:
             assert indices is not None
             yield pick(data, indices)
 
-    def _on_device(self) -> Batch:
+    def on_device(self) -> Batch:
         """The whole rollout on the device, with steps and environments in one dimension."""
         names = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
         return Batch(*(_flatten(self._tensors[name], self.device) for name in names))
@@ -285,7 +288,10 @@ class _SB3Methods:
     def normalize_advantages(self) -> None:
         self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
 
-    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, None]]:
+    def on_device(self) -> None:
+        """Minibatches are made one by one."""
+
+    def minibatches(self, batch_size: int | None = None, rollout: None = None) -> Iterator[tuple[Batch, None]]:
         return ((Batch(*samples), None) for samples in super().get(batch_size))  # type: ignore[misc]
 
 
