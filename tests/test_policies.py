@@ -65,9 +65,7 @@ def test_autocast_is_saved_compiles_and_learns(tmp_path):
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
     obs = images(model).numpy()
     assert loaded.policy.autocast
-    np.testing.assert_array_equal(
-        loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0]
-    )
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 
 
 def test_autocast_must_be_true_or_false():

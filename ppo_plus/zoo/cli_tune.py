@@ -4,7 +4,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -119,27 +120,23 @@ def _work(worker: Any) -> None:
         worker.work()
 
 
-class _ending_well:
-    """Turns what ends a study early into a line and an exit code.
+@contextmanager
+def _ending_well(*errors: type[Exception]) -> Iterator[None]:
+    """Turn what ends a study early into a line and an exit code.
 
     :param errors: what is no surprise; anything else shows its traceback
     """
-
-    def __init__(self, *errors: type[Exception]):
-        self.errors = errors
-
-    def __enter__(self) -> None:
-        # What a scheduler sends before it kills. Jobs are put back as for Ctrl-C.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _interrupt)
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            print("interrupted: the same command goes on from here", file=sys.stderr)
-            sys.exit(130)
-        if isinstance(error, self.errors):
-            print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
-            sys.exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGTERM is what a scheduler sends before it kills. Jobs are put back as for Ctrl-C.
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted: its jobs wait for whoever goes on", file=sys.stderr)
+        sys.exit(130)
+    except errors as error:
+        print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _interrupt(*_: object) -> NoReturn:
