@@ -79,9 +79,10 @@ def create(study: Study, task: Task, max_total_trials: int) -> None:
         )
     if not made and TASK not in known and study.screening.study().get_trials(deepcopy=False):
         raise ValueError(f"the study {study.name!r} was not made by this tuner: choose another --study-name")
-    study.set(TASK, data)
-    study.set(ERROR, None)
     study.set(BUDGET, max(max_total_trials, known.get(BUDGET, 0)))
+    study.set(ERROR, None)
+    # Last: it is what workers look for.
+    study.set(TASK, data)
 
 
 def only_study(storage: BaseStorage) -> str:
@@ -105,9 +106,13 @@ def make_study(storage: BaseStorage, name: str) -> bool:
         return False
 
 
-def prepare_screening(study: Study, task: Task) -> Jobs:
-    """The jobs of the first stage: the baselines, and then what the sampler chooses."""
-    budget = study.attributes()[BUDGET]
+def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
+    """The jobs of the first stage: the baselines, and then what the sampler chooses.
+
+    :param study: the study
+    :param task: its task
+    :param budget: the number of trials
+    """
     baselines = list(task.baselines().items())[:budget]
     space = task.search_space()
     jobs: list[dict[str, Any]] = [{BASELINE: name} for name, _ in baselines]
@@ -116,23 +121,26 @@ def prepare_screening(study: Study, task: Task) -> Jobs:
     return study.screening
 
 
-def prepare_race(study: Study, plan: Plan) -> Jobs:
+def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
-    budget = study.attributes()[BUDGET]
-    ranked = [trial for trial in ranking(study.screening.trials()) if not is_default(trial)]
+    ranked = [trial for trial in ranking(screened(study, budget)) if not is_default(trial)]
     n_racing = max(plan.n_finalists, math.ceil(plan.race_share * len(ranked))) if plan.race_seeds else 0
     jobs = [_run(trial, seed) for trial in ranked[:n_racing] for seed in plan.racing_seeds]
     return _prepare(study.runs("race", budget), jobs, study.storage)
 
 
-def prepare_confirmation(study: Study, plan: Plan) -> Jobs:
+def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the finalists and the default, on unseen seeds."""
-    budget = study.attributes()[BUDGET]
-    screening = study.screening.trials()
+    screening = screened(study, budget)
     best = finalists(screening, study.runs("race", budget).trials(), plan)
     chosen = [*filter(is_default, screening), *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
     return _prepare(study.runs("confirmation", budget), jobs, study.storage)
+
+
+def screened(study: Study, budget: int) -> list[FrozenTrial]:
+    """The trials of a budget. There may be more: somebody may have given the study a larger one meanwhile."""
+    return [trial for trial in study.screening.trials() if trial.user_attrs[JOB] < budget]
 
 
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:

@@ -17,6 +17,7 @@ from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.search import make_pruner, make_sampler
 from ppo_plus.zoo.tune.stages import (
     BASELINE,
+    BUDGET,
     ERROR,
     SCORES,
     SEED,
@@ -70,9 +71,11 @@ class Worker:
 
     def _stages(self) -> Iterator[Jobs]:
         """The jobs of each stage, prepared when it is its turn."""
-        yield prepare_screening(self.study, self.task)
-        yield prepare_race(self.study, self.task.plan)
-        yield prepare_confirmation(self.study, self.task.plan)
+        # Asked once: were it to grow between two stages, the later one would follow from trials that are not done.
+        budget = self.study.attributes()[BUDGET]
+        yield prepare_screening(self.study, self.task, budget)
+        yield prepare_race(self.study, self.task.plan, budget)
+        yield prepare_confirmation(self.study, self.task.plan, budget)
 
     def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         while not all_done(jobs):
