@@ -554,7 +554,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer.normalize_advantages()
         target_kl = self._optional("target_kl", progress)
         target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
-        # A step after the stop changes nothing; on a GPU, asking whether it was the last takes longer than more of them.
+        # Steps after the stop change nothing; on a GPU, asking whether it has come takes longer than making them.
         asks = type(control).after_minibatch is not KLControl.after_minibatch and self.device.type == "cpu"
 
         rollout = self.rollout_buffer.on_device()

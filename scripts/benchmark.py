@@ -68,6 +68,7 @@ class Workload:
     :param n_steps: steps of each per rollout
     :param rollouts: how many rollouts, with their updates, make a round
     :param arguments: further arguments of the algorithms
+    :param own: further arguments of PPO_Plus alone
     """
 
     env: str | spaces.Space[Any]
@@ -78,6 +79,7 @@ class Workload:
     rollouts: int = 3
     policy: str = "MlpPolicy"
     arguments: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
 
     def make_env(self, seed: int) -> VecEnv:
         if isinstance(self.env, str):
@@ -117,7 +119,7 @@ def image(size: int, channels: int) -> spaces.Box:
 
 VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
-DICT = spaces.Dict({"position": VECTOR, "velocity": VECTOR, "camera": image(36, 3)})
+VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
     "CartPole-v1-x8": Workload("CartPole-v1", 8, 256, rollouts=4),
@@ -125,7 +127,11 @@ WORKLOADS = {
     "HalfCheetah-v5-x1": Workload("HalfCheetah-v5", 1, 2048),
     "HalfCheetah-v5-x8": Workload("HalfCheetah-v5", 8, 256),
     "Atari-shapes-x8": ATARI,
-    "Dict-x8": Workload(DICT, 8, 256, rollouts=1, policy="MultiInputPolicy"),
+    "Atari-shapes-bfloat16-x8": replace(ATARI, own={"policy_kwargs": {"autocast": True}}),
+    "Dict-x8": Workload(spaces.Dict(VECTORS), 8, 256, policy="MultiInputPolicy"),
+    "Dict-image-x8": Workload(
+        spaces.Dict(VECTORS | {"camera": image(36, 3)}), 8, 256, rollouts=1, policy="MultiInputPolicy"
+    ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 #: What the picture shows.
@@ -193,6 +199,8 @@ class Trainee:
             raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
         module, algorithm, arguments = CONTENDERS[contender]
         make = getattr(import_module(module), algorithm)
+        if module == "ppo_plus":
+            arguments = arguments | workload.own
         env = workload.make_env(seed)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
