@@ -119,18 +119,20 @@ class Experiment:
             "policy": self.policy if isinstance(self.policy, str) else _dotted_name(self.policy),
         }
         if self.normalize is not None:
-            plain["normalize"] = self.normalize or True
+            plain["normalize"] = _plain(self.normalize) or True
         if self.frame_stack is not None:
             plain["frame_stack"] = self.frame_stack
         for name in PARTS:
             if getattr(self, name):
-                plain[name] = [{part.name: part.kwargs} if part.kwargs else part.name for part in getattr(self, name)]
+                plain[name] = [
+                    {part.name: _plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)
+                ]
         if self.env_kwargs:
-            plain["env_kwargs"] = self.env_kwargs
+            plain["env_kwargs"] = _plain(self.env_kwargs)
         for name in ("monitor_kwargs", "policy_kwargs"):
             if getattr(self, name):
                 plain[name] = format_literal(getattr(self, name))
-        return {**plain, **self.hyperparams}
+        return {**plain, **{name: _plain(value) for name, value in self.hyperparams.items()}}
 
     def check(self) -> None:
         """:raises ValueError: a hyperparameter that ``PPO_Plus`` does not have"""
@@ -217,7 +219,10 @@ def parse_settings(
         env_wrapper=_parts("env_wrapper", take("env_wrapper"), packages),
         vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
         callback=_parts("callback", take("callback"), packages),
-        hyperparams={name: _number(value) for name, value in rest.items()},
+        hyperparams={
+            name: _mapping(name, value) if str(name).endswith("_kwargs") else _number(value)
+            for name, value in rest.items()
+        },
     )
 
 
@@ -308,6 +313,17 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def _plain(value: Any) -> Any:
+    """Data that YAML can hold as it is; anything else that settings may say, as Python text."""
+    return value if _is_plain(value) else format_literal(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _dotted_name(value: type) -> str:

@@ -24,7 +24,7 @@ from ppo_plus.zoo.plot import plot_learning_curve
 
 @dataclass(frozen=True)
 class Options:
-    """What a run records and shows. None of it changes what is learned.
+    """Where a run starts from, and what it records and shows, which does not change what is learned.
 
     :param log_folder: folder of all runs
     :param uuid: add a UUID to the name of the run's folder
@@ -32,7 +32,7 @@ class Options:
     :param eval_episodes: episodes of each evaluation
     :param n_eval_envs: environments that evaluation uses side by side
     :param save_freq: environment steps between checkpoints; 0 or less: none
-    :param trained_agent: a model (``.zip``) to train on; ``None``: a new one
+    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param log_interval: rollouts between two logs; ``None``: no logs
     :param progress: show progress

@@ -121,6 +121,21 @@ def test_builtin_file_covers_the_classics_box2d_mujoco_and_atari():
     assert sum(name.endswith("/gSDE") for name in BUILTIN) >= 4
 
 
+def test_what_yaml_cannot_hold_is_written_as_python(settings):
+    text = """
+Foo-v0:
+  n_timesteps: 1
+  env_kwargs: "dict(shape=(1, 2))"
+  env_wrapper: {gymnasium.wrappers.ResizeObservation: "dict(shape=(8, 8))"}
+  rollout_buffer_kwargs: "dict(activation=nn.ReLU)"
+"""
+    experiment = load_experiment("Foo-v0", settings(text))
+    assert experiment.env_kwargs == {"shape": (1, 2)}
+    assert experiment.env_wrapper[0].kwargs == {"shape": (8, 8)}
+    assert experiment.hyperparams == {"rollout_buffer_kwargs": {"activation": nn.ReLU}}
+    assert parse_settings("Foo-v0", yaml.safe_load(yaml.safe_dump(experiment.settings()))) == experiment
+
+
 def test_what_an_entry_leaves_out(settings):
     path = settings("default: {n_timesteps: 10}")
     assert load_experiment("Foo-v0", path) == Experiment(env_id="Foo-v0", n_timesteps=10)
