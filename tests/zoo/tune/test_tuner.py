@@ -90,7 +90,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.FAIL}
     dead = trials[killed]
     assert dead.state == TrialState.FAIL and REASON not in dead.user_attrs
-    (again,) = (trial for trial in trials if trial.user_attrs.get(REPLACES) == killed)
+    again = next(trial for trial in trials if trial.user_attrs.get(REPLACES) == killed)
     assert again.params == dead.params and again.user_attrs[DEATHS] >= 1
     assert again.user_attrs[SETTINGS] == dead.user_attrs[SETTINGS]
     # What the dead one had reported is what the other reported again.

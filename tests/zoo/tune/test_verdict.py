@@ -1,16 +1,24 @@
 """Who wins, and what is exported."""
 
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import yaml
 from optuna.trial import TrialState, create_trial
 
-from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 
+ROOT = Path(__file__).parents[3]
 LOW = [10.0, 12, 11, 13, 9, 10, 12, 11, 13, 9]
 HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]
 
@@ -62,11 +70,27 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     assert not path.exists()
 
 
-def test_rl_zoo3_reads_it_back():
-    """Everything in an entry that the tuner can write is plain data, or text that rl_zoo3 evaluates to it."""
-    task = make_task(Experiment("CartPole-v1", 1), read_space(), Plan(50_000))
-    space = task.search_space()
-    settings = task.candidate(space.settings(space.params(task.default))).settings()
-    from torch import nn
-
-    assert eval(settings["policy_kwargs"], {"nn": nn}) == {"net_arch": None, "activation_fn": nn.Tanh}
+@pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
+def test_rl_zoo3_reads_it_back(tmp_path):
+    task = make_task(load_experiment("MountainCar-v0"), read_space(), Plan(50_000))
+    sampled = {"gamma": 0.95, "learning_rate": "lin_0.01", "policy_kwargs": {"activation_fn": "nn.ReLU"}}
+    settings = task.candidate(sampled).settings()
+    path = tmp_path / "MountainCar-v0.yml"
+    export(compare(finalist(LOW), [finalist(HIGH, 7, settings=settings)]), task, "my study", path)
+    code = """
+import json, sys
+from pathlib import Path
+from rl_zoo3_entries import read
+print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), default=str))
+"""
+    # In a process of its own, because importing rl_zoo3 changes Gymnasium.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "zoo"), *sys.path])}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert (read["n_timesteps"], read["n_envs"], read["policy"]) == (task.plan.n_timesteps, 8, "MlpPolicy")
+    assert read["normalize"]["gamma"] == read["hyperparams"]["gamma"] == 0.95
+    assert read["hyperparams"]["learning_rate"] == [0.01, 0.0025, 0.0]
+    assert read["policy_kwargs"] == {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}
+    assert read["hyperparams"]["sde_sample_freq"] == "episode"
