@@ -53,9 +53,9 @@ def add_parser(commands: Any) -> None:
     _add_search_arguments(command.add_argument_group("the search"))
     _add_score_arguments(command.add_argument_group("the score of a run, and what confirms it"))
     _add_study_arguments(command.add_argument_group("the study and its workers"))
-    worker = command.add_subparsers(metavar="worker").add_parser(
+    below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
+    worker = below.add_parser(
         "worker",
-        help="work on a study that was started elsewhere (ppo-plus tune worker --help)",
         description="Work on a study that `ppo-plus tune` has started with the same storage, on any machine.",
     )
     worker.add_argument("--gym-packages", nargs="+", default=[], metavar="PKG", help="packages to import first")
