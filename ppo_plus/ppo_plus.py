@@ -300,16 +300,19 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self._carry = None
-        self._compiling = self.compile is True or (
-            self.compile == "auto"
-            and self.device.type == "cpu"
-            and self._planned_updates(total_timesteps) >= WORTH_COMPILING
-        )
+        self._compiling = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
         require_finite("observation", self._last_obs, step=0)
         return total, callbacks
+
+    def pays_to_compile(self, total_timesteps: int) -> bool:
+        """What ``compile="auto"`` means for training so many timesteps.
+
+        :param total_timesteps: as for :meth:`learn`
+        """
+        return self.device.type == "cpu" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
 
     def _planned_updates(self, total_timesteps: int) -> int:
         """Gradient steps that training for so many timesteps takes."""

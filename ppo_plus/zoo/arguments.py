@@ -22,13 +22,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def add_env_arguments(command: argparse.ArgumentParser, log_folder: str) -> None:
+def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
     """The arguments of every subcommand that makes environments.
 
     :param command: its parser
     :param log_folder: name of the option for the folder of all runs, as rl_zoo3 calls it there
+    :param env_required: whether the environment must be given
     """
-    command.add_argument("--env", required=True, metavar="ID", help="Gymnasium environment id, such as CartPole-v1")
+    command.add_argument(
+        "--env", required=env_required, metavar="ID", help="Gymnasium environment id, such as CartPole-v1"
+    )
     command.add_argument(
         "-f", log_folder, dest="log_folder", default="logs", metavar="DIR", help="folder of all runs (default: logs)"
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import gymnasium as gym
 
 from ppo_plus import __version__
-from ppo_plus.zoo import cli_enjoy, cli_plot, cli_train
+from ppo_plus.zoo import cli_enjoy, cli_plot, cli_train, cli_tune
 from ppo_plus.zoo.arguments import Parser
 
 MISTAKES = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def make_parser() -> Parser:
     """The parser of the program and its subcommands."""
-    parser = Parser(prog="ppo-plus", description="Train PPO_Plus, watch, record and compare what it learned.")
+    parser = Parser(prog="ppo-plus", description="Train and tune PPO_Plus; watch, record and compare what it learned.")
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (cli_train, cli_enjoy, cli_plot):
+    for module in (cli_train, cli_enjoy, cli_plot, cli_tune):
         module.add_parser(commands)
     return parser

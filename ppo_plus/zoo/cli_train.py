@@ -33,10 +33,11 @@ def add_parser(commands: Any) -> None:
     _add_tracking_arguments(command.add_argument_group("Weights & Biases"))
 
 
-def add_experiment_arguments(command: argparse.ArgumentParser) -> None:
+def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
     """The arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``.
 
     :param command: the parser
+    :param seed_default: the seed where none is given
     """
     add = command.add_argument_group("what is trained").add_argument
     add("-conf", "--conf-file", metavar="FILE", help="YAML settings in rl_zoo3's format (default: the package's own)")
@@ -57,7 +58,12 @@ def add_experiment_arguments(command: argparse.ArgumentParser) -> None:
         metavar="K:V",
         help='settings to replace, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"',
     )
-    add("--seed", type=seed, default=-1, help="seed of everything random (default: a random one, which is recorded)")
+    add(
+        "--seed",
+        type=seed,
+        default=seed_default,
+        help="seed of everything random; negative: a random one, which is recorded (%(default)s)",
+    )
     add(
         "--vec-env",
         choices=[*VEC_ENVS, *BATCHED],

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "ppo_plus").rglob("*.py")}
-    data = {"ppo_plus/py.typed", "ppo_plus/hyperparams/ppo_plus.yml"}
+    data = {"ppo_plus/py.typed", "ppo_plus/hyperparams/ppo_plus.yml", "ppo_plus/hyperparams/search_space.yml"}
     assert {name for name in names if ".dist-info/" not in name} == modules | data
 
 

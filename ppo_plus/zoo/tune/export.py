@@ -1,0 +1,52 @@
+"""A confirmed winner as an entry of a settings file, with where it comes from."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+from ppo_plus import __version__
+from ppo_plus.zoo.tune.plan import Task
+from ppo_plus.zoo.tune.verdict import Verdict
+
+PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
+
+
+def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
+    """Write the winner's settings, which both this package and rl_zoo3 read.
+
+    :param verdict: what the study has found
+    :param task: the study's task
+    :param study_name: the study's name
+    :param path: the YAML file
+    :return: whether there was a winner; else no file is left
+    """
+    if verdict.winner is None:
+        path.unlink(missing_ok=True)
+        return False
+    finalist = verdict.finalists[verdict.winner]
+    origin = [
+        f"Found by ppo-plus tune: study {study_name}, {finalist.name}, with {versions()}.",
+        str(verdict),
+        f"On seed {task.plan.seed} the trial's score was {finalist.screening_scores[0]!r}, the mean of the last "
+        f"{task.plan.last_evals} evaluations, and is again:",
+        retrain_command(task, path),
+    ]
+    entry = yaml.safe_dump({task.experiment.env_id: finalist.settings}, sort_keys=False)
+    path.write_text("".join(f"# {line}\n" for line in origin) + entry)
+    return True
+
+
+def retrain_command(task: Task, path: Path) -> str:
+    """The command that trains with an exported entry as its trial did."""
+    plan = task.plan
+    return (
+        f"ppo-plus train --env {task.experiment.env_id} -conf {path.name} --seed {plan.seed} "
+        f"--eval-freq {plan.eval_freq} --eval-episodes {plan.n_eval_episodes} --n-eval-envs {plan.n_eval_envs}"
+    )
+
+
+def versions() -> str:
+    """The packages that results depend on, and their versions."""
+    packages = [("ppo_plus", __version__), *((name, version(name)) for name in PACKAGES)]
+    return ", ".join(f"{name} {number}" for name, number in packages)

@@ -1,0 +1,121 @@
+"""The score of an experiment: what a policy returns at the end of a fixed budget."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from ppo_plus.fused import CompileError
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.models import make_callbacks, make_model
+from ppo_plus.zoo.tune.plan import Plan
+
+#: Called with the timesteps and the mean return of each evaluation; it may raise to end the run.
+Report = Callable[[int, float], None]
+
+
+class Diverged(Exception):
+    """A run that has no score, for a reason of its own: numbers that are not finite, or no update."""
+
+
+def score(experiment: Experiment, plan: Plan, seed: int, report: Report) -> float:
+    """Train, and evaluate after updates.
+
+    :param experiment: what is trained
+    :param plan: for how long, and how it is evaluated
+    :param seed: of the training; evaluation environments have another
+    :param report: told of each evaluation
+    :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
+    :raises Diverged: the run has no score
+    """
+    experiment = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps)
+    envs = make_envs(experiment)
+    eval_envs = make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True)
+    try:
+        reporter = Reporter(report)
+        evaluation = EvalAfterUpdates(
+            eval_envs,
+            eval_freq=plan.eval_freq,
+            n_eval_episodes=plan.n_eval_episodes,
+            deterministic=experiment.deterministic_eval,
+            callback_after_eval=reporter,
+            warn=False,
+        )
+        model = make_model(experiment, envs)
+        model.learn(plan.n_timesteps, callback=[evaluation, *make_callbacks(experiment)], log_interval=None)  # type: ignore[arg-type]
+    except FloatingPointError as error:
+        raise Diverged(str(error)) from None
+    finally:
+        eval_envs.close()
+        envs.close()
+    return mean_of_last(reporter.returns, plan.last_evals)
+
+
+def mean_of_last(returns: list[float], n: int) -> float:
+    """The mean of the last returns.
+
+    :param returns: of the evaluations, each of which followed an update
+    :param n: how many count
+    :raises Diverged: there are none: nothing has been learned that could be scored
+    """
+    if not returns:
+        raise Diverged("no update happened within the budget")
+    return float(np.mean(returns[-n:]))
+
+
+def resolve_compile(experiment: Experiment, plan: Plan) -> Experiment:
+    """The experiment with ``compile="auto"`` decided, as training with the plan's budget would decide it, so that any
+    later run with these settings takes the same path, to the last bit.
+
+    :param experiment: the experiment
+    :param plan: the plan
+    """
+    if experiment.hyperparams.get("compile", "auto") != "auto":
+        return experiment
+    envs = make_envs(experiment)
+    try:
+        wanted = make_model(experiment, envs).pays_to_compile(plan.n_timesteps)
+    finally:
+        envs.close()
+    return with_compile(experiment, wanted and compiles(experiment))
+
+
+def compiles(experiment: Experiment) -> bool:
+    """Whether this machine can compile an experiment: it is tried, for one rollout."""
+    envs = make_envs(experiment)
+    try:
+        model = make_model(with_compile(experiment, True), envs)
+        model.learn(1, log_interval=None)  # type: ignore[arg-type]
+        return True
+    except (CompileError, FloatingPointError):
+        return False
+    finally:
+        envs.close()
+
+
+def with_compile(experiment: Experiment, value: bool) -> Experiment:
+    """The experiment with ``compile`` set."""
+    return experiment.replace(hyperparams={**experiment.hyperparams, "compile": value})
+
+
+class Reporter(BaseCallback):
+    """Hands the mean return of each evaluation on.
+
+    :param report: who is told
+    """
+
+    def __init__(self, report: Report):
+        super().__init__()
+        self.report = report
+        self.returns: list[float] = []
+
+    def _on_step(self) -> bool:
+        mean = float(self.parent.last_mean_reward)  # type: ignore[union-attr]
+        if not math.isfinite(mean):
+            raise Diverged(f"the mean return is {mean} after {self.num_timesteps} timesteps")
+        self.returns.append(mean)
+        self.report(self.num_timesteps, mean)
+        return True

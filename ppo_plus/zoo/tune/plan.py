@@ -1,0 +1,222 @@
+"""What a study compares, and how: the budget of a run, its evaluations, its seeds, and the stages of the study."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
+from ppo_plus.zoo.tune.space import Space, parse_space, setting
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is spent on what.
+
+    :param n_timesteps: environment steps of each run
+    :param n_evals: evaluations of a run, about: the interval between two is a whole number of rollouts
+    :param n_eval_episodes: episodes of an evaluation
+    :param n_eval_envs: environments that evaluate side by side
+    :param last_evals: the score of a run is the mean of so many last evaluations
+    :param n_seeds: seeds of a trial
+    :param race_share: share of the finished trials that get more seeds
+    :param race_seeds: how many more
+    :param n_finalists: how many trials are compared with the default in the end
+    :param confirm_seeds: on how many seeds, none of which the search has seen: at least 10, since fewer decide
+        nothing, or 0, and then nothing is exported
+    :param sampler: name of a sampler, see :mod:`ppo_plus.zoo.tune.search`
+    :param pruner: name of a pruner
+    :param seed: of the study: training seeds count up from it, and samplers draw from it
+    """
+
+    n_timesteps: int
+    n_evals: int = 10
+    n_eval_episodes: int = 10
+    n_eval_envs: int = 1
+    last_evals: int = 3
+    n_seeds: int = 1
+    race_share: float = 0.2
+    race_seeds: int = 2
+    n_finalists: int = 3
+    confirm_seeds: int = 10
+    sampler: str = "tpe"
+    pruner: str = "median"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, lowest in LOWEST.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {lowest}")
+        if 0 < self.confirm_seeds < 10:
+            raise ValueError(f"confirm_seeds={self.confirm_seeds} decide nothing: use at least 10, or 0 for none")
+        if not 0 <= self.race_share <= 1:
+            raise ValueError(f"race_share={self.race_share} must be between 0 and 1")
+        if self.last_evals > self.n_evals:
+            raise ValueError(f"last_evals={self.last_evals} must be at most n_evals={self.n_evals}")
+
+    @property
+    def eval_freq(self) -> int:
+        """Environment steps between two evaluations."""
+        return self.n_timesteps // self.n_evals
+
+    @property
+    def screening_seeds(self) -> range:
+        """The training seeds of every trial."""
+        return range(self.seed, self.seed + self.n_seeds)
+
+    @property
+    def racing_seeds(self) -> range:
+        """The further training seeds of the trials that race."""
+        return range(self.screening_seeds.stop, self.screening_seeds.stop + self.race_seeds)
+
+    @property
+    def confirmation_seeds(self) -> range:
+        """The training seeds that decide. They are far from the others, so that these may become more."""
+        return range(self.seed + 1_000, self.seed + 1_000 + self.confirm_seeds)
+
+    def on_rollouts(self, *experiments: Experiment) -> "Plan":
+        """The plan with a budget that ends, like each interval between evaluations, where rollouts of the experiments
+        end. The budget becomes longer, if anything; the number of evaluations may change.
+
+        :param experiments: those that must be possible as they are
+        """
+        rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
+        interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
+        n_evals = math.ceil(self.n_timesteps / interval)
+        return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
+
+
+#: The least that each number of a plan may be.
+LOWEST = {
+    "n_timesteps": 1,
+    "n_evals": 1,
+    "n_eval_episodes": 1,
+    "n_eval_envs": 1,
+    "last_evals": 1,
+    "n_seeds": 1,
+    "race_seeds": 0,
+    "n_finalists": 1,
+    "confirm_seeds": 0,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a worker must know of a study. It travels as plain data, in the study.
+
+    :param experiment: what is tuned
+    :param space: contents of the search-space file
+    :param plan: how
+    :param packages: what settings may import from; ``None``: from anywhere
+    """
+
+    experiment: Experiment
+    space: dict[str, Any]
+    plan: Plan
+    packages: tuple[str, ...] | None = ALLOWED_PACKAGES
+
+    @property
+    def default(self) -> Experiment:
+        """The experiment with what ``PPO_Plus(policy, env)`` does by itself: one environment, nothing set."""
+        return self.experiment.replace(n_envs=1, normalize=None, policy_kwargs={}, hyperparams={})
+
+    def baselines(self) -> dict[str, Experiment]:
+        """What is tried before anything is searched for, by name."""
+        named = {"default": self.default, "settings file": self.experiment}
+        return named if self.default != self.experiment else {"default": self.default}
+
+    def search_space(self) -> Space:
+        """The space, widened to hold the baselines, and narrowed to rollouts that fit the budget."""
+        space = parse_space(self.space)
+        for experiment in self.baselines().values():
+            space = space.including(experiment)
+        if "n_envs" in space.dimensions:
+            return space
+        sizes = {rollout_size(experiment) // experiment.n_envs for experiment in self.baselines().values()}
+        return space.choosing(
+            "n_steps", lambda n: n in sizes or self.plan.eval_freq % (n * self.experiment.n_envs) == 0
+        )
+
+    def candidate(self, settings: dict[str, Any]) -> Experiment:
+        """The experiment with settings that were sampled, mended where they do not fit each other."""
+        experiment = self.experiment.with_hyperparams(settings, self.packages)
+        return self.experiment.with_hyperparams({**settings, **self._mended(experiment)}, self.packages)
+
+    def _mended(self, experiment: Experiment) -> dict[str, Any]:
+        n_steps = largest_divisor(self.plan.eval_freq // experiment.n_envs, setting(experiment, "n_steps"))
+        mended = {
+            "n_steps": n_steps,
+            "batch_size": min(setting(experiment, "batch_size"), n_steps * experiment.n_envs),
+        }
+        if not setting(experiment, "use_sde"):
+            mended["sde_sample_freq"] = -1
+        if setting(experiment, "target_kl") is None:
+            mended["kl_control"] = "stop"
+        return mended
+
+    def read(self, settings: dict[str, Any]) -> Experiment:
+        """The experiment that recorded settings describe."""
+        run = {name: getattr(self.experiment, name) for name in RUN}
+        return parse_settings(self.experiment.env_id, settings, self.packages).replace(**run)
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as plain data, as it comes back from a storage.
+
+        :raises TypeError: something in the settings is no plain data
+        """
+        data = {
+            "env_id": self.experiment.env_id,
+            "settings": self.experiment.settings(),
+            "run": {name: getattr(self.experiment, name) for name in RUN},
+            "space": self.space,
+            "plan": asdict(self.plan),
+            "packages": self.packages,
+        }
+        return json.loads(json.dumps(data))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Task":
+        """The task that :meth:`to_json` wrote."""
+        packages = None if data["packages"] is None else tuple(data["packages"])
+        experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**data["run"])
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
+
+
+#: Fields of an experiment that are no settings, and the same in all runs of a study.
+RUN = ("device", "vec_env", "eval_env_kwargs")
+
+
+def make_task(
+    experiment: Experiment,
+    space: dict[str, Any],
+    plan: Plan,
+    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+) -> Task:
+    """A task whose budget ends where rollouts end.
+
+    :param experiment: what is tuned
+    :param space: contents of a search-space file, see :func:`ppo_plus.zoo.tune.space.read_space`
+    :param plan: how; its budget replaces the experiment's
+    :param packages: see :class:`Task`
+    :raises ValueError: something in the space does not fit
+    """
+    task = Task(experiment.replace(seed=0), space, plan, packages)
+    task = replace(task, plan=plan.on_rollouts(*task.baselines().values()))
+    task = replace(task, experiment=task.experiment.replace(n_timesteps=task.plan.n_timesteps))
+    task.search_space()
+    return task
+
+
+def rollout_size(experiment: Experiment) -> int:
+    """Transitions of a rollout."""
+    return int(setting(experiment, "n_steps")) * experiment.n_envs
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that is not above a limit (and at least 1).
+
+    :param number: at least 1
+    :param limit: the limit
+    """
+    return next((n for n in range(min(limit, number), 1, -1) if number % n == 0), 1)

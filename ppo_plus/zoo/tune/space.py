@@ -1,0 +1,272 @@
+"""The search space: what a YAML file says about it, as Optuna's distributions, and back to settings."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import Trial
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
+from ppo_plus.zoo.hyperparams import builtin_file, read_mapping, require_mapping
+from ppo_plus.zoo.literals import parse_literal
+
+POLICY, SCHEDULE = "policy_kwargs", "_schedule"
+SCALES = ("linear", "log", "near_one")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One of several values.
+
+    :param values: the values by the name that the sampler knows them by: a number, a string, a truth value or None
+    """
+
+    values: dict[Any, Any]
+
+    def suggest(self, trial: Trial, name: str) -> Any:
+        return trial.suggest_categorical(name, list(self.values))
+
+    def decode(self, name: Any) -> Any:
+        return self.values[name]
+
+    def encode(self, value: Any) -> Any:
+        """The name of a value.
+
+        :raises ValueError: it is none of the choices
+        """
+        for label, known in self.values.items():
+            if known == value and isinstance(known, bool) == isinstance(value, bool):
+                return label
+        raise ValueError(f"{value!r} is none of {list(self.values.values())}")
+
+    def including(self, value: Any) -> "Choices":
+        """The choices, with one more if the value is none of them."""
+        try:
+            self.encode(value)
+            return self
+        except ValueError:
+            plain = isinstance(value, (int, float, str)) and value not in self.values
+            return Choices({**self.values, (value if plain else repr(value)): value})
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two others.
+
+    :param low: the lowest
+    :param high: the highest
+    :param scale: ``"linear"``, ``"log"``, or ``"near_one"``: the sampler sees the distance to 1, on a log scale
+    """
+
+    low: float
+    high: float
+    scale: str = "linear"
+
+    def suggest(self, trial: Trial, name: str) -> float:
+        if self.scale == "near_one":
+            return trial.suggest_float(name, 1 - self.high, 1 - self.low, log=True)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.scale == "log")
+        return trial.suggest_float(name, self.low, self.high, log=self.scale == "log")
+
+    def decode(self, number: float) -> float:
+        # Both ways are exact for numbers between 0.5 and 1.
+        return 1 - number if self.scale == "near_one" else number
+
+    def encode(self, value: Any) -> float:
+        """The number that the sampler sees.
+
+        :raises ValueError: it is no number
+        """
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{value!r} is no number")
+        return self.decode(min(max(value, self.low), self.high))
+
+    def including(self, value: Any) -> "Range":
+        """The range, widened to a value; where a log scale cannot reach it, or it is no number, as it is."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return self
+        if (self.scale == "log" and value <= 0) or (self.scale == "near_one" and not 0.5 <= value < 1):
+            return self
+        return Range(min(self.low, value), max(self.high, value), self.scale)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A search space.
+
+    :param dimensions: what is searched for, by name: a key of a settings file, ``policy_kwargs.KEY``, or
+        ``KEY_schedule``
+    """
+
+    dimensions: dict[str, Choices | Range]
+
+    def sample(self, trial: Trial) -> dict[str, Any]:
+        """Ask the sampler for the parameters of a trial."""
+        return {
+            label(name, dimension): dimension.suggest(trial, label(name, dimension))
+            for name, dimension in self.dimensions.items()
+        }
+
+    def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as settings, in the format of a settings file."""
+        values = {name: item.decode(params[label(name, item)]) for name, item in self.dimensions.items()}
+        settings: dict[str, Any] = {}
+        for name, value in values.items():
+            if name.startswith(POLICY):
+                settings.setdefault(POLICY, {})[name.removeprefix(f"{POLICY}.")] = value
+            elif not name.endswith(SCHEDULE):
+                schedule = values.get(name + SCHEDULE, "constant")
+                settings[name] = value if schedule == "constant" else f"{schedule}_{value!r}"
+        return settings
+
+    def params(self, experiment: Experiment) -> dict[str, Any]:
+        """The parameters that an experiment has. Those that the space cannot express are left out."""
+        params = {}
+        for name, dimension in self.dimensions.items():
+            try:
+                params[label(name, dimension)] = dimension.encode(self._value(experiment, name))
+            except ValueError:
+                continue
+        return params
+
+    def including(self, experiment: Experiment) -> "Space":
+        """The space, widened so that it holds an experiment."""
+        return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
+
+    def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
+        """The space without the choices of one name that do not fit.
+
+        :param name: a dimension; where it is missing, or a range, nothing changes
+        :param fits: whether a value fits
+        :raises ValueError: none does
+        """
+        dimension = self.dimensions.get(name)
+        if not isinstance(dimension, Choices):
+            return self
+        values = {key: value for key, value in dimension.values.items() if fits(value)}
+        if not values:
+            raise ValueError(f"{name}: none of {list(dimension.values.values())} fits the budget")
+        return Space({**self.dimensions, name: Choices(values)})
+
+    def _value(self, experiment: Experiment, name: str) -> Any:
+        scheduled = name.removesuffix(SCHEDULE)
+        value = setting(experiment, scheduled)
+        if scheduled + SCHEDULE not in self.dimensions:
+            return value
+        schedule, number = split_schedule(value)
+        return number if name == scheduled else schedule
+
+
+def read_space(path: str | Path | None = None) -> dict[str, Any]:
+    """The contents of a search-space file, checked.
+
+    :param path: YAML file; ``None`` for the package's own
+    :raises ValueError: broken YAML, unknown key or bad value
+    :raises OSError: the file cannot be read
+    """
+    source = builtin_file().with_name("search_space.yml") if path is None else Path(path)
+    contents = read_mapping(source)
+    try:
+        parse_space(contents)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    return contents
+
+
+def parse_space(contents: Mapping[str, Any]) -> Space:
+    """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``.
+
+    :param contents: the mapping
+    :raises ValueError: unknown key or bad value
+    """
+    nested = require_mapping(POLICY, contents.get(POLICY) or {})
+    entries = {name: entry for name, entry in contents.items() if name != POLICY}
+    entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
+    if not entries:
+        raise ValueError("the search space is empty")
+    known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
+    for name in entries:
+        if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
+            raise ValueError(f"{name!r} is no key of a settings file that can be searched for")
+    return Space({name: _dimension(name, entry) for name, entry in entries.items()})
+
+
+def label(name: str, dimension: Choices | Range) -> str:
+    """What a parameter is called in the study."""
+    near_one = isinstance(dimension, Range) and dimension.scale == "near_one"
+    return f"1 - {name}" if near_one else name.removeprefix(f"{POLICY}.")
+
+
+def setting(experiment: Experiment, name: str) -> Any:
+    """The value of a setting in an experiment, given or by default."""
+    if name.startswith(f"{POLICY}."):
+        key = name.removeprefix(f"{POLICY}.")
+        policy = (
+            experiment.policy if isinstance(experiment.policy, type) else PPO_Plus.policy_aliases[experiment.policy]
+        )
+        return experiment.policy_kwargs.get(key, _default(policy, key))
+    if name in SETTINGS:
+        value = getattr(experiment, name)
+        return value is not None if name == "normalize" and not value else value
+    return experiment.hyperparams.get(name, _default(PPO_Plus, name))
+
+
+def _policy_class(experiment: Experiment) -> type:
+    if isinstance(experiment.policy, type):
+        return experiment.policy
+    if experiment.policy not in PPO_Plus.policy_aliases:
+        raise ValueError(f"policy={experiment.policy!r} is unknown: use one of {sorted(PPO_Plus.policy_aliases)}")
+    return PPO_Plus.policy_aliases[experiment.policy]
+
+
+def split_schedule(value: Any) -> tuple[str, Any]:
+    """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
+    if isinstance(value, str):
+        schedule, _, number = value.partition("_")
+        try:
+            return schedule, float(number)
+        except ValueError:
+            pass
+    return "constant", value
+
+
+def _default(function: Any, name: str) -> Any:
+    parameter = inspect.signature(function).parameters.get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _dimension(name: str, entry: Any) -> Choices | Range:
+    entry = require_mapping(name, entry)
+    if set(entry) == {"choices"}:
+        return _choices(name, entry["choices"])
+    if {"low", "high"} <= set(entry) <= {"low", "high", "scale"}:
+        return _range(name, **entry)
+    raise ValueError(f"{name}: {entry!r} must have choices, or low, high and perhaps scale")
+
+
+def _choices(name: str, choices: Any) -> Choices:
+    if isinstance(choices, list):
+        choices = {(item if isinstance(item, (int, float, str, type(None))) else repr(item)): item for item in choices}
+    if not isinstance(choices, dict) or not choices:
+        raise ValueError(f"{name}: choices must be a list, or a mapping of names to values, and not empty")
+    return Choices({key: _class_or(value) for key, value in choices.items()})
+
+
+def _class_or(value: Any) -> Any:
+    return parse_literal(value) if isinstance(value, str) and value.startswith("nn.") else value
+
+
+def _range(name: str, low: Any, high: Any, scale: str = "linear") -> Range:
+    for number in (low, high):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+            raise ValueError(f"{name}: {number!r} is no number (YAML needs the point in 1.0e-4)")
+    if scale not in SCALES:
+        raise ValueError(f"{name}: scale must be one of {', '.join(SCALES)}, not {scale!r}")
+    if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
+        raise ValueError(f"{name}: there is no {scale} range from {low} to {high}")
+    return Range(low, high, scale)

@@ -1,0 +1,152 @@
+"""Where studies live: Optuna's own storages, opened so that reading and then writing is one atomic step."""
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+JOURNAL = "journal:"
+
+#: Seconds that a connection attempt, or a wait for another process's lock, may take.
+TIMEOUT = 60
+
+
+class StorageError(ValueError):
+    """A storage that cannot be used: unreachable, unknown kind, or made by something else."""
+
+
+def open_storage(url: str, heartbeat_interval: int = 15, grace_period: int = 60) -> BaseStorage:
+    """Open a storage, and create its tables if it is new.
+
+    :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
+        ``journal:file.log``, which has no heartbeats
+    :param heartbeat_interval: seconds between two signs of life of a worker, at least 1
+    :param grace_period: seconds of silence after which a worker counts as dead
+    :return: the storage
+    :raises StorageError: it cannot be used; one line, without the password
+    """
+    if url.startswith(JOURNAL):
+        return _open_journal(Path(url.removeprefix(JOURNAL)))
+    shown = url
+    try:
+        address = make_url(url)
+        shown = address.render_as_string(hide_password=True)
+        return _open_database(address, heartbeat_interval, grace_period)
+    except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
+        raise StorageError(f"cannot use the storage {shown!r}: {reason(error)}") from None
+
+
+def has_heartbeats(storage: BaseStorage) -> bool:
+    """Whether a worker that died can be told from one that is busy."""
+    return hasattr(storage, "record_heartbeat")
+
+
+def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
+    """Show a sign of life of a trial, where the storage knows such.
+
+    :param storage: the storage
+    :param trial_id: Optuna's id of the trial
+    """
+    if has_heartbeats(storage):
+        storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
+    """Show signs of life of a trial, from a thread of its own, while the block runs.
+
+    Optuna does so inside ``Study.optimize`` only, and there a single failed write ends the signs of life.
+
+    :param storage: the storage
+    :param trial_id: Optuna's id of the trial
+    """
+    if not has_heartbeats(storage):
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_beat, args=(storage, trial_id, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
+    while not done.wait(storage.get_heartbeat_interval()):  # type: ignore[attr-defined]
+        try:
+            record_heartbeat(storage, trial_id)
+        except (StorageInternalError, SQLAlchemyError):
+            # The server may be back for the next one; the grace period is what decides.
+            continue
+    storage.remove_session()
+
+
+def _open_journal(path: Path) -> JournalStorage:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(path)))
+    except OSError as error:
+        raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {reason(error)}") from None
+
+
+def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> BaseStorage:
+    sqlite = address.get_backend_name() == "sqlite"
+    if sqlite and address.database in (None, "", ":memory:"):
+        raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
+    if sqlite:
+        Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
+    options = {
+        "connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT},
+        # Tried when taken from the pool: a server that was restarted in between is no error.
+        "pool_pre_ping": True,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        storage = RDBStorage(
+            address.render_as_string(hide_password=False),
+            engine_kwargs=options,
+            heartbeat_interval=heartbeat_interval,
+            grace_period=grace_period,
+        )
+    if sqlite:
+        _lock_at_begin(storage.engine)
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    return get_storage(storage)
+
+
+def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
+    """Make transactions of SQLite exclude each other from their first statement on.
+
+    By default they do from their first *write* on, so that two processes which read a trial's state and then write it
+    may both find it waiting. (PostgreSQL has ``SELECT ... FOR UPDATE``, which SQLite ignores.) The recipe is
+    SQLAlchemy's: https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
+    """
+
+    @sqlalchemy.event.listens_for(engine, "connect")
+    def _leave_transactions_to_us(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(engine, "begin")
+    def _begin(connection: sqlalchemy.Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    # Connections from before have not been told.
+    engine.dispose()
+
+
+def reason(error: BaseException) -> str:
+    """The cause of a database's error in one line."""
+    error = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    cause = getattr(error, "orig", None) or error
+    return " ".join(str(cause).split()) or type(cause).__name__

@@ -1,0 +1,149 @@
+"""A worker: takes jobs of a study and does them, one stage after another, until nothing is left."""
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import optuna
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.pruners import NopPruner
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from ppo_plus.zoo.tune.jobs import Jobs
+from ppo_plus.zoo.tune.objective import Diverged, resolve_compile, score
+from ppo_plus.zoo.tune.plan import Task
+from ppo_plus.zoo.tune.search import make_pruner, make_sampler
+from ppo_plus.zoo.tune.stages import (
+    BASELINE,
+    BUDGET,
+    ERROR,
+    SCORES,
+    SEED,
+    SETTINGS,
+    TASK,
+    Study,
+    all_done,
+    prepare_confirmation,
+    prepare_race,
+    prepare_screening,
+    stage_names,
+)
+from ppo_plus.zoo.tune.storage import StorageError, heartbeats, reason
+
+#: Seconds between two looks for work.
+POLL = 1.0
+
+
+class StudyStopped(Exception):
+    """Another worker met an error that is no trial's own."""
+
+
+class Worker:
+    """One process's part in a study.
+
+    :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
+    :raises ValueError: there is no such study, or it is not one of this tuner's
+    """
+
+    def __init__(self, study: Study):
+        self.study = study
+        try:
+            self.task = Task.from_json(study.attributes()[TASK])
+        except KeyError:
+            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
+
+    def work(self) -> None:
+        """Do jobs until the study has ended.
+
+        :raises StudyStopped: another worker stopped the study
+        :raises StorageError: the storage went away; the others go on if it comes back
+        :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
+        """
+        for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
+            self._do_all(jobs, objective)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        stages = dict(stage_names(self.study))
+        return "confirmation" in stages and all(map(all_done, self._stages()))
+
+    def _stages(self) -> Iterator[Jobs]:
+        """The jobs of each stage, prepared when it is its turn."""
+        # Asked once: were it to grow between two stages, the later one would follow from trials that are not done.
+        budget = self.study.attributes()[BUDGET]
+        yield prepare_screening(self.study, self.task, budget)
+        yield prepare_race(self.study, self.task.plan, budget)
+        yield prepare_confirmation(self.study, self.task.plan, budget)
+
+    def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+        while not all_done(jobs):
+            self._check()
+            claimed = jobs.claim()
+            if claimed is None:
+                # Others are still at it, and one of them may die.
+                time.sleep(POLL)
+            else:
+                self._do(jobs, claimed, objective)
+
+    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+        try:
+            with heartbeats(self.study.storage, claimed._trial_id):
+                jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
+        except optuna.TrialPruned:
+            jobs.tell(claimed, TrialState.PRUNED)
+        except Diverged as error:
+            jobs.fail(claimed, str(error))
+        except UpdateFinishedTrialError:
+            # This worker was silent for so long that it counted as dead: the job is another's.
+            return
+        except (KeyboardInterrupt, StudyStopped):
+            jobs.interrupt(claimed)
+            raise
+        except (StorageInternalError, SQLAlchemyError) as error:
+            # Not the study's fault, and where the database is away there is nothing to put back: silence will do it.
+            raise StorageError(f"the storage is gone: {reason(error)}") from error
+        except Exception:
+            self.study.set(ERROR, traceback.format_exc())
+            jobs.interrupt(claimed)
+            raise
+
+    def _screen(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+        """A trial of the search: what the sampler suggests, on the first seeds."""
+        plan = self.task.plan
+        trial = jobs.trial(claimed, sampler=make_sampler(plan, claimed.number), pruner=make_pruner(plan))
+        space = self.task.search_space()
+        settings = space.settings(space.sample(trial))
+        baseline = claimed.user_attrs.get(BASELINE)
+        experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
+        recorded = resolve_compile(experiment, plan).replace(n_timesteps=plan.n_timesteps).settings()
+        trial.set_user_attr(SETTINGS, recorded)
+        scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
+        trial.set_user_attr(SCORES, scores)
+        return float(np.mean(scores))
+
+    def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+        """A run of settings that the screening has found, on one more seed."""
+        trial = jobs.trial(claimed, pruner=NopPruner())
+        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
+
+    def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
+        plan = self.task.plan
+        total = plan.n_seeds * plan.n_timesteps
+
+        def report(timesteps: int, mean_return: float) -> None:
+            step = n_before * plan.n_timesteps + timesteps
+            trial.report(mean_return, step)
+            self._check()
+            # At the end there is nothing left to save.
+            if step < total and trial.should_prune():
+                raise optuna.TrialPruned
+
+        return score(self.task.read(settings), plan, seed, report)
+
+    def _check(self) -> None:
+        """:raises StudyStopped: another worker has stopped the study"""
+        error = self.study.attributes().get(ERROR)
+        if error:
+            raise StudyStopped(error.strip().splitlines()[-1])

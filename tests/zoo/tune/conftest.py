@@ -1,0 +1,84 @@
+"""A real PostgreSQL server, for as long as the tests run."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+import pytest
+
+from ppo_plus.zoo.tune.storage import open_storage
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """URL of a database of an own server on loopback, which trusts everybody on this machine."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'psycopg[binary]')")
+    with running(binaries) as port:
+        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request, tmp_path):
+    """URL of each kind of storage that has the full guarantee."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'study.db'}"
+    return request.getfixturevalue("postgres")
+
+
+@pytest.fixture
+def storage(url):
+    """Such a storage, with heartbeats that are soon missed."""
+    opened = open_storage(url, heartbeat_interval=1, grace_period=2)
+    yield opened
+    opened.remove_session()
+    opened._backend.engine.dispose()
+
+
+def find_binaries():
+    """Folder of the server's programs; Debian has one for each version, outside the path."""
+    found = [Path(path).resolve().parent for path in [shutil.which("initdb")] if path]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in found if (folder / "initdb").exists()), None)
+
+
+@contextmanager
+def running(binaries):
+    """Run a server; its port."""
+    # It refuses to run as root, and then its files must not be root's.
+    account = pwd.getpwnam("postgres") if os.getuid() == 0 else None
+    options = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+
+    def call(program, *arguments):
+        command = [str(binaries / program), *arguments]
+        done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.DEVNULL, timeout=120, **options)
+        assert done.returncode == 0, command
+
+    with tempfile.TemporaryDirectory(prefix="postgres", ignore_cleanup_errors=True) as folder:
+        if account:
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        data, port = f"{folder}/data", free_port()
+        settings = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        call("initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync")
+        call("pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", f"{folder}/log")
+        try:
+            yield port
+        finally:
+            call("pg_ctl", "stop", "-D", data, "-m", "immediate")
+
+
+def free_port():
+    """A port that is free at the moment."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]

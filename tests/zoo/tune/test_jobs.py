@@ -1,0 +1,184 @@
+"""Jobs are done exactly once, whatever processes do at the same time, and wherever they die."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import TrialState, create_trial
+
+from ppo_plus.zoo.tune.jobs import DEATHS, JOB, MAX_DEATHS, REASON, REPLACES, Jobs, holders, is_done, is_lost
+from ppo_plus.zoo.tune.storage import heartbeats, open_storage
+
+ROOT = Path(__file__).parents[3]
+names = (f"study {os.getpid()} {number}" for number in count())
+
+
+@pytest.fixture
+def jobs(storage):
+    name = next(names)
+    optuna.create_study(study_name=name, storage=storage, direction="maximize")
+    return Jobs(storage, name)
+
+
+def states(jobs):
+    return [trial.state.name for trial in jobs.study().get_trials(deepcopy=False)]
+
+
+def test_filling_again_adds_only_what_is_missing(jobs):
+    jobs.fill([{"seed": 0}, {"seed": 1}], [{"x": 0.5}])
+    jobs.fill([{"seed": 0}, {"seed": 1}, {"seed": 2}], [{"x": 0.5}])
+    assert [(trial.user_attrs["seed"], trial.system_attrs["fixed_params"]) for trial in jobs.trials()] == [
+        (0, {"x": 0.5}),
+        (1, {}),
+        (2, {}),
+    ]
+
+
+def test_each_job_is_claimed_once(jobs, url):
+    """By many at the same time, each with connections of its own as processes have them."""
+    jobs.fill([{}] * 12)
+
+    def claim_all(_):
+        own = Jobs(open_storage(url, 60, 60), jobs.name)
+        claimed = []
+        while (trial := own.claim()) is not None:
+            claimed.append(trial.number)
+        own.storage._backend.engine.dispose()
+        return claimed
+
+    with ThreadPoolExecutor(4) as threads:
+        claimed = [number for numbers in threads.map(claim_all, range(4)) for number in numbers]
+    assert sorted(claimed) == list(range(12))
+
+
+def test_a_claimed_trial_is_told_and_counts(jobs):
+    jobs.fill([{}] * 3)
+    first, second, third = (jobs.claim() for _ in range(3))
+    assert jobs.claim() is None
+    jobs.tell(first, TrialState.COMPLETE, 1.5)
+    jobs.fail(second, "it diverged")
+    assert [is_done(trial) for trial in jobs.trials()] == [True, True, False]
+    jobs.interrupt(third)
+    assert jobs.claim().user_attrs[JOB] == 2
+    assert [trial.state.name for trial in jobs.trials()] == ["COMPLETE", "FAIL", "RUNNING"]
+    assert jobs.trials()[1].user_attrs[REASON] == "it diverged"
+
+
+def test_parameters_of_an_interrupted_trial_are_tried_again(jobs):
+    jobs.fill([{"seed": 7}], [{"x": 0.25}])
+    claimed = jobs.claim()
+    trial = jobs.trial(claimed)
+    sampled = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)
+    jobs.interrupt(claimed)
+    again = jobs.claim()
+    trial = jobs.trial(again)
+    assert (trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)) == sampled
+    assert trial.user_attrs["seed"] == 7
+    assert again.user_attrs.get(DEATHS) == 0
+
+
+def test_signs_of_life_keep_a_trial_and_silence_loses_it(jobs):
+    jobs.fill([{}])
+    claimed = jobs.claim()
+    with heartbeats(jobs.storage, claimed._trial_id):
+        time.sleep(4)
+        assert jobs.claim() is None
+    time.sleep(4)
+    again = jobs.claim()
+    assert again.user_attrs[REPLACES] == claimed.number and again.user_attrs[DEATHS] == 1
+    # The silent worker wakes up: its result is not wanted any more.
+    with pytest.raises(UpdateFinishedTrialError):
+        jobs.trial(claimed).report(1.0, 1)
+    jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+    jobs.interrupt(claimed)
+    jobs.tell(again, TrialState.COMPLETE, 2.0)
+    assert states(jobs) == ["FAIL", "COMPLETE"]
+
+
+def test_what_kills_its_workers_is_given_up(jobs):
+    jobs.fill([{}])
+    for _ in range(MAX_DEATHS):
+        jobs.storage.set_trial_state_values(jobs.claim()._trial_id, TrialState.FAIL)
+    assert jobs.claim() is None
+    assert [is_done(trial) for trial in jobs.trials()] == [True]
+
+
+def test_killed_between_claim_and_first_heartbeat(jobs, url):
+    """The first sign of life comes with the claim, so that not even this leaves a trial running for ever."""
+    code = f"""
+import os, signal
+from ppo_plus.zoo.tune.jobs import Jobs
+from ppo_plus.zoo.tune.storage import open_storage
+Jobs(open_storage({url!r}, 1, 2), {jobs.name!r}).claim()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    jobs.fill([{}])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert states(jobs) == ["RUNNING"]
+    deadline = time.monotonic() + 20
+    while jobs.claim() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert states(jobs) == ["FAIL", "RUNNING"]
+
+
+def test_two_that_replace_the_same_trial(jobs):
+    """The later one counts for nothing, and does not stay waiting."""
+    jobs.fill([{}])
+    lost = jobs.claim()
+    jobs.interrupt(lost)
+    study = jobs.study()
+    for _ in range(2):
+        study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: 0, REPLACES: lost.number}))
+    jobs.tell(jobs.claim(), TrialState.COMPLETE, 1.0)
+    assert jobs.claim() is None
+    assert states(jobs) == ["FAIL", "COMPLETE", "FAIL"]
+    assert [trial.number for trial in jobs.trials()] == [1]
+
+
+def numbered(trials):
+    """Frozen trials from pairs of job and what is replaced."""
+    frozen = []
+    for number, (job, replaces) in enumerate(trials):
+        attrs = {JOB: job} if replaces is None else {JOB: job, REPLACES: replaces}
+        trial = create_trial(state=TrialState.FAIL, user_attrs=attrs)
+        trial.number = number
+        frozen.append(trial)
+    return frozen
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.integers(0, 9)), max_size=10), st.randoms())
+def test_all_agree_on_who_stands_for_a_job(trials, random):
+    """Whatever is added, and in whatever order it is read: what holds stays, until it is replaced by name."""
+    frozen = numbered(trials)
+    shuffled = random.sample(frozen, len(frozen))
+    assert holders(shuffled) == holders(frozen)
+    for size in range(len(frozen)):
+        before, after, new = holders(frozen[:size]), holders(frozen[: size + 1]), frozen[size]
+        changed = {job for job in after if after[job] is not before.get(job)}
+        assert changed <= {new.user_attrs[JOB]}
+        if changed and before.get(new.user_attrs[JOB]) is not None:
+            assert new.user_attrs[REPLACES] == before[new.user_attrs[JOB]].number
+
+
+def test_lost_is_what_failed_without_a_reason():
+    def trial(state=TrialState.FAIL, **attrs):
+        return create_trial(state=state, value=1.0 if state == TrialState.COMPLETE else None, user_attrs=attrs)
+
+    assert is_lost(trial())
+    assert is_lost(trial(deaths=MAX_DEATHS - 2))
+    assert not is_lost(trial(deaths=MAX_DEATHS - 1))
+    assert is_lost(trial(deaths=MAX_DEATHS - 1, interrupted=True))
+    assert not is_lost(trial(reason="NaN"))
+    assert not is_lost(trial(TrialState.COMPLETE))
+    assert is_done(trial(reason="NaN")) and is_done(trial(TrialState.COMPLETE)) and not is_done(trial())

@@ -1,0 +1,103 @@
+"""Budgets end where rollouts end, seeds do not overlap, and settings fit each other."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size
+from ppo_plus.zoo.tune.space import read_space, setting
+
+CARTPOLE = load_experiment("CartPole-v1")
+SPACE = read_space()
+
+
+@given(st.integers(1, 300_000), st.integers(1, 20), st.integers(1, 3000), st.integers(1, 16))
+def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n_envs):
+    experiment = Experiment("CartPole-v1", 1, n_envs=n_envs, hyperparams={"n_steps": n_steps})
+    plan = Plan(n_timesteps, n_evals=n_evals, last_evals=1).on_rollouts(experiment)
+    assert plan.n_timesteps >= n_timesteps
+    assert plan.eval_freq * plan.n_evals == plan.n_timesteps
+    assert plan.eval_freq % rollout_size(experiment) == 0
+    assert 1 <= plan.last_evals <= plan.n_evals <= n_evals
+
+
+@given(
+    st.sampled_from([32, 100, 2048, 4096]),
+    st.sampled_from([32, 1024, 100_000]),
+    st.booleans(),
+    st.sampled_from([None, 0.01]),
+    st.integers(1, 16),
+)
+def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
+    task = make_task(CARTPOLE, SPACE, Plan(50_000))
+    sampled = dict(n_steps=n_steps, batch_size=batch_size, use_sde=use_sde, target_kl=target_kl, n_envs=n_envs)
+    experiment = task.candidate({**sampled, "sde_sample_freq": 4, "kl_control": "penalty"})
+    rollout = rollout_size(experiment)
+    assert setting(experiment, "n_steps") <= n_steps and experiment.n_envs == n_envs
+    assert n_envs * (task.plan.eval_freq // n_envs) % rollout == 0
+    assert setting(experiment, "batch_size") == min(batch_size, rollout)
+    assert setting(experiment, "sde_sample_freq") == (4 if use_sde else -1)
+    assert setting(experiment, "kl_control") == ("stop" if target_kl is None else "penalty")
+
+
+def test_every_choice_of_n_steps_fits_the_interval():
+    task = make_task(CARTPOLE, SPACE, Plan(50_000))
+    choices = task.search_space().dimensions["n_steps"].values
+    assert {32, 2048} <= set(choices)
+    for n_steps in set(choices) - {2048}:
+        assert setting(task.candidate({"n_steps": n_steps}), "n_steps") == n_steps
+
+
+def test_the_discount_reaches_the_normalization():
+    from ppo_plus.zoo.envs import make_envs
+
+    task = make_task(CARTPOLE.replace(normalize={}), SPACE, Plan(50_000))
+    envs = make_envs(task.candidate({"gamma": 0.9}))
+    assert envs.gamma == 0.9
+    envs.close()
+
+
+def test_seeds_do_not_overlap():
+    plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
+    seeds = [*plan.screening_seeds, *plan.racing_seeds, *plan.confirmation_seeds]
+    assert len(set(seeds)) == len(seeds) == 19 and min(seeds) == 5
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"n_timesteps": 0}, "n_timesteps=0"),
+        ({"n_evals": 2, "last_evals": 3}, "last_evals=3"),
+        ({"race_share": 1.5}, "race_share=1.5"),
+        ({"confirm_seeds": 5}, "at least 10"),
+        ({"race_seeds": -1}, "race_seeds=-1"),
+    ],
+)
+def test_a_plan_that_cannot_be(argument, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**{"n_timesteps": 1000, **argument})
+
+
+def test_default_is_what_the_algorithm_does_by_itself():
+    task = make_task(load_experiment("MountainCar-v0"), SPACE, Plan(50_000))
+    default = task.baselines()["default"]
+    assert (default.n_envs, default.normalize, default.hyperparams, default.policy_kwargs) == (1, None, {}, {})
+    assert task.baselines()["settings file"] == task.experiment
+    same = make_task(Experiment("CartPole-v1", 1000), SPACE, Plan(50_000))
+    assert list(same.baselines()) == ["default"]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCarContinuous-v0"])
+def test_a_task_travels_as_plain_data(env_id):
+    task = make_task(load_experiment(env_id, vec_env="subproc"), SPACE, Plan(50_000))
+    again = Task.from_json(task.to_json())
+    assert again == task
+    assert again.read(task.experiment.settings()) == task.experiment
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_largest_divisor(number, limit):
+    found = largest_divisor(number, limit)
+    assert number % found == 0 and found <= max(limit, 1)
+    assert not any(number % n == 0 for n in range(found + 1, min(limit, number) + 1))

@@ -1,0 +1,125 @@
+"""The search space: file, parameters, settings, and back."""
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import FixedTrial
+from torch import nn
+
+from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune.space import Choices, Range, parse_space, read_space, setting, split_schedule
+
+DEFAULT = Experiment("CartPole-v1", 1000)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3"])
+def test_the_packages_own_space_holds_the_packages_own_settings(env_id):
+    """As parameters and back they are what they were."""
+    own = load_experiment(env_id)
+    space = parse_space(read_space()).including(own).including(DEFAULT)
+    for experiment in (own, DEFAULT):
+        settings = space.settings(space.params(experiment))
+        again = experiment.with_hyperparams(settings)
+        for name in space.dimensions:
+            if not name.endswith("_schedule"):
+                assert setting(again, name) == setting(experiment, name), name
+
+
+def test_what_a_sampler_suggests_builds_a_model():
+    space = parse_space(read_space())
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    settings = space.settings(space.sample(study.ask()))
+    assert settings.keys() >= {"n_steps", "gamma", "learning_rate", "use_sde", "kl_control", "policy_kwargs"}
+    assert set(DEFAULT.with_hyperparams(settings).policy_kwargs) == {"net_arch", "activation_fn"}
+
+
+def test_policy_kwargs_merge_into_those_of_the_file():
+    space = parse_space({"policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}})
+    experiment = DEFAULT.replace(policy_kwargs={"ortho_init": False, "net_arch": [8]})
+    merged = experiment.with_hyperparams(space.settings({"net_arch": "small"}))
+    assert merged.policy_kwargs == {"ortho_init": False, "net_arch": [32]}
+
+
+def test_choices_are_widened_by_what_they_lack():
+    choices = Choices({"minibatch": True, "off": False})
+    assert choices.including(True) is choices
+    assert choices.including("rollout").values == {"minibatch": True, "off": False, "rollout": "rollout"}
+    assert Choices({64: 64}).including([64, 64]).encode([64, 64]) == "[64, 64]"
+    # True equals 1 in Python, but is another setting.
+    assert Choices({1: 1}).including(True).encode(True) != 1
+
+
+@given(st.floats(0.5, 0.99999), st.floats(0.5, 0.99999))
+def test_a_distance_to_one_is_exact_both_ways(value, other):
+    low, high = min(value, other), max(value, other)
+    if low < high:
+        dimension = Range(low, high, "near_one")
+        assert dimension.decode(dimension.encode(value)) == value
+
+
+@given(st.floats(1e-6, 1e-1))
+def test_a_widened_range_holds_the_value(value):
+    wide = Range(1e-4, 1e-3, "log").including(value)
+    assert wide.low <= value <= wide.high and wide.encode(value) == value
+
+
+def test_a_range_takes_the_nearest_where_it_cannot_be_widened():
+    assert Range(1e-8, 0.1, "log").including(0.0).encode(0.0) == 1e-8
+    with pytest.raises(ValueError, match="no number"):
+        Range(0, 1).encode("lin_1")
+
+
+def test_kinds_of_ranges():
+    trial = FixedTrial({"epochs": 7, "vf": 0.5, "lr": 0.01, "1 - gamma": 0.02})
+    assert Range(1, 10).suggest(trial, "epochs") == 7
+    assert Range(0.0, 1).suggest(trial, "vf") == 0.5
+    assert Range(0.001, 0.1, "log").suggest(trial, "lr") == 0.01
+    assert Range(0.9, 0.999, "near_one").decode(Range(0.9, 0.999, "near_one").suggest(trial, "1 - gamma")) == 0.98
+
+
+def test_schedules():
+    space = parse_space({"clip_range": {"low": 0.1, "high": 0.4}, "clip_range_schedule": {"choices": ["constant"]}})
+    experiment = DEFAULT.replace(hyperparams={"clip_range": "cos_0.3"})
+    space = space.including(experiment)
+    assert space.params(experiment) == {"clip_range": 0.3, "clip_range_schedule": "cos"}
+    assert space.settings(space.params(experiment)) == {"clip_range": "cos_0.3"}
+    assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None)] == [
+        ("lin", 0.1),
+        ("constant", 0.1),
+        ("constant", "stop"),
+        ("constant", None),
+    ]
+
+
+def test_settings_by_default():
+    assert setting(DEFAULT, "n_steps") == 2048
+    assert setting(DEFAULT, "policy_kwargs.activation_fn") is nn.Tanh
+    assert setting(DEFAULT, "n_envs") == 1
+    assert setting(DEFAULT, "normalize") is False
+    assert setting(DEFAULT.replace(normalize={}), "normalize") is True
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({}, "empty"),
+        ({"gama": {"choices": [1]}}, "'gama'"),
+        ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
+        ({"gamma": {"choices": []}}, "not empty"),
+        ({"gamma": {"low": 0.9}}, "must have choices"),
+        ({"gamma": {"low": 0.9, "high": "1e-1"}}, "is no number"),
+        ({"gamma": {"low": 0.9, "high": 1, "scale": "near_one"}}, "no near_one range"),
+        ({"gamma": {"low": 0.0, "high": 1, "scale": "log"}}, "no log range"),
+        ({"gamma": {"low": 0.5, "high": 0.5}}, "no linear range"),
+        ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale must be one of"),
+        ({"policy_kwargs": {"activation_fn": {"choices": {"x": "nn.Nope"}}}}, "nn.Nope"),
+        ({"policy_kwargs": [1]}, "policy_kwargs must be a mapping"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path, contents, message):
+    path = tmp_path / "space.yml"
+    path.write_text(str(contents))
+    with pytest.raises(ValueError, match=message) as error:
+        read_space(path)
+    assert "space.yml" in str(error.value)

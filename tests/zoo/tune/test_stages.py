@@ -1,0 +1,103 @@
+"""What the jobs of each stage are, given the results of the one before. Nothing is trained here."""
+
+import pytest
+from optuna.trial import TrialState
+
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.stages import (
+    BUDGET,
+    CANDIDATE,
+    SCORES,
+    SEED,
+    SETTINGS,
+    Study,
+    create,
+    only_study,
+    prepare_confirmation,
+    prepare_race,
+    prepare_screening,
+    stage_names,
+)
+from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.worker import Worker
+
+PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
+TASK = make_task(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN)
+
+
+@pytest.fixture
+def study(tmp_path):
+    study = Study("study", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    create(study, TASK, 6)
+    return study
+
+
+def do_all(jobs, scores):
+    """Do what is waiting, in order; a score of None is a failed trial."""
+    for score in scores:
+        trial = jobs.claim()
+        jobs.storage.set_trial_user_attr(trial._trial_id, SETTINGS, {"trial": trial.user_attrs[JOB]})
+        if score is None:
+            jobs.fail(trial, "NaN")
+        else:
+            jobs.storage.set_trial_user_attr(trial._trial_id, SCORES, [score])
+            jobs.tell(trial, TrialState.COMPLETE, score)
+    assert jobs.claim() is None
+
+
+def runs(jobs):
+    return [(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED]) for trial in jobs.trials()]
+
+
+def test_from_stage_to_stage(study):
+    screening = prepare_screening(study, TASK, 6)
+    do_all(screening, [9.0, 2.0, 5.0, None, 4.0, 3.0])
+    # Half of the four that have a score, without the default.
+    race = prepare_race(study, PLAN, 6)
+    assert runs(race) == [(2, 1), (4, 1)]
+    do_all(race, [1.0, 8.0])
+    # Trial 4 has the higher mean over both seeds now.
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    seeds = PLAN.confirmation_seeds
+    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 4, 2)]
+    assert confirmation.trials()[1].user_attrs[SETTINGS] == {"trial": 4}
+    # Asked again, they are the same.
+    assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 30
+    assert [name for name, _ in stage_names(study)] == ["screening", "race", "confirmation"]
+
+
+def test_who_fails_in_the_race_is_out(study):
+    do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [None, 1.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 4}
+
+
+def test_without_a_score_there_is_nothing_to_confirm(study):
+    do_all(prepare_screening(study, TASK, 6), [None] * 6)
+    assert runs(prepare_race(study, PLAN, 6)) == runs(prepare_confirmation(study, PLAN, 6)) == []
+    assert Worker(study).is_over()
+
+
+def test_a_larger_budget_does_not_disturb_the_stages_of_the_smaller_one(study):
+    do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
+    create(study, TASK, 8)
+    assert study.attributes()[BUDGET] == 8
+    do_all(prepare_screening(study, TASK, 8), [7.0, 6.0])
+    assert runs(prepare_race(study, PLAN, 6)) == [(2, 1), (4, 1)]
+    assert [trial for trial, _ in runs(prepare_race(study, PLAN, 8))] == [6, 7, 2]
+    # And a smaller one changes nothing.
+    create(study, TASK, 3)
+    assert study.attributes()[BUDGET] == 8
+
+
+def test_the_only_study_of_a_storage(study):
+    prepare_screening(study, TASK, 6)
+    prepare_race(study, PLAN, 6)
+    assert only_study(study.storage) == "study"
+    create(Study("another", study.storage), TASK, 1)
+    with pytest.raises(ValueError, match="'another'"):
+        only_study(study.storage)
+    with pytest.raises(ValueError, match="no study 'third'"):
+        Worker(Study("third", study.storage))

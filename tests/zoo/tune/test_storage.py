@@ -1,0 +1,34 @@
+"""Storages that cannot be used say so in one line, without their password."""
+
+import pytest
+
+from ppo_plus.zoo.tune.storage import StorageError, has_heartbeats, open_storage
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", "refused"),
+        ("postgresql+nope://me:secret@127.0.0.1:1/x", "nope"),
+        ("sqlite:////proc/nowhere/study.db", "/proc/nowhere"),
+        ("sqlite://", "memory"),
+        ("study.db", "URL"),
+        ("journal:/proc/nowhere/study.log", "/proc/nowhere"),
+    ],
+)
+def test_unusable(url, message):
+    with pytest.raises(StorageError, match=message) as error:
+        open_storage(url)
+    assert "cannot use the storage" in str(error.value)
+    assert "\n" not in str(error.value) and "secret" not in str(error.value)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "study.db").write_text("something else " * 100)
+    with pytest.raises(StorageError, match="not a database"):
+        open_storage(f"sqlite:///{tmp_path / 'study.db'}")
+
+
+def test_only_databases_have_heartbeats(url, tmp_path):
+    assert has_heartbeats(open_storage(url))
+    assert not has_heartbeats(open_storage(f"journal:{tmp_path / 'new' / 'study.log'}"))

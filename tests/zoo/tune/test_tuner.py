@@ -1,0 +1,232 @@
+"""Whole studies, as users run them: processes on a real database, one of them killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import optuna
+import pytest
+import yaml
+from optuna.trial import TrialState
+
+from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
+from ppo_plus.zoo.tune.plan import Plan
+from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
+from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.worker import Worker
+
+ROOT = Path(__file__).parents[3]
+#: A search of four trials on runs of two rollouts of the default.
+SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
+ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
+SPACE = {"learning_rate": {"low": 1.0e-4, "high": 1.0e-2, "scale": "log"}}
+SHORT_LIFE = ["--heartbeat-interval", "1", "--grace-period", "8"]
+
+
+def start(folder, url, *arguments):
+    """``ppo-plus``, in a folder outside the checkout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PPO_PLUS_STORAGE": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out
+
+
+def kill_in_a_trial(study):
+    """Kill a worker that is in the middle of a trial: it has reported, and not ended."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.intermediate_values:
+                pid = int(trial.user_attrs[WORKER].split(":")[1])
+                os.kill(pid, signal.SIGSTOP)
+                (now,) = (t for t in study.get_trials(deepcopy=False) if t.number == trial.number)
+                if now.state == TrialState.RUNNING:
+                    os.kill(pid, signal.SIGKILL)
+                    return trial.number
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(0.02)
+    raise AssertionError("no trial has reported")
+
+
+def wait_for_study(url, name):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            return optuna.load_study(study_name=name, storage=open_storage(url))
+        except (KeyError, ValueError):
+            time.sleep(0.2)
+    raise AssertionError(f"no study {name}")
+
+
+def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
+    """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running."""
+    command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
+    tuning = start(tmp_path, url, *command, "--workers", "2")
+    study = wait_for_study(url, "kill")
+    killed = kill_in_a_trial(study)
+    out = finish(tuning)
+    assert "No confirmation" in out
+
+    trials = study.get_trials(deepcopy=False)
+    assert sorted(trial.user_attrs[JOB] for trial in trials if trial.state == TrialState.COMPLETE) == [0, 1, 2, 3]
+    # On a machine so busy that a living worker was silent for too long, that one's trial was done again as well.
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.FAIL}
+    dead = trials[killed]
+    assert dead.state == TrialState.FAIL and REASON not in dead.user_attrs
+    again = next(trial for trial in trials if trial.user_attrs.get(REPLACES) == killed)
+    assert again.params == dead.params and again.user_attrs[DEATHS] >= 1
+    assert again.user_attrs[SETTINGS] == dead.user_attrs[SETTINGS]
+    # What the dead one had reported is what the other reported again.
+    step, value = next(iter(dead.intermediate_values.items()))
+    assert again.intermediate_values[step] == value
+
+    assert Worker(Study("kill", open_storage(url))).is_over()
+    assert len(study.get_trials()) == len(trials)
+
+
+def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
+    process = start(tmp_path, url, *command)
+    study = wait_for_study(url, "CartPole-v1")
+    while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted" in err
+    assert not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    finish(start(tmp_path, url, "tune", "worker"))
+    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 4]
+    assert study.get_trials()[-1].user_attrs[REPLACES] == 0 and study.get_trials()[-1].user_attrs[DEATHS] == 0
+    finish(start(tmp_path, url, *command, "--max-total-trials", "5"))
+    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 5]
+
+
+def write_space(folder):
+    """A small search space, so that its pictures take no time."""
+    path = folder / "space.yml"
+    path.write_text(yaml.safe_dump(SPACE))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A whole study, in this process: search, race, confirmation. The default has little chance: its one update."""
+    folder = tmp_path_factory.mktemp("tuned")
+    experiment = load_experiment("CartPole-v1", overrides={"n_envs": 1, "n_steps": 128, "n_epochs": 10})
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
+    study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
+    space = {"learning_rate": {"choices": [0.001, 0.002]}, "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}}
+    return study, tune(experiment, space, study, plan, 3, folder), folder, (experiment, space, plan)
+
+
+def test_stages_of_a_study(tuned):
+    study, _, folder, _ = tuned
+    stages = {name: jobs.trials() for name, jobs in stage_names(study)}
+    assert [len(trials) for trials in stages.values()] == [3, 1, 20]
+    seeds = {name: {trial.user_attrs["seed"] for trial in trials} for name, trials in list(stages.items())[1:]}
+    assert seeds == {"race": {4}, "confirmation": set(range(1003, 1013))}
+    assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
+    assert stages["screening"][0].user_attrs[SETTINGS] == {
+        "n_timesteps": 2048,
+        "n_envs": 1,
+        "policy": "MlpPolicy",
+        "compile": False,
+    }
+
+
+def test_report(tuned):
+    _, verdict, folder, _ = tuned
+    report = (folder / "report.md").read_text()
+    assert str(verdict) in report
+    for name in ("history", "slices", "intermediate_values", "confirmation"):
+        assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
+    assert len((folder / "trials.csv").read_text().splitlines()) == 4
+
+
+def test_again_does_nothing_but_write_the_report(tuned):
+    study, verdict, folder, (experiment, space, plan) = tuned
+    (folder / "report.md").unlink()
+    again = tune(experiment, space, study, plan, 3, folder)
+    assert again.gains == verdict.gains and (folder / "report.md").is_file()
+    assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
+
+
+def test_a_study_is_about_one_thing(tuned):
+    study, _, folder, (experiment, space, plan) = tuned
+    with pytest.raises(ValueError, match="another plan: give the same ones"):
+        tune(experiment, space, study, Plan(8192), 3, folder)
+
+
+def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
+    """The environment's rewards overflow: no trial has a score, and the study ends nonetheless."""
+    study = Study("nan", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    gym.register(
+        "Overflowing-v0", lambda: gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda _: float("inf"))
+    )
+    try:
+        verdict = tune(Experiment("Overflowing-v0", 64), SPACE, study, Plan(64), 2, tmp_path)
+    finally:
+        gym.registry.pop("Overflowing-v0")
+    trials = study.screening.trials()
+    assert [trial.state for trial in trials] == [TrialState.FAIL] * 2
+    assert all("reward" in trial.user_attrs[REASON] for trial in trials)
+    assert verdict.winner is None
+    assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
+
+
+def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
+    study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo_plus.zoo.tune.worker.score", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tune(experiment, SPACE, study, plan, 2, tmp_path)
+        assert "ZeroDivisionError" in study.attributes()[ERROR]
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            Worker(study).work()
+    tune(experiment, SPACE, study, plan, 2, tmp_path)
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+
+
+def test_journal_takes_back_what_was_running(tmp_path):
+    study = Study("journal", open_storage(f"journal:{tmp_path / 'study.log'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+    tune(experiment, SPACE, study, plan, 1, tmp_path)
+    study.screening.fill([{}, {}])
+    assert study.screening.claim() is not None
+    tune(experiment, SPACE, study, plan, 2, tmp_path)
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+
+
+def test_trained_again_the_score_is_the_same(tuned, tmp_path):
+    """``ppo-plus train`` with a trial's settings and seed ends with the very returns that the trial was scored by."""
+    study, _, _, (_, _, plan) = tuned
+    for trial in study.screening.trials()[1:]:
+        path = tmp_path / f"{trial.number}.yml"
+        path.write_text(yaml.safe_dump({"CartPole-v1": trial.user_attrs[SETTINGS]}))
+        arguments = ["train", "--env", "CartPole-v1", "-conf", path.name, "--seed", "3", "--eval-freq", "2048"]
+        finish(start(tmp_path, "", *arguments, "--eval-episodes", "3", "-f", str(trial.number)))
+        (evaluations,) = (tmp_path / str(trial.number)).rglob("evaluations.npz")
+        returns = np.load(evaluations)["results"]
+        assert float(returns[-1:].mean()) == trial.user_attrs[SCORES][0] == trial.value

@@ -1,0 +1,96 @@
+"""Who wins, and what is exported."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from optuna.trial import TrialState, create_trial
+
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.tune.export import export
+from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.space import read_space
+from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
+from ppo_plus.zoo.tune.verdict import Finalist, compare
+
+ROOT = Path(__file__).parents[3]
+LOW = [10.0, 12, 11, 13, 9, 10, 12, 11, 13, 9]
+HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]
+
+
+def finalist(scores, job=0, n_failed=0, settings=None):
+    attrs = {"job": job, SCORES: [1.25], SETTINGS: settings or {}}
+    return Finalist(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs), scores, n_failed)
+
+
+def test_the_best_of_the_surely_better_ones_wins():
+    verdict = compare(finalist(LOW), [finalist(LOW, 1), finalist([x + 5 for x in LOW], 2), finalist(HIGH, 3)])
+    assert verdict.winner == 2
+    assert verdict.gains[0].low < 0 < verdict.gains[1].low < verdict.gains[2].low
+    assert verdict.confidence == pytest.approx(1 - 0.05 / 3)
+    assert str(verdict).startswith("Confirmed: trial 3 returns 21.0 [")
+
+
+def test_the_default_stays_where_nothing_is_surely_better():
+    noisy = [x + 30 * (-1) ** i for i, x in enumerate(HIGH)]
+    verdict = compare(finalist(LOW), [finalist(noisy, 1)])
+    assert verdict.winner is None and verdict.gains[0].value > 0
+    assert str(verdict).startswith("The default stays")
+
+
+def test_what_failed_on_a_seed_is_not_confirmed():
+    assert compare(finalist(LOW), [finalist(HIGH[:9], 1, n_failed=1)]).winner is None
+    assert compare(finalist(LOW[:9], n_failed=1), [finalist(HIGH, 1)]).winner == 0
+    assert compare(finalist([], n_failed=10), [finalist(HIGH, 1)]).winner is None
+
+
+def test_no_confirmation_no_winner():
+    assert compare(None, []).winner is None
+    assert "No confirmation" in str(compare(None, []))
+
+
+def test_export_is_an_entry_that_reads_back(tmp_path):
+    task = make_task(load_experiment("CartPole-v1"), read_space(), Plan(50_000, seed=4))
+    sampled = {"gamma": 0.95, "policy_kwargs": {"net_arch": [32, 32], "activation_fn": "nn.ReLU"}, "n_steps": 64}
+    candidate = task.candidate(sampled)
+    path = tmp_path / "CartPole-v1.yml"
+    assert export(compare(finalist(LOW), [finalist(HIGH, 7, settings=candidate.settings())]), task, "my study", path)
+    assert load_experiment("CartPole-v1", path) == candidate
+    text = path.read_text()
+    assert "study my study, trial 7" in text and "score was 1.25" in text and "--seed 4" in text
+    # rl_zoo3 wants policy_kwargs as Python text.
+    assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
+    # What an earlier run found is not left beside a verdict that says otherwise.
+    assert not export(compare(finalist(LOW), [finalist(LOW, 7)]), task, "my study", path)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
+def test_rl_zoo3_reads_it_back(tmp_path):
+    task = make_task(load_experiment("MountainCar-v0"), read_space(), Plan(50_000))
+    sampled = {"gamma": 0.95, "learning_rate": "lin_0.01", "policy_kwargs": {"activation_fn": "nn.ReLU"}}
+    settings = task.candidate(sampled).settings()
+    path = tmp_path / "MountainCar-v0.yml"
+    export(compare(finalist(LOW), [finalist(HIGH, 7, settings=settings)]), task, "my study", path)
+    code = """
+import json, sys
+from pathlib import Path
+from rl_zoo3_entries import read
+print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), default=str))
+"""
+    # In a process of its own, because importing rl_zoo3 changes Gymnasium.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "zoo"), *sys.path])}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert (read["n_timesteps"], read["n_envs"], read["policy"]) == (task.plan.n_timesteps, 8, "MlpPolicy")
+    assert read["normalize"]["gamma"] == read["hyperparams"]["gamma"] == 0.95
+    assert read["hyperparams"]["learning_rate"] == [0.01, 0.0025, 0.0]
+    assert read["policy_kwargs"] == {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}
+    assert read["hyperparams"]["sde_sample_freq"] == "episode"
