@@ -291,10 +291,10 @@ class Act:
         """All that the policy computes with."""
         return [*self.policy.parameters(), *self.policy.buffers()]
 
-    def __call__(self, tensors: list[th.Tensor], obs: Any, carry: Any) -> Any:
-        """``policy.act(obs, carry)`` with these parameters and buffers."""
+    def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> Any:
+        """``policy.act(*inputs)`` with these parameters and buffers."""
         with swapped(self.policy, self.tensors(), tensors):
-            return self.policy.act(obs, carry)
+            return self.policy.act(*inputs)
 
 
 class Records:

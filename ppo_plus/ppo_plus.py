@@ -23,20 +23,23 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from ppo_plus import losses
 from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
-from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env
+from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
 from ppo_plus.engine import Act, Records, Update, Weights, packed
 from ppo_plus.evaluation import evaluate
-from ppo_plus.exploration import Carry, NoiseProcess
+from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.memory import Carry, Memory
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
+from ppo_plus.recurrent import RECURRENT
 from ppo_plus.schedules import Schedule, make_schedule
 from ppo_plus.vec_env import as_vec_env, row_of
 
@@ -62,7 +65,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
-    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a policy class
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
+        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.recurrent`), or a policy class
     :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
     :param learning_rate: learning rate, at least 0; may change over time
     :param n_steps: steps of each environment per rollout, at least 1
@@ -104,6 +108,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
+    :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
+        so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
+        make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
+        :data:`ppo_plus.checks.MAX_AUTO_SEQUENCE` that does
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -112,6 +120,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
+        **RECURRENT,
     }
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
@@ -150,6 +159,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
         n_threads: int | Literal["auto"] = "auto",
+        sequence_length: int | Literal["auto"] = "auto",
     ):
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
@@ -195,7 +205,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: The KL control's factor on the learning rate.
         self._lr_scale = 1.0
-        #: Noise that the training environments' exploration holds; ``None`` when they start anew.
+        self.sequence_length = sequence_length
+        #: Memory and held noise of the training environments; ``None`` when they start anew.
         self._carry: Carry | None = None
         #: Observations that the training environments returned last.
         self._next_obs: Any = None
@@ -364,8 +375,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         self.policy.set_training_mode(False)
         n_steps = 0
-        # Transitions cut by a time limit: row, column, final observation.
-        timeouts: list[tuple[int, int, Any]] = []
+        # Transitions cut by a time limit: row, column, final observation, memory before that.
+        timeouts: list[tuple[int, int, Any, Memory]] = []
         # Transitions in which a vector environment ignored the action and reset: row, column.
         resets: list[tuple[int, int]] = []
         rollout_buffer.reset()
@@ -374,11 +385,15 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self._restart()
 
         act = self._prepare_act()
+        length = sequence_length(self)
         while n_steps < n_rollout_steps:
             self._renew_noise(n_steps)
             with th.no_grad():
                 obs_tensor = self._obs_tensor()
-                step, self._carry = act(obs_tensor, self._carry)
+                if length and n_steps % length == 0:
+                    rollout_buffer.begin_sequences(self._carry.memory)
+                step, self._carry = act(obs_tensor, self._carry, self._starts_tensor())
+                memory = self._carry.memory
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -404,7 +419,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 dones = np.ones_like(dones)
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
-            timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
+            timeouts += [(n_steps, i, final_obs, _row(memory, i)) for i, final_obs in truncated]
             if dones.any():
                 resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
@@ -421,10 +436,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._last_episode_starts = dones
 
         with th.no_grad():
-            values = self.policy.predict_values(utils.obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
+            values = self._values(new_obs, memory, dones)
             if timeouts:
-                rows, columns, final_obs = zip(*timeouts, strict=True)
-                final_values = self.policy.predict_values(utils.obs_as_tensor(_stack(final_obs), self.device))
+                rows, columns, final_obs, memories = zip(*timeouts, strict=True)
+                final_values = self._values(_stack(final_obs), tree_map(lambda *parts: th.stack(parts), *memories))
                 rollout_buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
         if resets:
             rollout_buffer.exclude(*map(list, zip(*resets, strict=True)))  # type: ignore[arg-type]
@@ -434,7 +449,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _prepare_act(self) -> Callable[[Any, Any], tuple[Step, Carry]]:
+    def _values(self, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
+        """The critic's values of observations, given what is remembered before them."""
+        episode_starts = None if starts is None else th.from_numpy(starts).to(self.device)
+        return self.policy.predict_values(utils.obs_as_tensor(obs, self.device), Carry(memory), episode_starts)
+
+    def _prepare_act(self) -> Callable[..., tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
             return self.policy.act
@@ -442,7 +462,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
             with th.no_grad(), th.random.fork_rng():
-                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs))
+                carry = self.policy.init_carry(self.n_envs)
+                fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor())
         return fused.bind(act.tensors())
 
     def _has_foreign_code(self) -> bool:
@@ -461,6 +482,12 @@ class PPO_Plus(OnPolicyAlgorithm):
             return {key: _regular(tensor) for key, tensor in tensors.items()}
         return _regular(tensors)
 
+    def _starts_tensor(self) -> th.Tensor | None:
+        """Which of the last observations begin an episode, for a policy with memory."""
+        if not self.policy.remembers:
+            return None
+        return th.as_tensor(self._last_episode_starts, dtype=th.bool, device=self.device)
+
     def _restart(self) -> VecEnv:
         """Begin all episodes anew, after something else has used the training environment, or it has been replaced."""
         env = self.env
@@ -474,14 +501,14 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _renew_noise(self, n_steps: int) -> None:
         """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
         frequency = self.sde_sample_freq
-        if isinstance(frequency, str):
-            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
-            if self._carry is not None and len(starting):
-                self._carry = self.policy.renew_carry(self._carry, starting)
-        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
-            self._carry = None
         if self._carry is None:
             self._carry = self.policy.init_carry(self.n_envs)
+        elif isinstance(frequency, str):
+            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
+            if len(starting):
+                self._carry = self.policy.renew_noise(self._carry, starting)
+        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
+            self._carry = self.policy.renew_noise(self._carry, np.arange(self.n_envs))
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -498,7 +525,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations)
+        values, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts)
+        if batch.valid is not None:
+            values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
         log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
         advantages = batch.advantages
         if self.normalize_advantage in (True, "minibatch"):
@@ -808,6 +837,11 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
 def _regular(tensor: th.Tensor) -> th.Tensor:
     """Contiguous, and in single precision if it is floating."""
     return (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _row(memory: Memory, i: int) -> Memory:
+    """What environment ``i`` remembers."""
+    return {name: tuple(part[i] for part in state) for name, state in memory.items()}
 
 
 def _stack(observations: Any) -> Any:
