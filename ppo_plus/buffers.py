@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     def only_valid(self) -> "Batch":
         """The valid transitions alone, no longer in sequences."""
         assert self.valid is not None
-        return _pick(self._replace(carry=None, valid=None), self.valid.nonzero().squeeze(1))  # type: ignore[no-any-return]
+        return pick(self._replace(carry=None, valid=None), self.valid.nonzero().squeeze(1))
 
 
 class RolloutBuffer:
@@ -246,7 +246,7 @@ class RolloutBuffer:
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
             if self.valid is not None:
                 order = order[self.valid.reshape(-1)[order]]
-            data = self._on_device()
+            data = self._on_device(self._tensors)
         for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
             yield data, indices
 
@@ -256,16 +256,15 @@ class RolloutBuffer:
             assert indices is not None
             yield pick(data, indices)
 
-    def _on_device(self) -> Batch:
-        """The whole rollout on the device, with steps and environments in one dimension."""
-        return Batch(*(_flatten(self._tensors[name], self.device) for name in STORED))
+    def _on_device(self, tensors: dict[str, Any]) -> Batch:
+        """The whole rollout on the device, with the first two dimensions (steps and environments) in one."""
+        return Batch(*(_flatten(tensors[name], self.device) for name in STORED))
 
     def _sequences(self) -> Batch:
         """The whole rollout on the device, environment by environment, so that sequences stand one after another."""
         by_env = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
         memory = tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
-        return Batch(
-            *(_flatten(by_env[name], self.device) for name in STORED),
+        return self._on_device(by_env)._replace(
             carry=Carry(memory),
             episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
             valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
@@ -373,11 +372,11 @@ def _flatten(tensor: Any, device: th.device) -> Any:
 
 def pick(data: Batch, indices: th.Tensor) -> Batch:
     """The transitions of a batch with these indices; with memory these are those of whole sequences."""
+    transitions: Batch = _pick(data._replace(carry=None), indices)
     if data.carry is None:
-        return _pick(data, indices)
-    n_sequences = len(tree_leaves(data.carry)[0])
-    length = len(data.returns) // n_sequences
-    return _pick(data._replace(carry=None), indices)._replace(carry=_pick(data.carry, indices[::length] // length))
+        return transitions
+    length = len(data.returns) // len(tree_leaves(data.carry)[0])
+    return transitions._replace(carry=_pick(data.carry, indices[::length] // length))
 
 
 def _pick(data: Any, indices: th.Tensor) -> Any:

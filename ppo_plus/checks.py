@@ -197,6 +197,6 @@ def _check_sequences(model: "PPO_Plus") -> None:
         )
     if not issubclass(adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer), RolloutBuffer):
         raise ValueError(
-            f"rollout_buffer_class={model.rollout_buffer_class!r} keeps no sequences, which a policy with memory needs: "
-            "derive it from ppo_plus.RolloutBuffer"
+            f"rollout_buffer_class={model.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
+            "needs: derive it from ppo_plus.RolloutBuffer"
         )

@@ -6,7 +6,7 @@ of shape ``(N, layers, hidden)``, first dimension the environment: :math:`(h, c)
 Schmidhuber 1997), :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is forgotten where an episode starts.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch as th
 from torch import nn
@@ -83,8 +83,8 @@ class Recurrent(nn.RNNBase):
 
     def init(self, n_envs: int) -> State:
         """Nothing remembered by ``n_envs`` environments."""
-        zeros = self.weight_hh_l0.new_zeros(n_envs, self.num_layers, self.hidden_size)  # type: ignore[union-attr]
-        return (zeros,) * self.n_states  # type: ignore[return-value]
+        zeros = self.all_weights[0][0].new_zeros(n_envs, self.num_layers, self.hidden_size)
+        return (zeros,) * self.n_states
 
     def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
         """One step of each environment.
@@ -98,10 +98,10 @@ class Recurrent(nn.RNNBase):
             remembers = (~starts)[:, None, None].to(x.dtype)
             state = tuple(part * remembers for part in state)
         layers: list[State] = []
-        for weights, *held in zip(self.all_weights, *(part.unbind(dim=1) for part in state), strict=True):
-            if layers:
+        for i, weights in enumerate(self._weights):
+            if i:
                 x = F.dropout(x, self.dropout, self.training)
-            layers.append(self._cell(x, tuple(held), weights))
+            layers.append(self._cell(x, tuple(part[:, i] for part in state), weights))
             x = layers[-1][0]
         return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
 
@@ -115,14 +115,19 @@ class Recurrent(nn.RNNBase):
         """
         x = layout.spread(x)
         state = tuple(part * layout.remembers for part in state)
-        for i, (weights, *held) in enumerate(zip(self.all_weights, *(part.unbind(dim=1) for part in state), strict=True)):
+        for i, weights in enumerate(self._weights):
             if i:
                 x = F.dropout(x, self.dropout, self.training)
             if layout.shut is not None:
                 x = th.cat([x, layout.shut], dim=2)
                 weights = [th.cat([weights[0], self._shutting(weights)[:, None]], dim=1), *weights[1:]]
-            x = self._loop(x, tuple(held), weights)
+            x = self._loop(x, tuple(part[:, i] for part in state), weights)
         return layout.collect(x)
+
+    @property
+    def _weights(self) -> list[list[th.Tensor]]:
+        """The weights of each layer, also where others stand in for the module's own."""
+        return [[weight for weight in layer] for layer in self.all_weights]
 
     def _shutting(self, weights: list[th.Tensor]) -> th.Tensor:
         """The weights of one more input, which is 1 at shut steps: they leave the state at 0."""
@@ -136,7 +141,7 @@ class Recurrent(nn.RNNBase):
         """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
         raise NotImplementedError
 
-    def _options(self) -> tuple[Any, ...]:
+    def _options(self) -> tuple[bool, int, float, bool, bool, bool]:
         """The further arguments of torch's loop, for one layer with the environment first."""
         # What is needed for gradients is kept only "in training".
         return self.bias, 1, 0.0, th.is_grad_enabled(), False, True

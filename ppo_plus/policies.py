@@ -255,7 +255,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return {}
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
-        """Draw the held noise again for the environments with these indices, shape ``(K,)``; what is remembered stays."""
+        """Draw the held noise again for the environments with these indices, shape ``(K,)``; memory stays."""
         noise = self.exploration.renew(carry.noise, th.as_tensor(envs, device=self.device), *self._noise_dims)
         return carry._replace(noise=noise)
 

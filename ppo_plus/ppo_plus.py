@@ -387,12 +387,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         act = self._prepare_act()
         length = sequence_length(self)
         while n_steps < n_rollout_steps:
-            self._renew_noise(n_steps)
+            carry = self._renew_noise(n_steps)
+            if length and n_steps % length == 0:
+                rollout_buffer.begin_sequences(carry.memory)
             with th.no_grad():
                 obs_tensor = self._obs_tensor()
-                if length and n_steps % length == 0:
-                    rollout_buffer.begin_sequences(self._carry.memory)
-                step, self._carry = act(obs_tensor, self._carry, self._starts_tensor())
+                step, self._carry = act(obs_tensor, carry, self._starts_tensor())
                 memory = self._carry.memory
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
@@ -498,8 +498,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._carry = None
         return env
 
-    def _renew_noise(self, n_steps: int) -> None:
-        """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
+    def _renew_noise(self, n_steps: int) -> Carry:
+        """The carry with held noise drawn again where it is due; ``n_steps`` counts from the start of the rollout."""
         frequency = self.sde_sample_freq
         if self._carry is None:
             self._carry = self.policy.init_carry(self.n_envs)
@@ -509,6 +509,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._carry = self.policy.renew_noise(self._carry, starting)
         elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
             self._carry = self.policy.renew_noise(self._carry, np.arange(self.n_envs))
+        return self._carry
 
     # --- training --------------------------------------------------------------------------------------------------
 

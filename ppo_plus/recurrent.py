@@ -5,6 +5,7 @@ initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``R
 the layers' state is handed in and handed back (:class:`~ppo_plus.memory.Carry`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class WithMemory(ActorCriticPolicy):
     """
 
     #: The kind of layer, and what its attributes are called.
-    layer: type[Recurrent]
+    layer: Callable[..., Recurrent]
     layer_name: str
     remembers = True
 
@@ -98,7 +99,7 @@ class WithMemory(ActorCriticPolicy):
     def _latents(
         self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None
     ) -> tuple[th.Tensor, th.Tensor, Memory]:
-        features = self.extract_features(obs)
+        features: Any = self.extract_features(obs)
         pi_inputs, vf_inputs = (features, features) if self.share_features_extractor else features
         inputs = {"actor": pi_inputs} | ({"critic": vf_inputs} if self.enable_critic_lstm else {})
         outputs, memory = self._recall(inputs, memory, episode_starts)
@@ -131,7 +132,7 @@ class WithMemory(ActorCriticPolicy):
     def _remembered(
         self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None
     ) -> tuple[th.Tensor, tuple[np.ndarray, ...] | None]:
-        features = self.extract_features(obs, self.pi_features_extractor)
+        features: Any = self.extract_features(obs, self.pi_features_extractor)
         starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device).bool()
         memory = {"actor": self._from_arrays(state, len(features))}
         outputs, memory = self._recall({"actor": features}, memory, starts)
