@@ -40,6 +40,8 @@ class Batch(NamedTuple):
     :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
     :param valid: which transitions to learn from, booleans of shape ``(B,)``; ``None``: all. The others only hand on
         the memory
+    :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None`` where there are none, or they
+        are in the observations
     """
 
     observations: Observations
@@ -49,6 +51,7 @@ class Batch(NamedTuple):
     advantages: th.Tensor
     returns: th.Tensor
     old_params: th.Tensor | None = None
+    masks: th.Tensor | None = None
     carry: Carry | None = None
     episode_starts: th.Tensor | None = None
     valid: th.Tensor | None = None
@@ -82,6 +85,7 @@ class RolloutBuffer:
     advantages: np.ndarray
     returns: np.ndarray
     params: np.ndarray
+    masks: np.ndarray | None = None
 
     def __init__(
         self,
@@ -129,6 +133,9 @@ class RolloutBuffer:
         self.valid: np.ndarray | None = None
         #: What the policy remembered before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
+        # The next rollout may be without.
+        self._tensors.pop("masks", None)
+        vars(self).pop("masks", None)
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -143,6 +150,7 @@ class RolloutBuffer:
         value: th.Tensor,
         log_prob: th.Tensor,
         params: th.Tensor,
+        masks: np.ndarray | None = None,
     ) -> None:
         """Store one step of all environments.
 
@@ -154,10 +162,13 @@ class RolloutBuffer:
         :param value: shape ``(N,)`` or ``(N, 1)``
         :param log_prob: shape ``(N,)``
         :param params: parameters of the action distribution, shape ``(N, param_dim)``
+        :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         """
         self._write("observations", obs)
         self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
         self._write("params", params.numpy(force=True))
+        if masks is not None:
+            self._write("masks", masks)
         self.rewards[self.pos] = reward
         self.episode_starts[self.pos] = episode_start
         self.values[self.pos] = value.numpy(force=True).reshape(-1)
@@ -258,7 +269,9 @@ class RolloutBuffer:
 
     def _on_device(self, tensors: dict[str, Any]) -> Batch:
         """The whole rollout on the device, with the first two dimensions (steps and environments) in one."""
-        return Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        masks = tensors.get("masks")
+        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
     def _sequences(self) -> Batch:
         """The whole rollout on the device, environment by environment, so that sequences stand one after another."""
@@ -311,7 +324,12 @@ class _SB3Methods:
         # observations that VecNormalize has made floats of.
         self.actions = self.actions.astype(np.float32)
 
-    def add(self, obs: Any, *step: Any) -> None:
+    def add(self, obs: Any, *step: Any, masks: Any = None) -> None:
+        if masks is not None:
+            raise ValueError(
+                f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
+                "ppo_plus.RolloutBuffer"
+            )
         if self.pos == 0:
             self.observations = _as_incoming(self.observations, obs)
         super().add(obs, *step[:5])  # type: ignore[misc]

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
 
 from ppo_plus.arguments import require_int, require_kind, require_number, require_one_of
@@ -13,6 +14,7 @@ from ppo_plus.buffers import RolloutBuffer, adapt_buffer_class
 from ppo_plus.distributions import make_distribution
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.kl_control import make_kl_control
+from ppo_plus.masking import check_mask_key
 from ppo_plus.observations import canonical_space
 from ppo_plus.policies import adapt_policy_class
 from ppo_plus.schedules import make_schedule
@@ -65,6 +67,7 @@ def check_arguments(model: "PPO_Plus") -> None:
     _check_normalization(model)
     _check_kl_control(model)
     _check_sequences(model)
+    _check_actions(model)
 
 
 def _check_kinds(model: "PPO_Plus") -> None:
@@ -199,4 +202,17 @@ def _check_sequences(model: "PPO_Plus") -> None:
         raise ValueError(
             f"rollout_buffer_class={model.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
             "needs: derive it from ppo_plus.RolloutBuffer"
+        )
+
+
+def _check_actions(model: "PPO_Plus") -> None:
+    if model.action_mask_key is not None:
+        require_kind("action_mask_key", model.action_mask_key, str, "the name of an observation, or None")
+        choices = make_distribution(model.action_space).choices
+        check_mask_key(model.action_mask_key, model.observation_space, choices, model.env)
+    own_buffer = issubclass(adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer), RolloutBuffer)
+    if isinstance(model.action_space, (spaces.Dict, spaces.Tuple)) and not own_buffer:
+        raise ValueError(
+            f"rollout_buffer_class={model.rollout_buffer_class!r} cannot store actions of {model.action_space}: derive "
+            "it from ppo_plus.RolloutBuffer"
         )

@@ -5,6 +5,9 @@ One class per kind of action space, free of state. A distribution's ``params`` a
 and unclipped (before any squashing) reals for Box. :meth:`ActionDistribution.to_env` makes of them what the
 environment's action space contains; it is the only place that does.
 
+Masks (:mod:`ppo_plus.masking`) are part of the parameters: what is masked has probability 0 there, and so in all that
+follows from them.
+
 Formulas: Gaussian, categorical and Bernoulli as in any textbook, written in the order of operations of
 ``torch.distributions`` so that the same seed gives the same bits as SB3. From correlated noise ``z ~ N(0, 1)``,
 discrete actions are drawn by the inverse transform of the Gumbel (Gumbel 1954; Maddison et al. 2014) and logistic
@@ -13,6 +16,7 @@ distributions.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,22 +37,27 @@ class ActionDistribution(ABC):
 
     #: Outputs of the actor network: means or logits.
     net_dim: int
+    #: Numbers that describe the distribution at one state.
+    param_dim: int
     #: Components of the internal action.
     action_dim: int
     #: Standard-normal numbers that one action is made of.
     noise_dim: int
     #: Components whose standard deviation is learned: the policy's ``log_std`` belongs to them.
     gaussian_dim: int = 0
+    #: Alternatives of each choice, in order. A mask has an entry for each alternative, so ``sum(choices)`` of them.
+    choices: list[int]
 
     def __init__(self, action_space: spaces.Space[Any]):
         self.action_space = action_space
 
     @abstractmethod
-    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+    def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         """The parameters of the distribution.
 
         :param net: output of the actor, shape ``(B, net_dim)``
         :param std: standard deviation, broadcastable to ``(B, gaussian_dim)``; ``None`` without Gaussian components
+        :param masks: which alternatives are allowed, booleans ``(B, sum(choices))``; ``None``: all
         :return: shape ``(B, param_dim)``
         """
 
@@ -78,11 +87,11 @@ class ActionDistribution(ABC):
         """The exact KL(old‖new) in nats between two sets of parameters, shape ``(B,)``."""
 
     @abstractmethod
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: np.ndarray) -> Any:
         """Actions that the space contains, in its dtype.
 
         :param actions: internal actions, shape ``(N, action_dim)``
-        :return: shape ``(N, *action_space.shape)``
+        :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
 
     @abstractmethod
@@ -92,6 +101,14 @@ class ActionDistribution(ABC):
     def std(self, params: th.Tensor) -> th.Tensor | None:
         """Standard deviation of the Gaussian components, shape ``(B, gaussian_dim)``; ``None`` without them."""
         return None
+
+    def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
+        """The policy's ``log_std``, which belongs to the Gaussian components, for all components of the noise.
+
+        :param log_std: shape ``(..., gaussian_dim)``, or ``(..., 1)`` where all share one
+        :return: shape ``(..., noise_dim)`` (or ``log_std`` where all are Gaussian), 0 for discrete actions
+        """
+        return log_std if self.gaussian_dim else log_std.new_zeros(*log_std.shape[:-1], self.noise_dim)
 
 
 class DiagGaussian(ActionDistribution):
@@ -106,8 +123,10 @@ class DiagGaussian(ActionDistribution):
     def __init__(self, action_space: spaces.Box):
         super().__init__(action_space)
         self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
+        self.param_dim = 2 * self.net_dim
+        self.choices = []
 
-    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+    def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert std is not None
         return th.cat([net, std.expand_as(net)], dim=1)
 
@@ -197,7 +216,8 @@ class Categorical(ActionDistribution):
         super().__init__(action_space)
         sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.flatten()
         self.nvec = [int(n) for n in sizes]
-        self.net_dim = self.noise_dim = sum(self.nvec)
+        self.choices = self.nvec
+        self.net_dim = self.param_dim = self.noise_dim = sum(self.nvec)
         self.action_dim = len(self.nvec)
 
     def _split(self, tensor: th.Tensor) -> "tuple[th.Tensor, ...]":
@@ -206,19 +226,21 @@ class Categorical(ActionDistribution):
     def _join(self, columns: list[th.Tensor]) -> th.Tensor:
         return columns[0] if self.action_dim == 1 else th.cat(columns, dim=1)
 
-    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
+    def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        if masks is not None:
+            # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
+            net = net.where(masks, th.finfo(net.dtype).min)
         return self._join([logits - logits.logsumexp(dim=1, keepdim=True) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
-        choices = [
-            (_softmax(p) / th.empty_like(p).exponential_(1)).argmax(1, keepdim=True) for p in self._split(params)
-        ]
+        choices = [(_softmax(p) / _exponential_like(p)).argmax(1, keepdim=True) for p in self._split(params)]
         return self._join(choices)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1.
-        return self.mode(params - (-th.special.log_ndtr(z)).log())
+        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1. Far out it is 0 too: infinity would win
+        # against any mask.
+        return self.mode(params - (-th.special.log_ndtr(z)).clamp(min=th.finfo(z.dtype).tiny).log())
 
     def mode(self, params: th.Tensor) -> th.Tensor:
         return self._join([p.argmax(1, keepdim=True) for p in self._split(params)])
@@ -257,10 +279,15 @@ class Bernoulli(ActionDistribution):
 
     def __init__(self, action_space: spaces.MultiBinary):
         super().__init__(action_space)
-        self.net_dim = self.action_dim = self.noise_dim = int(np.prod(action_space.shape))
+        self.net_dim = self.param_dim = self.action_dim = self.noise_dim = int(np.prod(action_space.shape))
+        self.choices = [2] * self.action_dim
 
-    def params(self, net: th.Tensor, std: th.Tensor | None) -> th.Tensor:
-        return net
+    def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        if masks is None:
+            return net
+        may_be_0, may_be_1 = masks.reshape(len(masks), -1, 2).unbind(dim=2)
+        certain = th.finfo(net.dtype).max
+        return net.where(may_be_0, certain).where(may_be_1, -certain)
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         return th.bernoulli(params.sigmoid())
@@ -290,40 +317,149 @@ class Bernoulli(ActionDistribution):
         return TorchBernoulli(logits=params)
 
 
+class Product(ActionDistribution):
+    """Dict and Tuple: an independent distribution for each space in it, which may be a Dict or Tuple again.
+
+    Whatever is concatenated (parameters, internal actions, noise, masks) is in the order of the spaces.
+
+    :param action_space: the space
+    :param squash_output: squash the actions of Box spaces by tanh
+    :raises ValueError: a space in it is not supported, or there is none
+    """
+
+    action_space: "spaces.Dict | spaces.Tuple[Any]"
+
+    def __init__(self, action_space: "spaces.Dict | spaces.Tuple[Any]", squash_output: bool = False):
+        super().__init__(action_space)
+        subspaces = _subspaces(action_space)
+        if not subspaces:
+            raise ValueError(f"action_space={action_space} has no components")
+        self.parts = [make_distribution(sub, squash_output and _has_box(sub)) for sub in subspaces]
+        self._net_dims, self.net_dim = self._sizes("net_dim")
+        self._param_dims, self.param_dim = self._sizes("param_dim")
+        self._action_dims, self.action_dim = self._sizes("action_dim")
+        self._noise_dims, self.noise_dim = self._sizes("noise_dim")
+        self._gaussian_dims, self.gaussian_dim = self._sizes("gaussian_dim")
+        self._mask_dims = [sum(part.choices) for part in self.parts]
+        self.choices = [n for part in self.parts for n in part.choices]
+
+    def _sizes(self, name: str) -> tuple[list[int], int]:
+        sizes = [getattr(part, name) for part in self.parts]
+        return sizes, sum(sizes)
+
+    def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
+        """What a method of the parts returns, each called with its own of the arguments."""
+        return [getattr(part, method)(*own) for part, *own in zip(self.parts, *arguments, strict=True)]
+
+    def _split(self, params: th.Tensor) -> Sequence[th.Tensor]:
+        return th.split(params, self._param_dims, dim=1)
+
+    def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        stds: Sequence[th.Tensor | None] = [None] * len(self.parts)
+        if std is not None:
+            stds = th.split(std.expand(len(net), self.gaussian_dim), self._gaussian_dims, dim=1)
+        each_masks: Sequence[th.Tensor | None] = [None] * len(self.parts)
+        if masks is not None:
+            each_masks = th.split(masks, self._mask_dims, dim=1)
+        return th.cat(self._each("params", th.split(net, self._net_dims, dim=1), stds, each_masks), dim=1)
+
+    def sample(self, params: th.Tensor) -> th.Tensor:
+        return _joined(self._each("sample", self._split(params)), params)
+
+    def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
+        return _joined(self._each("from_noise", self._split(params), th.split(z, self._noise_dims, dim=1)), params)
+
+    def mode(self, params: th.Tensor) -> th.Tensor:
+        return _joined(self._each("mode", self._split(params)), params)
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        each = th.split(actions, self._action_dims, dim=1)
+        return th.stack(self._each("log_prob", self._split(params), each)).sum(dim=0)
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        return th.stack(self._each("entropy", self._split(params))).sum(dim=0)
+
+    def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
+        return th.stack(self._each("kl", self._split(old), self._split(new))).sum(dim=0)
+
+    def to_env(self, actions: np.ndarray) -> list[Any]:
+        each = np.split(actions.reshape(len(actions), self.action_dim), np.cumsum(self._action_dims)[:-1], axis=1)
+        columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
+        rows = list(zip(*columns, strict=True))
+        if isinstance(self.action_space, spaces.Tuple):
+            return rows
+        return [dict(zip(self.action_space.spaces, row, strict=True)) for row in rows]
+
+    def to_torch(self, params: th.Tensor) -> list[Any]:
+        return self._each("to_torch", self._split(params))
+
+    def std(self, params: th.Tensor) -> th.Tensor | None:
+        stds = [std for std in self._each("std", self._split(params)) if std is not None]
+        return th.cat(stds, dim=1) if stds else None
+
+    def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
+        shape = log_std.shape[:-1]
+        each = th.split(log_std.expand(*shape, self.gaussian_dim), self._gaussian_dims, dim=-1)
+        return th.cat(self._each("noise_log_std", each), dim=-1)
+
+
+def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> Sequence[spaces.Space[Any]]:
+    return list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
+
+
+def _has_box(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return any(map(_has_box, _subspaces(space)))
+    return isinstance(space, spaces.Box)
+
+
+def _elements(space: spaces.Space[Any], actions: Any) -> list[Any]:
+    """The rows of what ``to_env`` returns: numbers for Discrete; arrays for the others, even with shape ``()``."""
+    if isinstance(actions, list) or isinstance(space, spaces.Discrete):
+        return list(actions)
+    return [actions[i, ...] for i in range(len(actions))]
+
+
+def _joined(actions: list[th.Tensor], params: th.Tensor) -> th.Tensor:
+    return th.cat([part.to(params.dtype) for part in actions], dim=1)
+
+
 def make_distribution(action_space: spaces.Space[Any], squash_output: bool = False) -> ActionDistribution:
     """The distribution for an action space.
 
-    :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape
+    :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape, or Dict and Tuple of them, nested
     :param squash_output: squash Box actions by tanh instead of clipping them
     :raises ValueError: unsupported space, Box without finite bounds or without components, or squashing without a Box
     """
-    if squash_output and not isinstance(action_space, spaces.Box):
+    if squash_output and not _has_box(action_space):
         raise ValueError(f"squash_output=True needs a Box action space, not {action_space}: leave it out")
+    if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
+        return Product(action_space, squash_output)
     if isinstance(action_space, spaces.Box):
-        if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-            raise ValueError(
-                f"action_space={action_space} has no finite bounds: give the environment's Box a finite low and high"
-            )
-        if (
-            np.issubdtype(action_space.dtype, np.integer)
-            and np.abs([action_space.low.astype(np.float64), action_space.high.astype(np.float64)]).max(initial=0)
-            > 2**53
-        ):
-            raise ValueError(
-                f"action_space={action_space} has integers beyond ±2**53, which floating point cannot tell apart: "
-                "give the Box narrower bounds"
-            )
-        if np.prod(action_space.shape) == 0:
-            raise ValueError(f"action_space={action_space} has no components")
+        _check_box(action_space)
         return SquashedDiagGaussian(action_space) if squash_output else DiagGaussian(action_space)
     if isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
         return Categorical(action_space)
     if isinstance(action_space, spaces.MultiBinary):
         return Bernoulli(action_space)
     raise ValueError(
-        f"action_space={action_space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary "
-        "(gymnasium.spaces.utils.flatten_space turns many others into a Box)"
+        f"action_space={action_space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary, "
+        "or Dict and Tuple of them (gymnasium.spaces.utils.flatten_space turns many others into a Box)"
     )
+
+
+def _check_box(space: spaces.Box) -> None:
+    """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(f"action_space={space} has no finite bounds: give the environment's Box a finite low and high")
+    bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
+    if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
+        raise ValueError(
+            f"action_space={space} has integers beyond ±2**53, which floating point cannot tell apart: "
+            "give the Box narrower bounds"
+        )
+    if np.prod(space.shape) == 0:
+        raise ValueError(f"action_space={space} has no components")
 
 
 class BoundDistribution:
@@ -341,7 +477,7 @@ class BoundDistribution:
 
     @property
     def distribution(self) -> Any:
-        """The object (for MultiDiscrete, list of objects) of ``torch.distributions``; before squashing for Box."""
+        """The object (list of objects for several choices or spaces) of ``torch.distributions``; before squashing."""
         return self.family.to_torch(self.params)
 
     def sample(self) -> th.Tensor:
@@ -363,6 +499,11 @@ class BoundDistribution:
     def entropy(self) -> th.Tensor:
         """Entropy in nats, shape ``(B,)``."""
         return self.family.entropy(self.params)
+
+
+def _exponential_like(tensor: th.Tensor) -> th.Tensor:
+    # Never 0, which some generators draw: 0 / 0 would let a masked alternative win.
+    return th.empty_like(tensor).exponential_(1).clamp_(min=th.finfo(tensor.dtype).tiny)
 
 
 def _softmax(log_probs: th.Tensor) -> th.Tensor:

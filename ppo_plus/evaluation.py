@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from ppo_plus.arguments import require_int
+from ppo_plus.masking import MaskSource, find_masks
 
 if TYPE_CHECKING:
     from ppo_plus.ppo_plus import PPO_Plus
@@ -33,12 +34,37 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
         model._next_obs = copy.deepcopy(model._next_obs)
     try:
         with _frozen(vec_env):
-            mean, std = evaluate_policy(model, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
+            player = _with_masks(model, vec_env)
+            mean, std = evaluate_policy(player, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
     finally:
         if disturbs:
             # Training notices, and begins its episodes anew.
             model._last_obs = None
     return float(mean), float(std)  # type: ignore[arg-type]
+
+
+def _with_masks(model: "PPO_Plus", vec_env: VecEnv) -> Any:
+    """What plays in the environment: the model, and where that has masks to hand in, with these."""
+    source = find_masks(vec_env, model.policy.action_dist.choices, model.action_mask_key)
+    return model if source is None or source.key is not None else _Masked(model, vec_env, source)
+
+
+class _Masked:
+    """A model as SB3's ``evaluate_policy`` calls it, with the environment's masks handed in.
+
+    :param model: the model
+    :param env: the environment it plays in
+    :param source: where the masks come from
+    """
+
+    def __init__(self, model: "PPO_Plus", env: VecEnv, source: MaskSource):
+        self.model, self.env, self.source = model, env, source
+        self.n_steps = 0
+
+    def predict(self, observation: Any, **kwargs: Any) -> Any:
+        masks = self.source.read(self.env, observation, self.n_steps)
+        self.n_steps += 1
+        return self.model.predict(observation, action_masks=masks, **kwargs)
 
 
 def _with_statistics_of(model: "PPO_Plus", vec_env: VecEnv) -> VecEnv:

@@ -1,4 +1,4 @@
-"""Taking over models that SB3's ``PPO`` trained."""
+"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` trained."""
 
 import copy
 import inspect
@@ -8,11 +8,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
+
+from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
 
 if TYPE_CHECKING:
     from ppo_plus.ppo_plus import PPO_Plus
@@ -26,7 +29,7 @@ OWN = ("policy_class", "device", "env", "n_envs", "rollout_buffer", "policy", "_
 
 def from_sb3(
     cls: type[Model],
-    path_or_model: Path | PPO,
+    path_or_model: Path | BaseAlgorithm,
     env: GymEnv | None,
     device: th.device | str,
     kwargs: dict[str, Any],
@@ -51,12 +54,12 @@ def from_sb3(
             if name not in OWN
         }
     )
-    model.policy_class = source.policy_class
+    model.policy_class = _OURS.get(_name(source.policy_class), source.policy_class)
     model.n_envs = source.n_envs if model.env is None else model.env.num_envs
     if model.env is not source.env:
         model._last_obs = None
     buffer_class = model.rollout_buffer_class
-    if buffer_class is not None and buffer_class.__module__.startswith("stable_baselines3."):
+    if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
         model.rollout_buffer_class = None
     model.value_clip = "plain"
     vars(model).update({_ATTRIBUTES.get(name, name): value for name, value in kwargs.items()})
@@ -66,8 +69,33 @@ def from_sb3(
     model._setup_model()
     model.seed = seed
     # Copies: torch's optimizers would go on with the very same state.
-    model.set_parameters(copy.deepcopy(source.get_parameters()), device=device)  # type: ignore[arg-type]
+    parameters = copy.deepcopy(source.get_parameters())
+    if _is_maskable(source.policy_class):
+        model._expects_masks = True
+        if isinstance(source.action_space, spaces.MultiBinary):
+            _join_logits(parameters, [name for name, _ in source.policy.named_parameters()])
+    model.set_parameters(parameters, device=device)  # type: ignore[arg-type]
     return model
+
+
+def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> None:
+    r"""MaskablePPO has two logits for each bit of a MultiBinary action; ours is their difference, so that
+
+    .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
+
+    The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
+
+    :param parameters: what ``get_parameters`` returns; changed in place
+    :param names: of the parameters, in the optimizer's order
+    """
+    weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
+    for name in ("action_net.weight", "action_net.bias"):
+        shape = weights[name].shape
+        weights[name] = weights[name][1::2] - weights[name][::2]
+        state = states.get(names.index(name), {})
+        for key, value in state.items():
+            if isinstance(value, th.Tensor) and value.shape == shape:
+                state[key] = value[1::2].clone()
 
 
 def saved_data(path: Path, device: th.device | str, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -90,13 +118,46 @@ def _changeable(cls: type[Any]) -> set[str]:
     return names - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
 
 
-def _load(path_or_model: Path | PPO, device: th.device | str, custom_objects: dict[str, Any] | None) -> PPO:
+#: sb3-contrib's policy classes, and ours in their place.
+_OURS = {
+    "sb3_contrib.common.maskable.policies.MaskableActorCriticPolicy": ActorCriticPolicy,
+    "sb3_contrib.common.maskable.policies.MaskableActorCriticCnnPolicy": CnnPolicy,
+    "sb3_contrib.common.maskable.policies.MaskableMultiInputActorCriticPolicy": MultiInputPolicy,
+}
+
+
+def _name(policy_class: type) -> str:
+    return f"{policy_class.__module__}.{policy_class.__qualname__}"
+
+
+def _is_maskable(policy_class: type) -> bool:
+    return any(_name(base) in _OURS for base in policy_class.__mro__)
+
+
+def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_objects: dict[str, Any] | None) -> Any:
     source: Any = path_or_model
     if not isinstance(source, BaseAlgorithm):
         # What SB3's other algorithms save lacks one or another of these.
-        names = saved_data(source, device, custom_objects).keys()
-        if {"clip_range", "n_epochs", "gae_lambda"} <= names:
-            source = PPO.load(source, device=device, custom_objects=custom_objects)
-    if not isinstance(source, PPO):
-        raise TypeError(f"path_or_model={path_or_model!r} must be an SB3 PPO, or the path of a saved one")
+        data = saved_data(source, device, custom_objects)
+        if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys():
+            source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
+    if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):
+        raise TypeError(
+            f"path_or_model={path_or_model!r} must be an SB3 PPO or an sb3-contrib MaskablePPO, or the path of one"
+        )
+    if _is_maskable(source.policy_class) and _name(source.policy_class) not in _OURS:
+        raise ValueError(
+            f"policy={source.policy_class!r} is a MaskablePPO policy of your own: derive it from "
+            "ppo_plus.ActorCriticPolicy, which takes masks as well"
+        )
     return source
+
+
+def _algorithm(policy_class: Any) -> type[BaseAlgorithm]:
+    """What trains policies of this class."""
+    if isinstance(policy_class, type) and _is_maskable(policy_class):
+        # sb3-contrib is optional, and here whoever has such a policy has it.
+        from sb3_contrib import MaskablePPO
+
+        return MaskablePPO
+    return PPO

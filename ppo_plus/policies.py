@@ -27,6 +27,7 @@ from torch import nn
 
 from ppo_plus.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.masking import as_masks, check_mask_key, nothing_allowed, without_mask
 from ppo_plus.memory import Carry, Memory
 from ppo_plus.observations import canonical_space, make_preprocess, to_tensor
 
@@ -52,7 +53,7 @@ class Step(NamedTuple):
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.
 
-    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and three more. ``use_sde`` works for every
+    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and four more. ``use_sde`` works for every
     action space, ``squash_output`` for Box with and without gSDE.
 
     :param observation_space: the environment's
@@ -73,6 +74,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
         The input of the last layer of an ``nn.Sequential`` (of any other module: the features) feeds gSDE
     :param critic: the same, from features to one value
+    :param action_mask_key: the entry of Dict observations that is the action mask (see :mod:`ppo_plus.masking`), and so
+        no feature
     :param kwargs: SB3's further arguments, by name
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
@@ -100,23 +103,28 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         exploration: NoiseProcess | None = None,
         actor: NetworkLike | None = None,
         critic: NetworkLike | None = None,
+        action_mask_key: str | None = None,
         **kwargs: Any,
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
+        if action_mask_key is not None:
+            check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
+        features_space = without_mask(observation_space, action_mask_key)
         extractor = features_extractor_class or self.default_features_extractor
-        _check_extractor(extractor, observation_space, kwargs.get("normalize_images", True))
+        _check_extractor(extractor, features_space, kwargs.get("normalize_images", True))
         # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
         if exploration is None:
             exploration = StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise()
         self.exploration = exploration
-        self._env_spaces = observation_space, action_space
+        self.action_mask_key = action_mask_key
+        self._build_spaces = features_space, action_space
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._squash = squash_output
         super().__init__(
-            canonical_space(observation_space),
+            canonical_space(features_space),
             # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
             spaces.Box(-1.0, 1.0, (1,)),
             lr_schedule,
@@ -132,7 +140,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             *args,
             **kwargs,
         )
-        self.observation_space, self.action_space = self._env_spaces
+        self.observation_space, self.action_space = observation_space, action_space
         self.use_sde = use_sde
         self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
         self._squash_output = squash_output
@@ -140,9 +148,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
-        observation_space, action_space = self._env_spaces
+        features_space, action_space = self._build_spaces
         self.action_dist = make_distribution(action_space, self._squash)
-        self._preprocess = make_preprocess(observation_space, self.normalize_images)
+        self._preprocess = make_preprocess(features_space, self.normalize_images)
         self._build_mlp_extractor()
         self.action_net = self._output_layer("actor", "pi", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
@@ -209,11 +217,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         data = super()._get_constructor_parameters()
         if None not in self._networks.values():
             data["net_arch"] = None
-        return data | self._networks | {"exploration": None if self.use_sde else self.exploration}
+        data |= self._networks | {"exploration": None if self.use_sde else self.exploration}
+        return data | {"action_mask_key": self.action_mask_key}
 
     # --- what the algorithm calls ---------------------------------------------------------------------------------
 
-    def act(self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None = None) -> tuple[Step, Carry]:
+    def act(
+        self,
+        obs: PyTorchObs,
+        carry: Carry,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
+    ) -> tuple[Step, Carry]:
         """Choose actions by exploring.
 
         A function of its arguments, the weights and torch's generator: it changes nothing.
@@ -222,16 +237,21 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param carry: memory and held noise (:meth:`init_carry`)
         :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: nothing is remembered there;
             ``None``: none. Of no effect without memory
+        :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
         latent_pi, latent_vf, memory = self._latents(obs, carry.memory, episode_starts)
-        params = self._params(latent_pi)
+        params = self._params(latent_pi, self._masks(obs, masks))
         actions, noise = self._explore(params, latent_pi, carry.noise)
         log_probs = self.action_dist.log_prob(params, actions)
         return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), Carry(memory, noise)
 
     def evaluate(
-        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+        self,
+        obs: PyTorchObs,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
     ) -> tuple[th.Tensor, th.Tensor]:
         """The critic's and the actor's view of ``B`` observations, with gradients.
 
@@ -241,10 +261,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param carry: what is remembered before the first step of each sequence; ``None``: each observation stands
             alone, and nothing is remembered before it. Of no effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
+        :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
         :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
         """
         latent_pi, latent_vf, _ = self._latents(obs, {} if carry is None else carry.memory, episode_starts)
-        return self.value_net(latent_vf).flatten(), self._params(latent_pi)
+        return self.value_net(latent_vf).flatten(), self._params(latent_pi, self._masks(obs, masks))
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
@@ -268,22 +289,28 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """
         self._noise = self.init_carry(n_envs).noise
 
-    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+    def forward(
+        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Actions, values and log-probabilities.
 
         :param obs: raw observations, ``B`` of them
         :param deterministic: the mode instead of a sample
-        :return: internal actions ``(B, *action_space.shape)``, values ``(B, 1)``, log-probabilities ``(B,)``
+        :param action_masks: action masks, ``(B, M)``
+        :return: internal actions ``(B, *action_space.shape)`` (Dict and Tuple: ``(B, action_dim)``), values ``(B, 1)``,
+            log-probabilities ``(B,)``
         """
+        masks = self._mask_tensor(action_masks)
         if deterministic:
-            values, params = self.evaluate(obs)
+            values, params = self.evaluate(obs, masks=masks)
             actions = self.action_dist.mode(params)
             log_probs = self.action_dist.log_prob(params, actions)
         else:
             self._fit_noise(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            (actions, values, log_probs, _), carry = self.act(obs, Carry(noise=self._noise))
+            (actions, values, log_probs, _), carry = self.act(obs, Carry(noise=self._noise), masks=masks)
             self._noise = carry.noise
-        return actions.reshape(-1, *self.action_space.shape), values.unsqueeze(1), log_probs  # type: ignore[misc]
+        shape = self.action_space.shape
+        return actions if shape is None else actions.reshape(-1, *shape), values.unsqueeze(1), log_probs
 
     def extract_features(  # type: ignore[override]
         self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
@@ -303,22 +330,28 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self,
         obs: PyTorchObs,
         actions: th.Tensor,
+        action_masks: Any = None,
         carry: Carry | None = None,
         episode_starts: th.Tensor | None = None,
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``; carry and
         episode starts as in :meth:`evaluate`."""
-        values, params = self.evaluate(obs, carry, episode_starts)
+        values, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
         distribution = BoundDistribution(self.action_dist, params)
         return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
 
     def get_distribution(  # type: ignore[override]
-        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+        self,
+        obs: PyTorchObs,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
     ) -> BoundDistribution:
         """The action distribution at ``obs``, with the methods of SB3's; carry and episode starts as in
         :meth:`evaluate`."""
-        features = self.extract_features(obs, self.pi_features_extractor)
-        return BoundDistribution(self.action_dist, self._params(self.mlp_extractor.forward_actor(features)))  # type: ignore[arg-type]
+        latent_pi = self.mlp_extractor.forward_actor(self.extract_features(obs, self.pi_features_extractor))  # type: ignore[arg-type]
+        masks = self._masks(obs, self._mask_tensor(action_masks))
+        return BoundDistribution(self.action_dist, self._params(latent_pi, masks))
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
@@ -337,7 +370,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         state: tuple[np.ndarray, ...] | None = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains.
 
         :param observation: one observation, or a batch
@@ -345,9 +379,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there, and
             nothing is remembered
         :param deterministic: the mode instead of a sample
-        :return: action of shape ``action_space.shape`` (for a batch: ``(B, *shape)``), and the next ``state``: with
-            memory, arrays of shape ``(layers, B, hidden)``, as sb3-contrib's
-        :raises ValueError: the observation does not fit the space
+        :param action_masks: action masks (:mod:`ppo_plus.masking`), ``(M,)`` or for a batch ``(B, M)``
+        :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
+            list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
+            sb3-contrib's
+        :raises ValueError: observation or state do not fit, or the masks do not fit the actions
         """
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
@@ -355,16 +391,20 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             )
         self.set_training_mode(False)
         obs, batched = self.obs_to_tensor(observation)
+        if not batched and action_masks is not None:
+            action_masks = [action_masks]
         with th.no_grad():
             latent, state = self._remembered(obs, state, episode_start)
-            params = self._params(latent)
+            params = self._params(latent, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
                 actions = self.action_dist.mode(params)
             else:
                 self._fit_noise(params, episode_start)
                 actions, self._noise = self._explore(params, latent, self._noise)
         env_actions = self.action_dist.to_env(actions.numpy(force=True))
-        return (env_actions if batched else env_actions.squeeze(axis=0)), state
+        if batched:
+            return env_actions, state
+        return (env_actions[0] if isinstance(env_actions, list) else env_actions.squeeze(axis=0)), state
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self.forward(observation, deterministic)[0]
@@ -390,13 +430,36 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
         """Sampled actions, and the noise for the next step."""
-        z, noise = self.exploration.sample(noise, latent_pi, self._log_std)
+        log_std = self._log_std
+        log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
+        z, noise = self.exploration.sample(noise, latent_pi, log_std)
         return (self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)), noise
 
-    def _params(self, latent_pi: th.Tensor) -> th.Tensor:
+    def _params(self, latent_pi: th.Tensor, masks: th.Tensor | None = None) -> th.Tensor:
         log_std = self._log_std
         std = None if log_std is None else self.exploration.std(log_std, latent_pi)
-        return self.action_dist.params(self.action_net(latent_pi), std)
+        return self.action_dist.params(self.action_net(latent_pi), std, masks)
+
+    def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:
+        """The masks, from the observations if they are there."""
+        if masks is not None or self.action_mask_key is None:
+            return masks
+        assert isinstance(obs, dict)
+        return obs[self.action_mask_key].flatten(1).bool()
+
+    def _mask_tensor(self, action_masks: Any) -> th.Tensor | None:
+        """Masks that somebody has passed, checked.
+
+        :raises ValueError: they do not fit the action space, or allow nothing
+        """
+        if action_masks is None:
+            return None
+        choices = self.action_dist.choices
+        given = action_masks.numpy(force=True) if isinstance(action_masks, th.Tensor) else action_masks
+        masks = as_masks(given, choices)
+        if nothing_allowed(masks, choices).any():
+            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {choices}")
+        return th.as_tensor(masks, device=self.device)
 
     @property
     def _log_std(self) -> th.Tensor | None:

@@ -7,15 +7,15 @@ import copy
 import io
 import math
 import pathlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch as th
-from stable_baselines3 import PPO
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -36,6 +36,7 @@ from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.masking import MaskSource, find_masks
 from ppo_plus.memory import Carry, Memory
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
@@ -112,6 +113,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
         make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
         :data:`ppo_plus.checks.MAX_AUTO_SEQUENCE` that does
+    :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
+        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -160,6 +163,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         compile: bool | Literal["auto"] = "auto",
         n_threads: int | Literal["auto"] = "auto",
         sequence_length: int | Literal["auto"] = "auto",
+        action_mask_key: str | None = None,
     ):
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
@@ -214,6 +218,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._n_skipped = 0
         self.compile = compile
         self.n_threads = n_threads
+        self.action_mask_key = action_mask_key
+        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+        self._expects_masks = False
+        self._warned_of_masks = False
         #: Whether this call of ``learn()`` compiles.
         self._compiling = False
         #: Functions that can be compiled, by name, with the constants that they were traced with.
@@ -228,14 +236,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only when given: a policy class written for SB3 need not know it.
-        exploration: dict[str, Any] = {} if self.exploration is None else {"exploration": self.exploration}
+        # Passed only when given: a policy class written for SB3 need not know them.
+        own: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
             self.lr_schedule,
             use_sde=self.use_sde,
-            **exploration,
+            **{name: value for name, value in own.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
         self._maybe_recommend_cpu()
@@ -271,7 +279,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs"]
+        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs", "_warned_of_masks"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -384,15 +392,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self._last_obs is None:
             env = self._restart()
 
-        act = self._prepare_act()
         length = sequence_length(self)
+        mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
             carry = self._renew_noise(n_steps)
             if length and n_steps % length == 0:
                 rollout_buffer.begin_sequences(carry.memory)
+            action_masks = None if mask_source is None else self._read_masks(mask_source, env)
             with th.no_grad():
                 obs_tensor = self._obs_tensor()
-                step, self._carry = act(obs_tensor, carry, self._starts_tensor())
+                masks = self._optional_tensor(action_masks)
+                step, self._carry = act(obs_tensor, carry, self._starts_tensor(), masks)
                 memory = self._carry.memory
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
@@ -430,6 +441,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 values,
                 log_probs,
                 step.params,
+                **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
             self._last_obs = new_obs  # type: ignore[assignment]
@@ -451,19 +463,33 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _values(self, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
         """The critic's values of observations, given what is remembered before them."""
-        episode_starts = None if starts is None else th.from_numpy(starts).to(self.device)
-        return self.policy.predict_values(utils.obs_as_tensor(obs, self.device), Carry(memory), episode_starts)
+        obs_tensor = utils.obs_as_tensor(obs, self.device)
+        return self.policy.predict_values(obs_tensor, Carry(memory), self._optional_tensor(starts))
 
-    def _prepare_act(self) -> Callable[..., tuple[Step, Carry]]:
+    def _read_masks(self, source: MaskSource, env: VecEnv) -> np.ndarray | None:
+        """The present masks, checked; ``None`` if they are in the observations."""
+        masks = source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
+        if source.key is not None:
+            return None
+        self._expects_masks = True
+        return masks
+
+    def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
+        return None if array is None else th.as_tensor(array, device=self.device)
+
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
             return self.policy.act
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
+            masks = None
+            if mask_source is not None and mask_source.key is None:
+                masks = self._optional_tensor(np.ones((self.n_envs, sum(mask_source.choices)), dtype=bool))
             with th.no_grad(), th.random.fork_rng():
                 carry = self.policy.init_carry(self.n_envs)
-                fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor())
+                fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
         return fused.bind(act.tensors())
 
     def _has_foreign_code(self) -> bool:
@@ -526,7 +552,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts)
+        values, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
         if batch.valid is not None:
             values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
         log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
@@ -742,6 +768,25 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     # --- around training -------------------------------------------------------------------------------------------
 
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
     def evaluate(
         self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
     ) -> tuple[float, float]:
@@ -764,20 +809,21 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path_or_model: str | pathlib.Path | io.BufferedIOBase | PPO,
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO``: same actions, and training goes on where it was.
+        """Take over a trained SB3 ``PPO`` or sb3-contrib ``MaskablePPO``.
 
-        Weights, optimizer state, hyperparameters and counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
+        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
 
         :param path_or_model: a saved model, or a model
         :param env: where to train on; by default the model's own, if it has one
         :param device: where to compute
         :param kwargs: arguments to change on the way
-        :raises TypeError: not an SB3 ``PPO``
+        :raises TypeError: neither
         """
         return from_sb3(cls, path_or_model, env, device, kwargs)
 

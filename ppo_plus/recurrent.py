@@ -153,9 +153,14 @@ class WithMemory(ActorCriticPolicy):
         return tuple(th.as_tensor(part, dtype=th.float32, device=self.device).transpose(0, 1) for part in state)
 
     def get_distribution(  # type: ignore[override]
-        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+        self,
+        obs: PyTorchObs,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
     ) -> BoundDistribution:
-        return BoundDistribution(self.action_dist, self.evaluate(obs, carry, episode_starts)[1])
+        params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))[1]
+        return BoundDistribution(self.action_dist, params)
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None

@@ -95,6 +95,11 @@ class _VectorAdapter(VecEnv):
         if getattr(env, "metadata", None):
             self.metadata = dict(env.metadata)
 
+    @property
+    def resetting(self) -> np.ndarray:
+        """Rows whose next action will be ignored (``NEXT_STEP`` only), booleans ``(N,)``."""
+        return self._resetting
+
     # --- stepping --------------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:

@@ -175,7 +175,7 @@ def attach_clocks(model: Any) -> dict[str, float]:
     if hasattr(model, "_prepare_act"):
         # PPO_Plus settles before each rollout which function acts.
         prepare = model._prepare_act
-        model._prepare_act = lambda: clocked(seconds, ACT, prepare())
+        model._prepare_act = lambda *given: clocked(seconds, ACT, prepare(*given))
     else:
         methods.append((policy, "forward", ACT))
     for owner, name, section in methods:

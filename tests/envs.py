@@ -20,6 +20,23 @@ ACTIONS = {
     "multidiscrete_2d": spaces.MultiDiscrete([[3, 2], [2, 4]]),
     "multibinary": spaces.MultiBinary(4),
     "multibinary_2d": spaces.MultiBinary((2, 3)),
+    "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 2.0, (2,), np.float32)]),
+    # Pairs, since Gymnasium would sort the keys of a dict.
+    "mixed": spaces.Dict(
+        [
+            ("kind", spaces.Discrete(3, start=-1)),
+            ("where", spaces.Box(-1.0, 2.0, (2,), np.float64)),
+            (
+                "how",
+                spaces.Tuple(
+                    [
+                        spaces.MultiBinary(3),
+                        spaces.Dict(far=spaces.Box(-3, 5, (), np.int64), deep=spaces.MultiDiscrete([[3, 2], [2, 4]])),
+                    ]
+                ),
+            ),
+        ]
+    ),
 }
 OBSERVATIONS = {
     "box": VECTOR,
@@ -81,7 +98,7 @@ class RandomEnv(gym.Env):
         return self.observation_space.sample()
 
     def reward(self, action):
-        return float(np.sum(action)) + float(self.np_random.normal())
+        return total(action) + float(self.np_random.normal())
 
 
 class StillEnv(RandomEnv):
@@ -116,6 +133,86 @@ class FaultyEnv(RandomEnv):
 
     def reward(self, action):
         return self.value if self.what == "reward" and self.n_steps == self.at else super().reward(action)
+
+
+class MaskedEnv(RandomEnv):
+    """Every state forbids alternatives at random, though never all of a choice; to take one of them is an error.
+
+    :param key: put the mask under this name into the (Dict) observations as well
+    """
+
+    def __init__(self, action_space, observation_space=VECTOR, key=None, **kwargs):
+        super().__init__(action_space, observation_space, **kwargs)
+        self.key = key
+        if key is not None:
+            mask = spaces.MultiBinary(sum(choices(action_space)))
+            self.observation_space = spaces.Dict([*self.observation_space.items(), (key, mask)])
+
+    def observe(self):
+        observation = super().observe()
+        self.allowed = []
+        for n in choices(self.action_space):
+            mask = self.np_random.random(n) < 0.5
+            mask[self.np_random.integers(n)] = True
+            self.allowed.append(mask)
+        if self.key is not None:
+            observation[self.key] = np.concatenate(self.allowed).astype(np.int8)
+        return observation
+
+    def action_masks(self):
+        return np.concatenate(self.allowed)
+
+    def step(self, action):
+        for mask, choice in zip(self.allowed, chosen(self.action_space, action), strict=True):
+            assert mask[choice], f"{action!r} is forbidden by {self.allowed!r}"
+        return super().step(action)
+
+
+class KeyMaskedEnv(MaskedEnv):
+    """A :class:`MaskedEnv` whose mask is in the observations only."""
+
+    action_masks = property()
+
+    def __init__(self, action_space, observation_space=OBSERVATIONS["dict"], **kwargs):
+        super().__init__(action_space, observation_space, key="mask", **kwargs)
+
+
+def choices(space):
+    """The numbers of alternatives that a mask has entries for."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [n for sub in subspaces(space).values() for n in choices(sub)]
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
+
+
+def chosen(space, action):
+    """Which alternative an action takes of each of the :func:`choices`, counted from 0."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [choice for key, sub in subspaces(space).items() for choice in chosen(sub, action[key])]
+    return [] if isinstance(space, spaces.Box) else np.ravel(action - getattr(space, "start", 0)).tolist()
+
+
+def total(action):
+    """The sum of all numbers in an action."""
+    if isinstance(action, (dict, tuple)):
+        return sum(map(total, action.values() if isinstance(action, dict) else action))
+    return float(np.sum(action))
+
+
+def equal_actions(one, other):
+    """Whether two batches of actions, structured or not, are the same."""
+    try:
+        np.testing.assert_equal(one, other)
+    except AssertionError:
+        return False
+    return True
+
+
+def subspaces(space):
+    return space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space))
 
 
 def vec(action_space, observation_space=VECTOR, n_envs=2, env_class=RandomEnv, **kwargs):

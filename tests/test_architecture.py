@@ -22,6 +22,7 @@ FLOORS = {
     "schedules": 0,
     "observations": 0,
     "distributions": 1,
+    "masking": 1,
     "buffers": 1,
     "policies": 2,
     "recurrent": 3,

@@ -1,5 +1,8 @@
 """The rollout buffer: SB3's minibatches, the environment's own dtypes, and buffer classes written for SB3."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch as th
@@ -51,6 +54,11 @@ def filled(n_steps=5, n_envs=3, seed=0, buffer_class=RolloutBuffer, **options):
     buffer = buffer_class(n_steps, *spaces_.values(), device="cpu", **options)
     refill(buffer, steps, end)
     return buffer, steps
+
+
+def stored_fields(batch):
+    """The fields of a batch that are there."""
+    return [field for field in batch if field is not None]
 
 
 def refill(buffer, steps, end):
@@ -107,7 +115,7 @@ def test_an_epoch_holds_every_transition_once(n_steps, n_envs, batch_size, seed)
     assert [len(batch.actions) for batch in batches[:-1]] == [batch_size] * ((total - 1) // batch_size)
     assert len(batches[-1].actions) == (total - 1) % batch_size + 1
     # A transition is known by its log-probability; everything else must belong to it.
-    together = Batch(*(th.cat(field) for field in zip(*batches, strict=True)))
+    together = Batch(*(th.cat(field) for field in zip(*map(stored_fields, batches), strict=True)))
     order, expected = (x.argsort() for x in (together.old_log_prob, th.cat([step[5] for step in steps])))
     for field, position in ((0, 0), (1, 1), (2, 4), (3, 5), (6, 6)):
         stored = th.cat([th.as_tensor(step[position]) for step in steps])[expected]
@@ -126,6 +134,7 @@ def test_epochs_differ_in_order():
 def test_minibatches_are_copies():
     buffer, _ = filled(seed=0)
     batch = epoch(buffer)[0]
+    batch = stored_fields(batch)
     before = [field.clone() for field in batch]
     refill(buffer, *random_steps(5, 3, seed=1))
     assert all(map(th.equal, batch, before))
@@ -223,7 +232,7 @@ def test_memory_is_used_again_by_the_next_rollout():
     for name in names:
         assert getattr(buffer, name) is before[name]
         np.testing.assert_array_equal(before[name], getattr(fresh, name))
-    assert all(map(th.equal, epoch(buffer)[0], epoch(fresh)[0]))
+    assert all(map(th.equal, stored_fields(epoch(buffer)[0]), stored_fields(epoch(fresh)[0])))
 
 
 def test_a_rollout_may_bring_observations_of_another_dtype_or_shape():
@@ -360,3 +369,44 @@ def test_adapting_keeps_our_classes_and_is_done_once():
 def test_what_is_no_rollout_buffer_is_refused(other):
     with pytest.raises(TypeError, match="rollout_buffer_class=.* must be a subclass of ppo_plus.RolloutBuffer"):
         adapt_buffer_class(other)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def filled_with_masks(seed=0):
+    """A buffer, and the masks by the log-probability that stands beside each."""
+    buffer, steps = filled(seed=seed)
+    rng = np.random.default_rng(seed)
+    buffer.reset()
+    masks = {}
+    for step in steps:
+        rows = rng.random((3, 4)) < 0.5
+        buffer.add(*step, masks=rows)
+        masks |= {log_prob.item(): row.tolist() for log_prob, row in zip(step[5], rows, strict=True)}
+        # What the environment reuses must not change what is stored.
+        rows[:] = False
+    return buffer, masks
+
+
+def test_masks_stay_with_their_transitions():
+    buffer, masks = filled_with_masks()
+    for each in (buffer, pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        batches = list(each.get(4))
+        assert all(batch.masks.dtype == th.bool for batch in batches)
+        rows = [pair for b in batches for pair in zip(b.old_log_prob.tolist(), b.masks.tolist(), strict=True)]
+        assert dict(rows) == masks and len(rows) == 15
+
+
+def test_masks_of_the_last_rollout_are_not_those_of_the_next():
+    buffer, _ = filled_with_masks()
+    refill(buffer, *random_steps(5, 3, seed=1))
+    assert buffer.masks is None and next(iter(buffer.get())).masks is None
+
+
+def test_a_buffer_written_for_sb3_refuses_masks():
+    buffer_class = adapt_buffer_class(sb3.RolloutBuffer)
+    buffer, steps = filled(buffer_class=buffer_class)
+    buffer.reset()
+    with pytest.raises(ValueError, match="rollout_buffer_class=.*RolloutBuffer.* does not keep action masks: derive"):
+        buffer.add(*steps[0], masks=np.ones((3, 4), dtype=bool))

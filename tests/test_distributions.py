@@ -12,6 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
 from scipy import integrate, stats
 from stable_baselines3.common.distributions import make_proba_distribution
 from torch import distributions as td
@@ -21,6 +22,7 @@ from ppo_plus.distributions import (
     BoundDistribution,
     Categorical,
     DiagGaussian,
+    Product,
     SquashedDiagGaussian,
     make_distribution,
 )
@@ -47,6 +49,20 @@ FAMILIES = {
     **{name: make_distribution(space) for name, space in {**BOXES, **CHOICES}.items()},
     **{f"squashed_{name}": make_distribution(space, squash_output=True) for name, space in BOXES.items()},
 }
+MIXED = spaces.Dict(
+    kind=spaces.Discrete(3, start=1),
+    where=spaces.Tuple(
+        [spaces.Box(-1.0, 2.0, (2,)), spaces.Dict(bits=spaces.MultiBinary(2), far=spaces.Box(-1, 1, ()))]
+    ),
+    many=spaces.MultiDiscrete([2, 4]),
+)
+PRODUCTS = {
+    "mixed": make_distribution(MIXED),
+    "squashed_mixed": make_distribution(MIXED, squash_output=True),
+    "boxes": make_distribution(spaces.Tuple([BOXES["box"], BOXES["box_2d_float64"]])),
+    "choices": make_distribution(spaces.Tuple([CHOICES["discrete"], CHOICES["multi_binary"]])),
+}
+every_product = pytest.mark.parametrize("family", PRODUCTS.values(), ids=PRODUCTS)
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 gaussian_families = pytest.mark.parametrize("squash", [False, True], ids=["box", "squashed"])
 choice_families = pytest.mark.parametrize("family", [FAMILIES[name] for name in CHOICES], ids=CHOICES)
@@ -61,7 +77,7 @@ def random_net(family, seed, scale=1.5, batch=5, dtype=th.float64):
     """Output of an actor, and a standard deviation where the family needs one."""
     generator = th.Generator().manual_seed(seed)
     net = scale * th.randn(batch, family.net_dim, generator=generator, dtype=dtype)
-    std = (0.5 * th.randn(batch, family.net_dim, generator=generator, dtype=dtype)).exp()
+    std = (0.5 * th.randn(batch, family.gaussian_dim, generator=generator, dtype=dtype)).exp()
     return net, std if family.gaussian_dim else None
 
 
@@ -72,6 +88,8 @@ def random_params(family, seed, **kwargs):
 def random_actions(family, seed, batch=5):
     """Internal actions, drawn without the code under test."""
     rng = np.random.default_rng(seed)
+    if isinstance(family, Product):
+        return th.cat([random_actions(part, seed + i, batch) for i, part in enumerate(family.parts)], dim=1)
     if isinstance(family, DiagGaussian):
         return th.from_numpy(rng.normal(size=(batch, family.action_dim)))
     sizes = nvec(family.action_space)
@@ -156,7 +174,7 @@ def test_kl_of_a_distribution_from_itself_is_exactly_zero(family, dtype):
     assert th.equal(family.kl(params, params.clone()), th.zeros(5, dtype=dtype))
 
 
-@every_family
+@pytest.mark.parametrize("family", [*FAMILIES.values(), *PRODUCTS.values()], ids=[*FAMILIES, *PRODUCTS])
 def test_gradients_by_finite_differences(family):
     (net, std), actions = random_net(family, seed=2), random_actions(family, seed=2)
     other = random_params(family, seed=3)
@@ -511,6 +529,264 @@ def test_squashed_actions_are_scaled_linearly_after_the_tanh(dtype):
     np.testing.assert_allclose(family.to_env(u), 2 + 4 * np.tanh(u), rtol=1e-6 if dtype == np.float32 else 1e-12)
 
 
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def parts_of(family):
+    """The simple distributions in a product, in order, each with its columns of parameters, actions and noise."""
+    columns = {"param_dim": 0, "action_dim": 0, "noise_dim": 0}
+    found = []
+
+    def visit(part):
+        if isinstance(part, Product):
+            for inner in part.parts:
+                visit(inner)
+            return
+        here = []
+        for name, start in columns.items():
+            columns[name] = start + getattr(part, name)
+            here.append(slice(start, columns[name]))
+        found.append((part, *here))
+
+    visit(family)
+    assert columns == {name: getattr(family, name) for name in columns}
+    return found
+
+
+@every_product
+@random_cases
+@settings(deadline=None, max_examples=5)
+def test_a_product_adds_up_its_parts(family, seed, scale):
+    params, other = random_params(family, seed, scale=scale), random_params(family, seed + 1, scale=scale)
+    actions = random_actions(family, seed)
+    parts = parts_of(family)
+    log_prob = sum(part.log_prob(params[:, p], actions[:, a]) for part, p, a, _ in parts)
+    th.testing.assert_close(family.log_prob(params, actions), log_prob, rtol=1e-12, atol=1e-12)
+    entropy = sum(part.entropy(params[:, p]) for part, p, _, _ in parts)
+    th.testing.assert_close(family.entropy(params), entropy, rtol=1e-12, atol=1e-12)
+    kl = sum(part.kl(params[:, p], other[:, p]) for part, p, _, _ in parts)
+    th.testing.assert_close(family.kl(params, other), kl, rtol=1e-12, atol=1e-12)
+
+
+@every_product
+def test_a_product_draws_its_parts_in_order(family):
+    params = random_params(family, seed=1, batch=20, dtype=th.float32)
+    z = th.randn(20, family.noise_dim)
+    th.manual_seed(3)
+    drawn = family.sample(params)
+    th.manual_seed(3)
+    assert drawn.dtype == th.float32
+    for part, p, a, n in parts_of(family):
+        assert th.equal(drawn[:, a], part.sample(params[:, p]).float())
+        assert th.equal(family.from_noise(params, z)[:, a], part.from_noise(params[:, p], z[:, n]).float())
+        assert th.equal(family.mode(params)[:, a], part.mode(params[:, p]).float())
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 1), (5, 4)])
+def test_a_product_hands_each_box_its_standard_deviation(shape):
+    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    std = th.rand(shape, dtype=th.float64) + 0.1
+    params = family.params(th.zeros(5, family.net_dim, dtype=th.float64), std)
+    assert th.equal(family.std(params), std.expand(5, 4))
+    (box, first, *_), _, (_, second, *_) = parts_of(family)
+    assert th.equal(box.std(params[:, first]), std.expand(5, 4)[:, :1])
+    assert th.equal(params[:, second][:, 3:], std.expand(5, 4)[:, 1:])
+    assert PRODUCTS["choices"].std(random_params(PRODUCTS["choices"], seed=1)) is None
+
+
+def test_the_noise_of_choices_has_a_log_std_of_zero():
+    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    log_std = th.arange(8.0).reshape(2, 4) + 1
+    expected = th.tensor([[1.0, 0, 0, 0, 0, 0, 2, 3, 4], [5, 0, 0, 0, 0, 0, 6, 7, 8]])
+    assert th.equal(family.noise_log_std(log_std), expected)
+    assert th.equal(family.noise_log_std(log_std[:, :1]), th.where(expected > 0, log_std[:, :1], 0.0))
+    assert FAMILIES["box"].noise_log_std(log_std) is log_std
+
+
+@st.composite
+def mixed_spaces(draw, depth=2):
+    inner = st.one_of(boxes(), choice_spaces())
+    if depth:
+        inner = st.one_of(inner, mixed_spaces(depth - 1))
+    parts = draw(st.lists(inner, min_size=1, max_size=3))
+    # A name before "a": the order is that of the spaces and not of their names.
+    return spaces.Tuple(parts) if draw(st.booleans()) else spaces.Dict([(f"{9 - i}", p) for i, p in enumerate(parts)])
+
+
+def flat(space, action):
+    """The numbers in an action, in order."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        pairs = [(space[key], action[key]) for key in (space if isinstance(space, spaces.Dict) else range(len(space)))]
+        return np.concatenate([flat(*pair) for pair in pairs])
+    return np.ravel(action).astype(np.float64)
+
+
+@given(mixed_spaces(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_every_action_of_a_product_becomes_a_member_of_its_space(space, seed):
+    family = make_distribution(space)
+    actions = family.sample(random_params(family, seed, scale=5.0)).float().numpy()
+    env_actions = family.to_env(actions)
+    assert len(env_actions) == 5
+    expected = np.concatenate([part.to_env(actions[:, a]).reshape(5, -1) for part, _, a, _ in parts_of(family)], axis=1)
+    for action, row in zip(env_actions, expected, strict=True):
+        assert space.contains(action)
+        np.testing.assert_array_equal(flat(space, action), row)
+
+
+def test_squashing_a_product_squashes_its_boxes():
+    kinds = [type(part) for part, *_ in parts_of(PRODUCTS["squashed_mixed"])]
+    assert kinds == [Categorical, SquashedDiagGaussian, Bernoulli, SquashedDiagGaussian, Categorical]
+    with pytest.raises(ValueError, match="squash_output=True needs a Box"):
+        make_distribution(spaces.Tuple([spaces.Discrete(2)]), squash_output=True)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+MASKABLE = {name: FAMILIES[name] for name in CHOICES} | {
+    name: PRODUCTS[name] for name in ("mixed", "squashed_mixed", "choices")
+}
+maskable_families = pytest.mark.parametrize("family", MASKABLE.values(), ids=MASKABLE)
+
+
+def random_masks(family, seed, batch=5):
+    """Masks that leave at least one alternative of each choice."""
+    rng = np.random.default_rng(seed)
+    masks = []
+    for n in family.choices:
+        mask = rng.random((batch, n)) < 0.4
+        mask[np.arange(batch), rng.integers(n, size=batch)] = True
+        masks.append(mask)
+    return th.from_numpy(np.concatenate(masks, axis=1))
+
+
+def allowed(family, masks, actions):
+    """Whether each row of actions takes allowed alternatives only, by the layout as it is documented."""
+    taken = []
+    for part, _, a, _ in parts_of(family):
+        if not isinstance(part, DiagGaussian):
+            taken += actions[:, a].long().unbind(dim=1)
+    starts = np.cumsum([0, *family.choices[:-1]])
+    each = [masks.gather(1, (s + c).unsqueeze(1)) for s, c in zip(starts.tolist(), taken, strict=True)]
+    return th.cat(each, dim=1).all(dim=1)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_mask_has_an_entry_for_every_alternative(name):
+    assert FAMILIES[name].choices == nvec(CHOICES[name])
+
+
+def test_masks_of_a_product_follow_each_other_and_boxes_have_no_entries():
+    assert PRODUCTS["mixed"].choices == [3, 2, 2, 2, 4]
+    assert PRODUCTS["boxes"].choices == FAMILIES["box"].choices == []
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@random_cases
+@settings(deadline=None, max_examples=8)
+def test_masking_is_conditioning_on_what_is_allowed(name, seed, scale):
+    """By enumeration of all actions: probability 0 if forbidden, renormalized if not; entropy and KL follow."""
+    family = FAMILIES[name]
+    every = all_actions(family)
+    net, other = (random_net(family, seed + i, scale, batch=1)[0] for i in range(2))
+    masks = random_masks(family, seed, batch=1)
+    is_allowed = allowed(family, masks.expand(len(every), -1), every)
+
+    def probabilities(net, masks):
+        return family.log_prob(family.params(net, None, masks).expand(len(every), -1), every).exp()
+
+    p, q = (probabilities(each, None) * is_allowed for each in (net, other))
+    p, q = p / p.sum(), q / q.sum()
+    masked = probabilities(net, masks)
+    assert (masked[~is_allowed] == 0).all()
+    th.testing.assert_close(masked, p, rtol=1e-10, atol=1e-14)
+    params, params_other = family.params(net, None, masks), family.params(other, None, masks)
+    th.testing.assert_close(family.entropy(params), -th.special.xlogy(p, p).sum().reshape(1), rtol=1e-9, atol=1e-9)
+    kl = (p * (p / q).log())[is_allowed].sum().reshape(1)
+    th.testing.assert_close(family.kl(params, params_other), kl, rtol=1e-8, atol=1e-9)
+
+
+@maskable_families
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_masked_is_never_taken(family, seed):
+    masks = random_masks(family, seed, batch=500)
+    net, std = random_net(family, seed, scale=30.0, batch=500, dtype=th.float32)
+    params = family.params(net, std, masks)
+    z = th.randn(500, family.noise_dim)
+    # So far out that float32 has no probability for it, of every sign at once.
+    extreme = th.where(th.rand(500, family.noise_dim) < 0.5, 40.0, -40.0)
+    for actions in (
+        family.mode(params),
+        family.sample(params),
+        family.from_noise(params, z),
+        family.from_noise(params, 6 * z),
+        family.from_noise(params, extreme),
+    ):
+        assert allowed(family, masks, actions).all()
+        assert family.log_prob(params, actions.float()).isfinite().all()
+
+
+@maskable_families
+def test_a_mask_that_allows_everything_changes_nothing(family):
+    net, std = random_net(family, seed=1, dtype=th.float32)
+    masks = th.ones(5, sum(family.choices), dtype=th.bool)
+    assert th.equal(family.params(net, std, masks), family.params(net, std))
+
+
+@maskable_families
+def test_gradients_under_masks_by_finite_differences(family):
+    (net, std), masks = random_net(family, seed=2), random_masks(family, seed=2)
+    other = family.params(*random_net(family, seed=3), masks)
+    actions = family.mode(other)
+    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
+
+    def params(net, std=None):
+        return family.params(net, std, masks)
+
+    assert th.autograd.gradcheck(lambda *x: family.log_prob(params(*x), actions), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.entropy(params(*x)), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(params(*x), other), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(other, params(*x)), inputs)
+
+
+@maskable_families
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_the_loss_under_masks_has_finite_gradients_and_none_for_what_is_forbidden(family, scale):
+    masks = random_masks(family, seed=4, batch=50)
+    net, std = random_net(family, seed=4, scale=scale, batch=50, dtype=th.float32)
+    net.requires_grad_()
+    old = family.params(*random_net(family, seed=5, batch=50, dtype=th.float32), masks)
+    params = family.params(net, std, masks)
+    actions = family.sample(old)
+    log_ratio = family.log_prob(params, actions) - family.log_prob(old, actions)
+    total = log_ratio.clamp(-5, 5).exp() + family.entropy(params) + family.kl(old, params)
+    total.sum().backward()
+    assert total.isfinite().all() and net.grad.isfinite().all()
+    if isinstance(family, Categorical):
+        assert (net.grad[~masks] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary"])
+def test_masked_numbers_are_sb3_contribs(name):
+    family, masks = FAMILIES[name], random_masks(FAMILIES[name], seed=6, batch=64)
+    net = random_net(family, seed=6, batch=64, dtype=th.float32)[0]
+    theirs = make_masked_proba_distribution(family.action_space)
+    # They have two logits for each bit, of which only the difference counts.
+    theirs.proba_distribution(th.stack([-net, net], dim=2).flatten(1) / 2 if name == "multi_binary" else net)
+    theirs.apply_masking(masks)
+    params = family.params(net, None, masks)
+    mode = family.mode(params)
+    assert th.equal(mode, theirs.mode().reshape(64, -1).to(mode.dtype))
+    th.testing.assert_close(family.entropy(params), theirs.entropy(), rtol=1e-5, atol=1e-6)
+    th.manual_seed(9)
+    actions = theirs.sample()
+    expected = theirs.log_prob(actions)
+    th.testing.assert_close(family.log_prob(params, actions.reshape(64, -1)), expected, rtol=1e-5, atol=1e-6)
+    if name != "multi_binary":
+        th.manual_seed(9)
+        assert th.equal(family.sample(params), actions.reshape(64, -1))
+
+
 # --- the factory ------------------------------------------------------------------------------------------------------
 
 
@@ -532,9 +808,12 @@ def test_make_distribution_picks_the_family(space, squash, kind):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Tuple([spaces.Discrete(2)]), r"action_space=Tuple.* is not supported: use Box, .*flatten_space"),
-        (spaces.Dict(a=spaces.Discrete(2)), r"action_space=Dict.* is not supported: use Box, .*flatten_space"),
-        (spaces.Text(3), r"action_space=Text.* is not supported: use Box"),
+        (spaces.Text(3), r"action_space=Text.* is not supported: use Box, .*flatten_space"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]), r"action_space=Text.* is not supported: use Box"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"action_space=Text.* is not supported: use Box"),
+        (spaces.Tuple([]), r"action_space=Tuple\(\) has no components"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space=Dict\(\) has no components"),
+        (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space=Box.* no finite bounds"),
         (
             spaces.Box(-np.inf, np.inf, (2,)),
             r"action_space=Box\(-inf, inf.* no finite bounds: give the environment's Box a finite low",

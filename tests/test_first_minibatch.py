@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, POLICIES, vec
+from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, choices, equal_actions, vec
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -18,6 +18,7 @@ from ppo_plus import ColoredNoise, PPO_Plus
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
 KINDS = [*ACTIONS, "box_squashed"]
 PRODUCT = list(product(KINDS, OBSERVATIONS, EXPLORATIONS))
+MASKED = list(product([kind for kind, space in ACTIONS.items() if choices(space)], ["method", "key"], EXPLORATIONS))
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
 # 1e-7 per unit of log-probability, of which there are up to ten here.
@@ -34,7 +35,7 @@ class Recording(PPO_Plus):
     def compute_loss(self, batch, coefficients):
         outcome = super().compute_loss(batch, coefficients)
         if self.is_first:
-            _, params = self.policy.evaluate(batch.observations)
+            _, params = self.policy.evaluate(batch.observations, masks=batch.masks)
             log_probs = self.policy.action_dist.log_prob(params, batch.actions)
             ratios = (log_probs - batch.old_log_prob).exp().detach()
             self.firsts = [*getattr(self, "firsts", []), (ratios, outcome.diagnostics)]
@@ -53,6 +54,14 @@ def make(kind, observation="box", exploration="white", env=None, **kwargs):
     return Recording(policy, env, seed=0, device="cpu", **EXPLORATIONS[exploration], **kwargs)
 
 
+def make_masked(kind, masks, exploration, **kwargs):
+    """A model in environments that refuse forbidden actions."""
+    if masks == "method":
+        return make(kind, exploration=exploration, env=vec(ACTIONS[kind], env_class=MaskedEnv), **kwargs)
+    env = vec(ACTIONS[kind], OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
+    return make(kind, "dict", exploration, env, action_mask_key="mask", **kwargs)
+
+
 def assert_first_minibatches_are_neutral(model, n_updates=2):
     assert len(model.firsts) == n_updates
     for ratios, diagnostics in model.firsts:
@@ -67,6 +76,13 @@ def test_ratio_is_one_and_kl_zero(kind, observation, exploration):
     # Two updates: the second one works on a policy that has learned and a buffer that was used before.
     model = make(kind, observation, exploration).learn(32)
     assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
+def test_ratio_is_one_and_kl_zero_under_masks(kind, masks, exploration):
+    model = make_masked(kind, masks, exploration, ent_coef=0.1).learn(32)
+    assert_first_minibatches_are_neutral(model)
+    assert (model.rollout_buffer.masks is None) == (masks == "key")
 
 
 @pytest.mark.parametrize("exploration", EXPLORATIONS)
@@ -100,6 +116,17 @@ def test_ratio_is_one_without_shared_features(kind):
 @pytest.mark.parametrize(("kind", "observation", "exploration"), PRODUCT)
 def test_a_loaded_model_acts_alike(kind, observation, exploration):
     model = make(kind, observation, exploration, n_epochs=1).learn(16)
+    assert_loaded_acts_alike(model)
+
+
+@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
+def test_a_loaded_masked_model_acts_alike(kind, masks, exploration):
+    model = make_masked(kind, masks, exploration, n_epochs=1).learn(16)
+    given = model.env.env_method("action_masks") if masks == "method" else None
+    assert_loaded_acts_alike(model, action_masks=given)
+
+
+def assert_loaded_acts_alike(model, **predict_kwargs):
     file = io.BytesIO()
     model.save(file)
     file.seek(0)
@@ -112,6 +139,6 @@ def test_a_loaded_model_acts_alike(kind, observation, exploration):
             # Held noise is drawn anew from the same seed.
             th.manual_seed(7)
             each.policy.reset_noise(2)
-            actions.append(each.predict(obs, deterministic=deterministic)[0])
-        np.testing.assert_array_equal(*actions)
+            actions.append(each.predict(obs, deterministic=deterministic, **predict_kwargs)[0])
+        assert equal_actions(*actions)
         assert all(each in model.action_space for each in actions[1])

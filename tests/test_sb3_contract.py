@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, vec
+from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, equal_actions, vec
 from gymnasium import spaces
 from networks import TowerPolicy, TwoTowers
 from stable_baselines3 import PPO
@@ -125,7 +125,7 @@ def test_actions_in_locals_are_flat_and_internal_and_clipped_actions_are_the_env
     actions, clipped = hooks.step_locals["actions"], hooks.step_locals["clipped_actions"]
     assert actions.shape == (2, model.policy.action_dist.action_dim)
     assert all(action in model.action_space for action in clipped)
-    np.testing.assert_array_equal(model.policy.action_dist.to_env(actions), clipped)
+    assert equal_actions(model.policy.action_dist.to_env(actions), clipped)
 
 
 def test_rewards_in_locals_are_those_of_the_environment():
@@ -452,17 +452,20 @@ def test_predicted_actions_are_in_the_action_space(kind, deterministic):
     space = model.action_space
     obs = np.stack([VECTOR.sample() for _ in range(20)])
     actions, state = model.predict(obs, deterministic=deterministic)
-    assert actions.shape == (20, *space.shape)
-    assert actions.dtype == space.dtype
+    assert len(actions) == 20
     assert all(action in space for action in actions)
     assert state is None
 
     action, _ = model.predict(obs[0], deterministic=deterministic)
-    assert action.shape == space.shape
     assert action in space
+    if space.shape is not None:
+        assert actions.shape == (20, *space.shape)
+        assert action.shape == space.shape
+        assert action.dtype == actions.dtype == space.dtype
     if deterministic:
         # A batch of one and a batch of twenty may be multiplied in another order.
-        np.testing.assert_allclose(action, actions[0], rtol=1e-5, atol=1e-6)
+        one, other = (spaces.flatten(space, each) for each in (action, actions[0]))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
@@ -530,7 +533,8 @@ def test_the_methods_of_sb3s_policies_agree_with_each_other(kind):
         actions, values, log_probs = policy(obs)
         values_again, log_probs_again, entropies = policy.evaluate_actions(obs, actions)
         distribution = policy.get_distribution(obs)
-        assert actions.shape == (6, *policy.action_space.shape)
+        shape = policy.action_space.shape
+        assert actions.shape == ((6, policy.action_dist.action_dim) if shape is None else (6, *shape))
         assert values.shape == (6, 1)
         assert log_probs.shape == entropies.shape == (6,)
         assert th.equal(values, values_again)

@@ -1,0 +1,151 @@
+"""Action masks: which alternatives an environment allows in its present state.
+
+The layout is sb3-contrib's, flat: for every choice one boolean per alternative, one choice after another.
+``Discrete(n)`` has ``n`` entries, ``MultiDiscrete`` those of its components in turn, ``MultiBinary`` two for each bit
+(may it be 0, may it be 1), ``Box`` none; the spaces in a ``Dict`` or ``Tuple`` follow each other in order.
+
+Masks come from a method ``action_masks()`` of the environments (sb3-contrib's convention and its ``ActionMasker``), or
+are an entry of a Dict observation. ``N`` environments, ``M`` entries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+
+#: The method of an environment that returns its mask.
+METHOD = "action_masks"
+
+
+@dataclass(frozen=True)
+class MaskSource:
+    """Where the masks of a training environment come from.
+
+    :param choices: alternatives of each choice, in order
+    :param key: the entry of the observations that is the mask; ``None``: the environments' method
+    """
+
+    choices: Sequence[int]
+    key: str | None = None
+
+    def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray:
+        """The present masks.
+
+        :param env: the environment
+        :param obs: what it returned last
+        :param step: how many steps each environment has taken, for messages
+        :return: booleans ``(N, M)``
+        :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
+        """
+        given = env.env_method(METHOD) if self.key is None else obs[self.key]
+        try:
+            masks = as_masks(given, self.choices)
+        except ValueError as error:
+            raise ValueError(f"{self} at step {step}: {error}") from None
+        # Vector environments of Gymnasium's default kind ignore the action behind the end of an episode.
+        masks[getattr(env, "resetting", [])] = True
+        forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
+        if len(forbidden):
+            i = int(forbidden[0])
+            raise ValueError(
+                f"{self} of environment {i} at step {step} allows nothing to choose from: {masks[i].astype(int)} for "
+                f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
+            )
+        return masks
+
+    def __str__(self) -> str:
+        return f"{METHOD}()" if self.key is None else f"the mask observation[{self.key!r}]"
+
+
+def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> MaskSource | None:
+    """Where an environment's masks come from; ``None`` if it has none.
+
+    :param env: the environment
+    :param choices: alternatives of each choice of its action space
+    :param key: the entry of the observations that is the mask, if there is one
+    :raises ValueError: there is nothing to choose from in the action space
+    """
+    if key is None and not env.has_attr(METHOD):
+        return None
+    if not choices:
+        raise ValueError(
+            f"the environment has a method {METHOD}(), but action_space={env.action_space} has no choices to mask: "
+            "give the method another name, or bound the Box"
+        )
+    return MaskSource(choices, key)
+
+
+def as_masks(given: Any, choices: Sequence[int]) -> np.ndarray:
+    """Masks as booleans.
+
+    :param given: ``N`` masks in any shape, zeros and ones
+    :param choices: alternatives of each choice, in order
+    :return: shape ``(N, M)``
+    :raises ValueError: another number of entries, or other values
+    """
+    array = np.asarray(given)
+    n_entries = sum(choices)
+    if array.ndim == 0 or array[0].size != n_entries:
+        raise ValueError(
+            f"a mask of shape {array.shape[1:]} does not fit: {n_entries} entries are needed, one for each alternative "
+            f"of choices among {list(choices)}"
+        )
+    masks: np.ndarray = array.reshape(len(array), n_entries).astype(bool)
+    if array.dtype != bool and not np.array_equal(masks, array.reshape(masks.shape)):
+        raise ValueError(f"a mask must be of zeros and ones, not {array[:1]}: is it normalized or scaled on the way?")
+    return masks
+
+
+def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
+    """In which masks ``(N, M)`` some choice has no alternative left, booleans ``(N,)``."""
+    starts = np.cumsum([0, *choices[:-1]])
+    return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
+
+
+def without_mask(observation_space: spaces.Space[Any], key: str | None) -> spaces.Space[Any]:
+    """The observation space that is left for the features."""
+    if key is None or not isinstance(observation_space, spaces.Dict):
+        return observation_space
+    # Pairs, not a dict: Gymnasium would sort its keys.
+    return spaces.Dict([(name, space) for name, space in observation_space.items() if name != key])
+
+
+def check_mask_key(
+    key: Any, observation_space: spaces.Space[Any], choices: Sequence[int], env: VecEnv | None = None
+) -> None:
+    """Check that an entry of the observations can be the mask.
+
+    :param key: its name
+    :param observation_space: the environment's
+    :param choices: alternatives of each choice of the action space
+    :param env: the environment, whose wrappers must leave the mask alone; ``None`` if it is not known
+    :raises ValueError: it cannot
+    """
+    if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:
+        raise ValueError(f"action_mask_key={key!r} is no entry of observation_space={observation_space}")
+    _check_wrappers(key, env)
+    space, n_entries = observation_space[key], sum(choices)
+    if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
+        raise ValueError(
+            f"action_mask_key={key!r}: {space} is no mask for choices among {list(choices)}: "
+            f"make it MultiBinary({n_entries})"
+        )
+    if len(observation_space.spaces) == 1:
+        raise ValueError(f"action_mask_key={key!r} is all there is in observation_space={observation_space}")
+
+
+def _check_wrappers(key: str, env: VecEnv | None) -> None:
+    while isinstance(env, VecEnvWrapper):
+        if isinstance(env, VecNormalize) and env.norm_obs and key in (env.norm_obs_keys or [key]):
+            raise ValueError(
+                f"action_mask_key={key!r} would be normalized by VecNormalize: give it norm_obs_keys without {key!r}"
+            )
+        if isinstance(env, VecFrameStack):
+            raise ValueError(
+                f"action_mask_key={key!r} would be stacked by VecFrameStack: offer the mask as a method {METHOD}() of "
+                "the environment instead"
+            )
+        env = env.venv
