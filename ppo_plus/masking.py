@@ -41,10 +41,7 @@ class MaskSource:
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
         given = env.env_method(METHOD) if self.key is None else obs[self.key]
-        try:
-            masks = as_masks(given, self.choices)
-        except ValueError as error:
-            raise ValueError(f"{self} at step {step}: {error}") from None
+        masks = as_masks(f"{self} at step {step}", given, self.choices)
         # Vector environments of Gymnasium's default kind ignore the action behind the end of an episode.
         masks[getattr(env, "resetting", [])] = True
         forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
@@ -78,9 +75,10 @@ def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> M
     return MaskSource(choices, key)
 
 
-def as_masks(given: Any, choices: Sequence[int]) -> np.ndarray:
+def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:
     """Masks as booleans.
 
+    :param name: what they are, for messages
     :param given: ``N`` masks in any shape, zeros and ones
     :param choices: alternatives of each choice, in order
     :return: shape ``(N, M)``
@@ -90,12 +88,14 @@ def as_masks(given: Any, choices: Sequence[int]) -> np.ndarray:
     n_entries = sum(choices)
     if array.ndim == 0 or array[0].size != n_entries:
         raise ValueError(
-            f"a mask of shape {array.shape[1:]} does not fit: {n_entries} entries are needed, one for each alternative "
-            f"of choices among {list(choices)}"
+            f"{name}: a mask of shape {array.shape[1:]} does not fit: {n_entries} entries are needed, one for each "
+            f"alternative of choices among {list(choices)}"
         )
     masks: np.ndarray = array.reshape(len(array), n_entries).astype(bool)
     if array.dtype != bool and not np.array_equal(masks, array.reshape(masks.shape)):
-        raise ValueError(f"a mask must be of zeros and ones, not {array[:1]}: is it normalized or scaled on the way?")
+        raise ValueError(
+            f"{name}: a mask must be of zeros and ones, not {array[:1]}: is it normalized or scaled on the way?"
+        )
     return masks
 
 

@@ -456,7 +456,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return None
         choices = self.action_dist.choices
         given = action_masks.numpy(force=True) if isinstance(action_masks, th.Tensor) else action_masks
-        masks = as_masks(given, choices)
+        masks = as_masks("action_masks", given, choices)
         if nothing_allowed(masks, choices).any():
             raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {choices}")
         return th.as_tensor(masks, device=self.device)

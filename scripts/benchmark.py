@@ -1,4 +1,4 @@
-"""How fast PPO_Plus trains beside SB3's PPO and, where it is installed, SBX's.
+"""How fast PPO_Plus trains beside SB3's PPO (with action masks: sb3-contrib's MaskablePPO) and, where installed, SBX's.
 
     python scripts/benchmark.py --json docs/benchmarks/speed.json --plot docs/benchmarks/speed.png
     python scripts/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
@@ -68,6 +68,8 @@ class Workload:
     :param n_steps: steps of each per rollout
     :param rollouts: how many rollouts, with their updates, make a round
     :param arguments: further arguments of the algorithms
+    :param reference: module and class of the algorithm that stands in the reference's column
+    :param wrapper: wrapper of each environment
     """
 
     env: str | spaces.Space[Any]
@@ -78,10 +80,12 @@ class Workload:
     rollouts: int = 3
     policy: str = "MlpPolicy"
     arguments: dict[str, Any] = field(default_factory=dict)
+    reference: tuple[str, str] = ("stable_baselines3", "PPO")
+    wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
 
     def make_env(self, seed: int) -> VecEnv:
         if isinstance(self.env, str):
-            return make_vec_env(self.env, self.n_envs, seed=seed)
+            return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper)
         return Replay(self.env, self.n_envs, seed)
 
     def shrunk(self) -> "Workload":
@@ -111,6 +115,14 @@ class Replay(DummyVecEnv):
         return next(self.observations), *self.outcome
 
 
+class Masked(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment with a mask that allows everything: what it costs, and not what it brings."""
+
+    def action_masks(self) -> np.ndarray:
+        assert isinstance(self.action_space, spaces.Discrete)
+        return np.ones(self.action_space.n, dtype=bool)
+
+
 def image(size: int, channels: int) -> spaces.Box:
     return spaces.Box(0, 255, (channels, size, size), np.uint8)
 
@@ -126,6 +138,9 @@ WORKLOADS = {
     "HalfCheetah-v5-x8": Workload("HalfCheetah-v5", 8, 256),
     "Atari-shapes-x8": ATARI,
     "Dict-x8": Workload(DICT, 8, 256, rollouts=1, policy="MultiInputPolicy"),
+    "CartPole-v1-masked-x8": Workload(
+        "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
+    ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 #: What the picture shows.
@@ -191,7 +206,11 @@ class Trainee:
         th.set_num_threads(1)
         if contender == SBX and workload.arguments.get("use_sde"):
             raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
+        if contender == SBX and workload.wrapper is Masked:
+            raise ValueError("masks are not supported")
         module, algorithm, arguments = CONTENDERS[contender]
+        if contender == REFERENCE:
+            module, algorithm = workload.reference
         make = getattr(import_module(module), algorithm)
         env = workload.make_env(seed)
         self.memory_before = peak_memory()
@@ -443,7 +462,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     from ppo_plus import __version__
 
-    packages = ("torch", "stable_baselines3", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
+    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
     return {
         "python": platform.python_version(),
         "ppo_plus": __version__,

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch as th
-from envs import VECTOR, vec
+from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -32,6 +32,7 @@ CASES = {
         PIXELS_AND_NUMBERS,
         dict(target_kl=0.002, policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
     ),
+    "mixed, masked, gSDE": (ACTIONS["mixed"], None, dict(use_sde=True, ent_coef=0.01)),
 }
 
 
@@ -46,7 +47,7 @@ def test_compiled_and_eager_train_the_same(case):
     models = [
         PPO_Plus(
             policy,
-            vec(action_space, observation_space or VECTOR, n_envs=4),
+            vec(action_space, observation_space or VECTOR, 4, MaskedEnv if "masked" in case else RandomEnv),
             n_steps=32,
             n_epochs=3,
             seed=1,

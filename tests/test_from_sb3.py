@@ -5,8 +5,10 @@ import io
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, VECTOR, vec
+from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
@@ -388,3 +390,86 @@ def test_arguments_are_changed_on_the_way_or_refused():
     assert (ours._stats_window_size, ours.n_epochs) == (7, 1)
     with pytest.raises(TypeError, match="clip_rage"):
         PPO_Plus.from_sb3(theirs, device="cpu", clip_rage=0.1)
+
+
+# --- sb3-contrib's MaskablePPO ----------------------------------------------------------------------------------------
+
+MASKABLE = {
+    "discrete": {},
+    "multidiscrete": {"policy_kwargs": {"net_arch": [8], "activation_fn": th.nn.ReLU}},
+    "multibinary": {"ent_coef": 0.01},
+}
+
+
+def trained_with_masks(kind, n_updates=1, policy="MlpPolicy"):
+    env = vec(ACTIONS[kind], env_class=MaskedEnv)
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 3, "learning_rate": 0.01} | MASKABLE[kind]
+    return MaskablePPO(policy, env, seed=1, device="cpu", **options).learn(32 * n_updates)
+
+
+def taken_over(theirs, how, tmp_path):
+    if how == "model":
+        return PPO_Plus.from_sb3(theirs)
+    theirs.save(tmp_path / "model")
+    env = vec(theirs.action_space, env_class=MaskedEnv)
+    return {"path": PPO_Plus.from_sb3, "load": PPO_Plus.load}[how](tmp_path / "model", env=env, device="cpu")
+
+
+@pytest.mark.parametrize("how", ["model", "path", "load"])
+@pytest.mark.parametrize("kind", MASKABLE)
+def test_maskable_ppo_is_taken_over_with_its_actions_and_goes_on(kind, how, tmp_path):
+    theirs = trained_with_masks(kind)
+    ours = taken_over(theirs, how, tmp_path)
+    env = vec(ACTIONS[kind], n_envs=64, env_class=MaskedEnv)
+    env.seed(5)
+    obs = env.reset()
+    masks = np.stack(env.env_method("action_masks"))
+    actions = [m.predict(obs, deterministic=True, action_masks=masks)[0] for m in (ours, theirs)]
+    np.testing.assert_array_equal(*actions)
+    with th.no_grad():
+        tensor = th.from_numpy(obs)
+        distributions = [m.policy.get_distribution(tensor, action_masks=masks) for m in (ours, theirs)]
+        actions = distributions[1].mode()
+        log_probs = [d.log_prob(actions.float()) for d in distributions]
+        th.testing.assert_close(*log_probs, rtol=1e-5, atol=1e-6)
+        th.testing.assert_close(*(m.policy.predict_values(tensor) for m in (ours, theirs)))
+    with pytest.warns(UserWarning, match="trained with masks"):
+        ours.predict(obs)
+    n_updates = ours._n_updates
+    ours.learn(32, reset_num_timesteps=False)
+    assert ours._n_updates == n_updates + 3 and ours.num_timesteps == 64
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multidiscrete"])
+def test_masked_training_goes_on_as_sb3_contribs_would(kind, tmp_path):
+    theirs = trained_with_masks(kind)
+    ours = taken_over(theirs, "path", tmp_path)
+    for model in (theirs, ours):
+        model.set_env(vec(ACTIONS[kind], env_class=MaskedEnv))
+        model.set_random_seed(7)
+        model.learn(32, reset_num_timesteps=False)
+    th.testing.assert_close(weights(ours), weights(theirs), rtol=0, atol=1e-5)
+
+
+def test_moments_of_a_bit_are_those_of_its_second_logit():
+    theirs = trained_with_masks("multibinary")
+    ours = PPO_Plus.from_sb3(theirs)
+    names = [name for name, _ in theirs.policy.named_parameters()]
+    for name in ("action_net.weight", "action_net.bias"):
+        i = names.index(name)
+        # The two logits of a bit pull in opposite directions.
+        before, after = (m.policy.optimizer.state_dict()["state"][i] for m in (theirs, ours))
+        th.testing.assert_close(before["exp_avg"][::2], -before["exp_avg"][1::2])
+        assert th.equal(after["exp_avg"], before["exp_avg"][1::2])
+        assert th.equal(after["exp_avg_sq"], before["exp_avg_sq"][1::2])
+        assert after["step"] == before["step"]
+    assert theirs.policy.action_net.out_features == 2 * ours.policy.action_net.out_features
+
+
+class OwnMaskablePolicy(MaskableActorCriticPolicy):
+    pass
+
+
+def test_a_maskable_policy_class_of_ones_own_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.ActorCriticPolicy"):
+        PPO_Plus.from_sb3(trained_with_masks("discrete", policy=OwnMaskablePolicy))

@@ -7,8 +7,9 @@ one ``train()`` makes the same weights.
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, VECTOR, vec
+from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -26,7 +27,9 @@ class KeepRollout(BaseCallback):
         self.actions = []
 
     def _on_step(self):
-        self.actions.append(np.array(self.locals["clipped_actions"], dtype=np.float64))
+        # These discrete actions are the environments' as well; MaskablePPO has no others.
+        given = self.locals.get("clipped_actions", self.locals["actions"])
+        self.actions.append(np.array(given, dtype=np.float64))
         return True
 
     def _on_rollout_end(self):
@@ -224,3 +227,23 @@ def test_cnn_weights_are_sb3s_within_sb3s_own_float_noise():
     assert 0 < noise < 1e-7
     # Ours rounds differently in two more places, the gradient's norm and the fused optimizer: a small multiple.
     assert (weights - our_weights).abs().mean() < 10 * noise
+
+
+# --- masks: sb3-contrib's MaskablePPO ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multidiscrete"])
+def test_masked_learning_for_one_rollout_is_sb3_contribs(kind):
+    """Not MultiBinary, for which sb3-contrib has two logits for each bit."""
+    results = []
+    for cls in (MaskablePPO, PPO_Plus):
+        env = vec(ACTIONS[kind], n_envs=N_ENVS, env_class=MaskedEnv, max_steps=17)
+        keep = KeepRollout()
+        model = cls("MlpPolicy", env, n_steps=N_STEPS, seed=3, device="cpu", ent_coef=0.1).learn(N_STEPS * N_ENVS, keep)
+        results.append((keep, th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()))
+    (theirs, weights), (ours, our_weights) = results
+    np.testing.assert_array_equal(theirs.actions, ours.actions)
+    for name in ("observations", "actions", "episode_starts", "values"):
+        np.testing.assert_array_equal(theirs.rollout[name], ours.rollout[name], err_msg=name)
+    np.testing.assert_allclose(theirs.rollout["log_probs"], ours.rollout["log_probs"], rtol=1e-6, atol=1e-6)
+    th.testing.assert_close(weights, our_weights, rtol=0, atol=1e-5)
