@@ -8,7 +8,7 @@ import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ppo_plus import losses
 from ppo_plus.advantages import normalize
@@ -279,7 +279,22 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs", "_warned_of_masks"]
+        return [*super()._excluded_save_params(), "_functions", "_next_obs", "_warned_of_masks"]
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """Save the model; the arguments are SB3's. What it remembers of unfinished episodes is saved as well."""
+        carry = self._carry
+        try:
+            # From the CPU, so that it can be loaded where there is no GPU. Tuples without tensors would become lists.
+            self._carry = tree_map(th.Tensor.cpu, carry) if tree_leaves(carry or ()) else None
+            super().save(path, exclude, include)
+        finally:
+            self._carry = carry
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -311,6 +326,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self._carry = None
+        elif self._carry is not None:
+            self._carry = tree_map(lambda tensor: tensor.to(self.device), self._carry)
         self._compiling = self.compile is True or (
             self.compile == "auto"
             and self.device.type == "cpu"
@@ -814,7 +831,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO`` or sb3-contrib ``MaskablePPO``.
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
 
         It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
         counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
