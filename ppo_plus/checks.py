@@ -187,6 +187,11 @@ def _check_sequences(model: "PPO_Plus") -> None:
                 'use a policy such as "MlpLstmPolicy"'
             )
         return
+    if model.compile is True:
+        raise ValueError(
+            "compile=True, but the update of a policy with memory runs torch's own recurrent layers, which cannot be "
+            'compiled: use compile="auto", which compiles acting in long runs, or compile=False'
+        )
     if automatic and length == 1 < model.n_steps:
         raise ValueError(
             f"n_steps={model.n_steps} and batch_size={model.batch_size} have no common divisor from 2 to "

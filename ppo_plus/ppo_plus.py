@@ -684,6 +684,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         update: Update = fused.function  # type: ignore[assignment]
         update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
+        # Torch's own loop over time is as fast as it gets; it cannot be traced.
+        traceable = packed_buffer and weights.vector is not None and not self.policy.remembers
         if self._compiling and self.compile is True:
             if weights.vector is None:
                 raise CompileError(
@@ -692,7 +694,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 )
             if not packed_buffer:
                 raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-        return update, fused if self._compiling and packed_buffer and weights.vector is not None else None
+        return update, fused if self._compiling and traceable else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""

@@ -70,7 +70,7 @@ class WithMemory(ActorCriticPolicy):
 
     def _build_mlp_extractor(self) -> None:
         # What is behind the recurrent layers sees their output as features.
-        self._inputs_dim, self.features_dim = self.features_dim, self.lstm_hidden_size
+        self._inputs_dim, self.features_dim = int(self.features_dim), self.lstm_hidden_size
         super()._build_mlp_extractor()
 
     def _build_memory(self) -> None:
