@@ -75,4 +75,5 @@ def normalize(advantages: th.Tensor) -> th.Tensor:
     """
     if advantages.numel() < 2:
         return advantages
-    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    std, mean = th.std_mean(advantages)
+    return (advantages - mean) / (std + 1e-8)

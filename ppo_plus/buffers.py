@@ -166,13 +166,13 @@ class RolloutBuffer:
         """
         self._write("observations", obs)
         self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
-        self._write("params", params.numpy(force=True))
+        self._write("params", params.cpu().numpy())
         if masks is not None:
             self._write("masks", masks)
         self.rewards[self.pos] = reward
         self.episode_starts[self.pos] = episode_start
-        self.values[self.pos] = value.numpy(force=True).reshape(-1)
-        self.log_probs[self.pos] = log_prob.numpy(force=True)
+        self.values[self.pos] = value.cpu().numpy().reshape(-1)
+        self.log_probs[self.pos] = log_prob.cpu().numpy()
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
@@ -288,9 +288,12 @@ class RolloutBuffer:
         if self.pos == 0 and not _fits(getattr(self, name, None), rows):
             self._allocate(name, rows)
         stored = getattr(self, name)
-        for target, row in [(stored[key], rows[key]) for key in rows] if isinstance(rows, dict) else [(stored, rows)]:
-            # "same_kind" refuses to cut floats down to integers silently.
-            np.copyto(target[self.pos], row, casting="same_kind")
+        # "same_kind" refuses to cut floats down to integers silently.
+        if isinstance(rows, dict):
+            for key, row in rows.items():
+                np.copyto(stored[key][self.pos], row, casting="same_kind")
+        else:
+            np.copyto(stored[self.pos], rows, casting="same_kind")
 
     def _allocate(self, name: str, rows: Any) -> None:
         is_dict = isinstance(rows, dict)

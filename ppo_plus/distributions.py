@@ -125,6 +125,7 @@ class DiagGaussian(ActionDistribution):
         self.net_dim = self.action_dim = self.noise_dim = self.gaussian_dim = int(np.prod(action_space.shape))
         self.param_dim = 2 * self.net_dim
         self.choices = []
+        self.is_integer = bool(np.issubdtype(action_space.dtype, np.integer))
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert std is not None
@@ -156,7 +157,7 @@ class DiagGaussian(ActionDistribution):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        if np.issubdtype(space.dtype, np.integer):
+        if self.is_integer:
             # float64 holds every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
         # Several times cheaper than np.clip on small arrays.
@@ -230,7 +231,9 @@ class Categorical(ActionDistribution):
         if masks is not None:
             # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
             net = net.where(masks, th.finfo(net.dtype).min)
-        return self._join([logits - logits.logsumexp(dim=1, keepdim=True) for logits in self._split(net)])
+        # With gradients as one operation, without them in SB3's order, so that a rollout has its very bits.
+        normalized = F.log_softmax if th.is_grad_enabled() else _log_softmax
+        return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
@@ -252,8 +255,7 @@ class Categorical(ActionDistribution):
         return params.gather(1, chosen).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
-        probs = self._join([_softmax(p) for p in self._split(params)])
-        return -(params.clamp(min=th.finfo(params.dtype).min) * probs).sum(dim=1)
+        return -(params.clamp(min=th.finfo(params.dtype).min) * params.exp()).sum(dim=1)
 
     def kl(self, old: th.Tensor, new: th.Tensor) -> th.Tensor:
         return (old.exp() * (old - new)).sum(dim=1)
@@ -504,6 +506,10 @@ class BoundDistribution:
 def _exponential_like(tensor: th.Tensor) -> th.Tensor:
     # Never 0, which some generators draw: 0 / 0 would let a masked alternative win.
     return th.empty_like(tensor).exponential_(1).clamp_(min=th.finfo(tensor.dtype).tiny)
+
+
+def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
+    return logits - logits.logsumexp(dim, keepdim=True)
 
 
 def _softmax(log_probs: th.Tensor) -> th.Tensor:

@@ -1,8 +1,4 @@
-"""Pure functions of tensors, compiled.
-
-The only module that touches torch's semi-private compiler interfaces: ``make_fx`` and Inductor's ``compile_fx_inner``.
-What they cannot do, the function itself does.
-"""
+"""Pure functions of tensors, compiled. What the compiler cannot do, the function itself does."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +9,14 @@ import torch as th
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from ppo_plus.inductor import Compiled, compile_graph, trace
+
 #: The torch versions that this module is tested with; with others, functions run as they are.
 TESTED = ("2.13",)
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
 #: What has to be traced more often than this reads something that changes all the time.
 MAX_TRACES = 4
-#: Elements from which on a loop should not repeat the arithmetic of single numbers.
-LOOP = 1_024
 
 
 class CompileError(RuntimeError):
@@ -52,13 +48,13 @@ class Fused:
 
     def reset(self) -> None:
         """Forget the compiled form: the next call traces anew."""
-        self._run: Callable[..., Any] | None = None
+        self._run: Compiled | None = None
         self._signature: list[Any] = []
-        self._result: Any = None
+        self._build: Callable[[Iterator[th.Tensor]], Any] = next
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_result": None}
+        return vars(self) | {"_run": None, "_signature": [], "_build": next}
 
     def bind(self, *static: Any) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
@@ -82,7 +78,7 @@ class Fused:
                 self._compile((*static, *varying))
             if self._run is None or signature != self._signature[n_static:]:
                 return self.function(*static, *varying)
-            return _rebuild(self._result, iter(self._run(*tensors)))
+            return self._build(iter(self._run(tensors)))
 
         return call
 
@@ -124,7 +120,7 @@ class Fused:
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
         assert self._run is not None
-        return _rebuild(self._result, iter(self._run(*tensors)))
+        return self._build(iter(self._run(tensors)))
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
@@ -149,7 +145,7 @@ class Fused:
                 ) from error
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=4)
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Compiled:
         leaves, spec = tree_flatten(args)
         tensors = [leaf for leaf in leaves if leaf is not None]
 
@@ -158,85 +154,15 @@ class Fused:
             given = [None if leaf is None else next(rest) for leaf in leaves]
             result = self.function(*tree_unflatten(given, spec))
             # Tensors of the trace must not be kept.
-            self._result = tree_map(lambda leaf: None if leaf is None else _TENSOR, result)
+            self._build = _builder(tree_map(lambda leaf: None if leaf is None else _TENSOR, result))
             outputs: list[th.Tensor] = []
             _collect(result, outputs)
             return outputs
 
-        graph = _trace(flat, tensors)
+        graph = trace(flat, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
-        return _inductor(graph, tensors)
-
-
-def _trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The operations that a function makes of these tensors."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    # Tensors that are no arguments, such as a network's own table, are constants; hence _allow_non_fake_inputs.
-    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-
-
-def _inductor(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callable[..., list[th.Tensor]]:
-    """The graph compiled by Inductor.
-
-    ``torch._inductor.compile`` does the same, and puts several layers of Python around the result that a graph
-    without gradients and without aliases among its arguments does not need: they cost as much as acting itself.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._subclasses import FakeTensorMode
-    from torch.func import functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    options = {
-        "cpp_wrapper": on_cpu,
-        # The compiled form draws the numbers that eager mode would draw.
-        "fallback_random": True,
-        # From one exponential, exact to 1e-7: the library's own takes a fifth of the update of a small network.
-        "cpp.use_decompose_tanh": True,
-    }
-    # Inductor keeps what it compiled only for a context with shapes.
-    fake_mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    inputs = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
-    with config.patch(options), th.no_grad(), tracing(TracingContext(fake_mode)):
-        # Inductor takes graphs of its own set of operations that change nothing but, at their end, their inputs.
-        functional = functionalize(graph, remove="mutations")
-        graph = make_fx(functional, select_decomp_table(), "fake", _allow_non_fake_inputs=True)(*tensors)
-        _settle_scalars(graph)
-        output = compile_fx_inner(graph, inputs, cpp_wrapper=on_cpu, is_inference=True)
-    run: Callable[[list[th.Tensor]], list[th.Tensor]] = output.current_callable  # type: ignore[attr-defined]
-    # It empties the list that it is given.
-    return lambda *arguments: run(list(arguments))
-
-
-def _settle_scalars(graph: th.fx.GraphModule) -> None:
-    """Have single numbers computed once.
-
-    Inductor repeats the arithmetic behind a 0-d tensor, such as the powers of Adam's bias correction, at each element
-    of the loops that read it. Of what ``as_strided`` reads it makes a value in memory.
-    """
-
-    def value(node: th.fx.Node) -> th.Tensor | None:
-        given = node.meta.get("val")
-        return given if isinstance(given, th.Tensor) else None
-
-    for node in list(graph.graph.nodes):
-        scalar = value(node)
-        if node.op != "call_function" or scalar is None or scalar.dim():
-            continue
-        loops = [user for user in node.users if (result := value(user)) is not None and result.numel() >= LOOP]
-        if loops:
-            with graph.graph.inserting_after(node):
-                settled = graph.graph.call_function(th.ops.aten.as_strided.default, (node, [], []))
-            settled.meta = dict(node.meta)
-            for user in loops:
-                user.replace_input_with(node, settled)
-    graph.recompile()
+        return compile_graph(graph, tensors)
 
 
 @contextmanager
@@ -287,16 +213,18 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
 _TENSOR = object()
 
 
-def _rebuild(structure: Any, tensors: Iterator[th.Tensor]) -> Any:
-    """The structure with the next tensors in their places; several times faster than pytree's own."""
+def _builder(structure: Any) -> Callable[[Iterator[th.Tensor]], Any]:
+    """A function that puts the next tensors into the places of the structure; faster than pytree's own."""
     if structure is _TENSOR:
-        return next(tensors)
+        return next
     if isinstance(structure, dict):
-        return {key: _rebuild(value, tensors) for key, value in structure.items()}
+        named = [(key, _builder(value)) for key, value in structure.items()]
+        return lambda tensors: {key: build(tensors) for key, build in named}
     if isinstance(structure, (tuple, list)):
-        parts = [_rebuild(value, tensors) for value in structure]
-        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
-    return None
+        parts = [_builder(value) for value in structure]
+        make = getattr(structure, "_make", type(structure))
+        return lambda tensors: make([build(tensors) for build in parts])
+    return lambda tensors: None
 
 
 def _signature(tensors: list[th.Tensor]) -> list[Any]:

@@ -16,6 +16,9 @@ from torch.nn import functional as F
 def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tensor | None) -> th.Tensor:
     r"""The clipped surrogate :math:`-\mathrm{mean}[\min(r A, \mathrm{clip}(r, 1-\epsilon, 1+\epsilon) A)]`.
 
+    Computed as :math:`-\mathrm{mean}[\min(r A, A + \epsilon |A|)]`, the same with half of the operations: only the
+    bound on the side that :math:`A` favors is ever the smaller one.
+
     :param log_ratio: :math:`\log r = \log \pi(a|s) - \log \pi_{old}(a|s)`, shape ``(B,)``
     :param advantages: :math:`A`, shape ``(B,)``
     :param clip_range: :math:`\epsilon > 0`, 0-d; ``None`` for the unclipped surrogate :math:`-\mathrm{mean}[r A]`
@@ -25,8 +28,7 @@ def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tens
     surrogate = advantages * ratio
     if clip_range is None:
         return -surrogate.mean()
-    clipped = advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
-    return -th.min(surrogate, clipped).mean()
+    return -th.min(surrogate, advantages + clip_range * advantages.abs()).mean()
 
 
 def value_loss(

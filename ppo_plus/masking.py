@@ -22,7 +22,7 @@ METHOD = "action_masks"
 
 @dataclass(frozen=True)
 class MaskSource:
-    """Where the masks of a training environment come from.
+    """Where the masks of an environment come from.
 
     :param choices: alternatives of each choice, in order
     :param key: the entry of the observations that is the mask; ``None``: the environments' method
@@ -31,13 +31,17 @@ class MaskSource:
     choices: Sequence[int]
     key: str | None = None
 
-    def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray:
-        """The present masks.
+    def all_allowed(self, n_envs: int) -> np.ndarray | None:
+        """What :meth:`read` returns where nothing is forbidden."""
+        return np.ones((n_envs, sum(self.choices)), dtype=bool) if self.key is None else None
+
+    def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
+        """The present masks, checked.
 
         :param env: the environment
         :param obs: what it returned last
         :param step: how many steps each environment has taken, for messages
-        :return: booleans ``(N, M)``
+        :return: booleans ``(N, M)``; ``None`` if they are in ``obs``, where the policy finds them
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
         given = env.env_method(METHOD) if self.key is None else obs[self.key]
@@ -51,7 +55,7 @@ class MaskSource:
                 f"{self} of environment {i} at step {step} allows nothing to choose from: {masks[i].astype(int)} for "
                 f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
             )
-        return masks
+        return masks if self.key is None else None
 
     def __str__(self) -> str:
         return f"{METHOD}()" if self.key is None else f"the mask observation[{self.key!r}]"

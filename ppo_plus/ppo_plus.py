@@ -411,19 +411,20 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         length = sequence_length(self)
         mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        self._expects_masks = mask_source is not None and mask_source.key is None
         act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
             carry = self._renew_noise(n_steps)
             if length and n_steps % length == 0:
                 rollout_buffer.begin_sequences(carry.memory)
-            action_masks = None if mask_source is None else self._read_masks(mask_source, env)
-            with th.no_grad():
-                obs_tensor = self._obs_tensor()
-                masks = self._optional_tensor(action_masks)
-                step, self._carry = act(obs_tensor, carry, self._starts_tensor(), masks)
-                memory = self._carry.memory
+            action_masks = None
+            if mask_source is not None:
+                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
+            obs_tensor = self._obs_tensor()
+            step, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
+            memory = self._carry.memory
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions, values, log_probs = step.actions.numpy(force=True), step.values.unsqueeze(1), step.log_probs
+            actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
@@ -448,7 +449,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
             timeouts += [(n_steps, i, final_obs, _row(memory, i)) for i, final_obs in truncated]
-            if dones.any():
+            if np.count_nonzero(dones):
                 resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
                 last_obs,  # type: ignore[arg-type]
@@ -483,31 +484,21 @@ class PPO_Plus(OnPolicyAlgorithm):
         obs_tensor = utils.obs_as_tensor(obs, self.device)
         return self.policy.predict_values(obs_tensor, Carry(memory), self._optional_tensor(starts))
 
-    def _read_masks(self, source: MaskSource, env: VecEnv) -> np.ndarray | None:
-        """The present masks, checked; ``None`` if they are in the observations."""
-        masks = source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
-        if source.key is not None:
-            return None
-        self._expects_masks = True
-        return masks
-
     def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
         return None if array is None else th.as_tensor(array, device=self.device)
 
     def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
-            return self.policy.act
+            return th.no_grad()(self.policy.act)
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=None)
         if self._has_foreign_code():
-            masks = None
-            if mask_source is not None and mask_source.key is None:
-                masks = self._optional_tensor(np.ones((self.n_envs, sum(mask_source.choices)), dtype=bool))
+            masks = self._optional_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
                 carry = self.policy.init_carry(self.n_envs)
                 fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
-        return fused.bind(act.tensors())
+        return fused.bind([tensor.detach() for tensor in act.tensors()])
 
     def _has_foreign_code(self) -> bool:
         """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
@@ -890,7 +881,7 @@ def _torch_threads(number: int) -> Iterator[None]:
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
-    if not dones.any():
+    if not np.count_nonzero(dones):
         return []
     return [
         # Copies: the environment may use the memory again before the rollout ends.

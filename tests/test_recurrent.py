@@ -213,7 +213,7 @@ def rollout(model):
 def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     """Values and log-probabilities, computed episode by episode with torch's own layers, and the loss from them."""
     model = make(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24)
-    train, model.train = model.train, lambda: None
+    model.train = lambda: None
     model.learn(72)
     del model.train
     # Other weights than those of the rollout, so that ratios are not 1.
@@ -226,7 +226,7 @@ def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     loss = model.compute_loss(batch, coefficients).total
     grads = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True)
 
-    values, log_probs, entropies = [], [], []
+    values, log_probs = [], []
     for i in range(9):
         rows = slice(8 * i, 8 * i + 8)
         memory = {owner: tuple(part[i] for part in state) for owner, state in batch.carry.memory.items()}
