@@ -189,8 +189,8 @@ def _check_sequences(model: "PPO_Plus") -> None:
         return
     if model.compile is True:
         raise ValueError(
-            "compile=True, but the update of a policy with memory runs torch's own recurrent layers, which cannot be "
-            'compiled: use compile="auto", which compiles acting in long runs, or compile=False'
+            "compile=True, but the time of a policy with memory goes into torch's own recurrent layers, which cannot "
+            'be compiled: leave it at compile="auto"'
         )
     if automatic and length == 1 < model.n_steps:
         raise ValueError(

@@ -84,7 +84,6 @@ class Recurrent(nn.RNNBase):
     def init(self, n_envs: int) -> State:
         """Nothing remembered by ``n_envs`` environments."""
         shape = n_envs, self.num_layers, self.hidden_size
-        # Tensors of their own: in a trace, one tensor in two places could not be told apart.
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
     def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:

@@ -105,8 +105,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
     :param compile: compile acting and updating. ``"auto"``: where a call of ``learn`` makes at least
-        :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error where it cannot; ``False``:
-        never
+        :data:`WORTH_COMPILING` updates of the weights, of a policy without memory; ``True``: always, with an error
+        where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -331,6 +331,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._compiling = self.compile is True or (
             self.compile == "auto"
             and self.device.type == "cpu"
+            # Most of the time goes into torch's own recurrent layers, which cannot be traced.
+            and not self.policy.remembers
             and self._planned_updates(total_timesteps) >= WORTH_COMPILING
         )
         total, callbacks = super()._setup_learn(
@@ -675,8 +677,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         update: Update = fused.function  # type: ignore[assignment]
         update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
-        # Torch's own loop over time is as fast as it gets; it cannot be traced.
-        traceable = packed_buffer and weights.vector is not None and not self.policy.remembers
         if self._compiling and self.compile is True:
             if weights.vector is None:
                 raise CompileError(
@@ -685,7 +685,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 )
             if not packed_buffer:
                 raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-        return update, fused if self._compiling and traceable else None
+        return update, fused if self._compiling and packed_buffer and weights.vector is not None else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""

@@ -10,7 +10,7 @@ first one sees velocities: it is what memory should make up for.
 import argparse
 import json
 import platform
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from os import cpu_count
@@ -26,24 +26,24 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
-from ppo_plus import PPO_Plus, __version__
+from ppo_plus import PPO_Plus, __version__, linear
 
 #: Algorithm, policy, and whether velocities are hidden.
 CONTENDERS: dict[str, tuple[type[Any], str, bool]] = {
     "PPO_Plus, all observations": (PPO_Plus, "MlpPolicy", False),
-    "PPO_Plus without memory": (PPO_Plus, "MlpPolicy", True),
     "PPO_Plus with LSTM": (PPO_Plus, "MlpLstmPolicy", True),
-    "PPO_Plus with GRU": (PPO_Plus, "MlpGruPolicy", True),
+    "PPO_Plus without memory": (PPO_Plus, "MlpPolicy", True),
     "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy", True),
+    "PPO_Plus with GRU": (PPO_Plus, "MlpGruPolicy", True),
 }
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment and its hyperparameters.
+    """An environment and its hyperparameters; rewards are normalized.
 
     :param positions: what is left of an observation without velocities
     :param goal: a mean return that counts as solved
@@ -61,7 +61,11 @@ TASKS = {
         [0, 2], 100_000, 475.0, 8, dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=1e-3)
     ),
     "Pendulum-v1": Task(
-        [0, 1], 150_000, -200.0, 4, dict(n_steps=512, batch_size=256, n_epochs=10, gamma=0.9, learning_rate=1e-3)
+        [0, 1],
+        200_000,
+        -200.0,
+        4,
+        dict(n_steps=512, batch_size=128, n_epochs=10, gamma=0.9, learning_rate=linear(1e-3)),
     ),
 }
 #: Layers behind the recurrent ones, and the size of those.
@@ -97,7 +101,9 @@ def make_env(env_id: str, hidden: bool, n_envs: int, seed: int) -> VecEnv:
 def learn(env_id: str, contender: str, seed: int) -> Result:
     th.set_num_threads(1)
     task, (algorithm, policy, hidden) = TASKS[env_id], CONTENDERS[contender]
-    env = make_env(env_id, hidden, task.n_envs, 1000 * seed)
+    env = VecNormalize(
+        make_env(env_id, hidden, task.n_envs, 1000 * seed), norm_obs=False, gamma=task.arguments["gamma"]
+    )
     policy_kwargs = NETWORK | (MEMORY if "Lstm" in policy or "Gru" in policy else {})
     model = algorithm(policy, env, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **task.arguments)
     start = process_time()
@@ -144,17 +150,20 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
         jobs = [
             pool.submit(learn, env_id, contender, seed)
+            for seed in range(arguments.seeds)
             for contender in CONTENDERS
             if contender not in arguments.without
             for env_id in arguments.only
-            for seed in range(arguments.seeds)
         ]
-        results = [job.result() for job in jobs]
-    print("\n" + "\n".join(rows(results)))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"versions": machine, "runs": [asdict(result) for result in results]}, indent=1)
-        arguments.json.write_text(text + "\n")
+        results = []
+        for job in as_completed(jobs):
+            results.append(job.result())
+            if arguments.json:
+                # After each run: a whole table takes long.
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                runs = [asdict(result) for result in sorted(results, key=lambda run: (run.contender, run.seed))]
+                arguments.json.write_text(json.dumps({"versions": machine, "runs": runs}, indent=1) + "\n")
+    print("\n" + "\n".join(rows(sorted(results, key=lambda run: run.seed))))
 
 
 if __name__ == "__main__":

@@ -448,22 +448,12 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
     assert th.equal(PPO_Plus.compute_loss(model, changed, coefficients).total, loss.total)
 
 
-def test_acting_is_compiled_alike():
-    models = {}
-    for compile in (False, "auto"):
-        model = make(
-            "box", n_epochs=1, n_steps=32, batch_size=32, compile=compile, use_sde=True, memory=dict(n_lstm_layers=2)
-        )
-        model._planned_updates = lambda total: 1_000_000
-        model.train = lambda: None
-        models[compile] = model.learn(128)
-    eager, compiled = (model.rollout_buffer for model in models.values())
-    assert models["auto"]._functions["acting"][1]._run is not None
-    assert eager.episode_starts[1:].any()
-    for name in ("actions", "values", "log_probs"):
-        np.testing.assert_allclose(getattr(compiled, name), getattr(eager, name), rtol=0, atol=1e-4)
-    del models["auto"].train
-    models["auto"].learn(64, reset_num_timesteps=False)
+def test_nothing_is_compiled_even_in_long_runs():
+    model = make(compile="auto")
+    model._planned_updates = lambda total: 1_000_000
+    model.learn(32)
+    assert not model._compiling
+    assert all(fused._run is None for _, fused in model._functions.values())
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -477,7 +467,7 @@ def test_acting_is_compiled_alike():
         (dict(sequence_length="auto", n_steps=17), r"n_steps=17 and batch_size=16 have no common divisor"),
         (dict(rollout_buffer_class=SB3RolloutBuffer), r"rollout_buffer_class=.* keeps no sequences"),
         (dict(policy="MlpPolicy", memory=dict(lstm_hidden_size=None)), r"sequence_length=8 has no effect"),
-        (dict(compile=True), r"compile=True, but the update of a policy with memory"),
+        (dict(compile=True), r"compile=True, but the time of a policy with memory"),
         (dict(memory=dict(lstm_hidden_size=0)), "lstm_hidden_size=0"),
         (dict(memory=dict(n_lstm_layers=0)), "n_lstm_layers=0"),
         (dict(memory=dict(shared_lstm=True)), "shared_lstm=True needs enable_critic_lstm=False"),
