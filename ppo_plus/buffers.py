@@ -234,12 +234,15 @@ class RolloutBuffer:
         else:
             self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
 
-    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, th.Tensor | None]]:
+    def minibatches(
+        self, batch_size: int | None = None, rollout: Batch | None = None
+    ) -> Iterator[tuple[Batch, th.Tensor | None]]:
         """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
 
         With memory, sequences are shuffled instead.
 
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
+        :param rollout: what :meth:`on_device` returned, to use in several epochs
         :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
         :raises RuntimeError: the rollout is not complete
         """
@@ -250,14 +253,13 @@ class RolloutBuffer:
             length = self.buffer_size // len(self.memories)
             firsts = np.random.permutation(n_transitions // length) * length
             order = (firsts[:, None] + np.arange(length)).reshape(-1)
-            data = self._sequences()
         else:
             # SB3 numbers transitions environment by environment; the storage here is step by step.
             order = np.random.permutation(n_transitions)
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
             if self.valid is not None:
                 order = order[self.valid.reshape(-1)[order]]
-            data = self._on_device(self._tensors)
+        data = rollout or self.on_device()
         for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
             yield data, indices
 
@@ -267,21 +269,23 @@ class RolloutBuffer:
             assert indices is not None
             yield pick(data, indices)
 
-    def _on_device(self, tensors: dict[str, Any]) -> Batch:
-        """The whole rollout on the device, with the first two dimensions (steps and environments) in one."""
-        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
-        masks = tensors.get("masks")
-        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
-
-    def _sequences(self) -> Batch:
-        """The whole rollout on the device, environment by environment, so that sequences stand one after another."""
+    def on_device(self) -> Batch:
+        """The whole rollout on the device, with steps and environments in one dimension: step by step, and with memory
+        environment by environment, so that sequences stand one after another."""
+        if not self.memories:
+            return self._flat(self._tensors)
         by_env = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
         memory = tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
-        return self._on_device(by_env)._replace(
+        return self._flat(by_env)._replace(
             carry=Carry(memory),
             episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
             valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
         )
+
+    def _flat(self, tensors: dict[str, Any]) -> Batch:
+        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        masks = tensors.get("masks")
+        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
     def _write(self, name: str, rows: Any) -> None:
         """Copy ``rows`` into the current step; the first step of a rollout settles shapes and dtypes."""
@@ -349,7 +353,10 @@ class _SB3Methods:
     def normalize_advantages(self) -> None:
         self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
 
-    def minibatches(self, batch_size: int | None = None) -> Iterator[tuple[Batch, None]]:
+    def on_device(self) -> None:
+        """Minibatches are made one by one."""
+
+    def minibatches(self, batch_size: int | None = None, rollout: None = None) -> Iterator[tuple[Batch, None]]:
         return ((Batch(*samples), None) for samples in super().get(batch_size))  # type: ignore[misc]
 
 

@@ -53,7 +53,7 @@ class Step(NamedTuple):
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.
 
-    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and four more. ``use_sde`` works for every
+    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and five more. ``use_sde`` works for every
     action space, ``squash_output`` for Box with and without gSDE.
 
     :param observation_space: the environment's
@@ -74,6 +74,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
         The input of the last layer of an ``nn.Sequential`` (of any other module: the features) feeds gSDE
     :param critic: the same, from features to one value
+    :param autocast: compute the features in bfloat16 (``torch.autocast``), which makes convolutions faster where the
+        processor has bfloat16 arithmetic. Weights, all that comes after the features and the loss stay in float32
     :param action_mask_key: the entry of Dict observations that is the action mask (see :mod:`ppo_plus.masking`), and so
         no feature
     :param kwargs: SB3's further arguments, by name
@@ -103,11 +105,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         exploration: NoiseProcess | None = None,
         actor: NetworkLike | None = None,
         critic: NetworkLike | None = None,
+        autocast: bool = False,
         action_mask_key: str | None = None,
         **kwargs: Any,
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
+        if not isinstance(autocast, bool):
+            raise ValueError(f"policy_kwargs: autocast={autocast!r} must be True or False")
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
@@ -123,6 +128,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._build_spaces = features_space, action_space
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._squash = squash_output
+        self.autocast = autocast
         super().__init__(
             canonical_space(features_space),
             # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
@@ -217,8 +223,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         data = super()._get_constructor_parameters()
         if None not in self._networks.values():
             data["net_arch"] = None
-        data |= self._networks | {"exploration": None if self.use_sde else self.exploration}
-        return data | {"action_mask_key": self.action_mask_key}
+        own = {
+            "exploration": None if self.use_sde else self.exploration,
+            "autocast": self.autocast,
+            "action_mask_key": self.action_mask_key,
+        }
+        return data | self._networks | own
 
     # --- what the algorithm calls ---------------------------------------------------------------------------------
 
@@ -320,11 +330,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's
         """
         inputs = self._preprocess(obs)
+        extract = self._extract
         if features_extractor is not None:
-            return features_extractor(inputs)
+            return extract(features_extractor, inputs)
         if self.share_features_extractor:
-            return self.features_extractor(inputs)
-        return self.pi_features_extractor(inputs), self.vf_features_extractor(inputs)
+            return extract(self.features_extractor, inputs)
+        return extract(self.pi_features_extractor, inputs), extract(self.vf_features_extractor, inputs)
+
+    def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
+        if not self.autocast:
+            return extractor(inputs)
+        with th.autocast(self.device.type, th.bfloat16):
+            return extractor(inputs).float()
 
     def evaluate_actions(
         self,

@@ -618,8 +618,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer.normalize_advantages()
         target_kl = self._optional("target_kl", progress)
         target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
-        stops_within_epoch = type(control).after_minibatch is not KLControl.after_minibatch
+        # A step after the stop changes nothing; on a GPU, asking whether it was the last takes longer than more of them.
+        asks = type(control).after_minibatch is not KLControl.after_minibatch and self.device.type == "cpu"
 
+        rollout = self.rollout_buffer.on_device()
         records: list[th.Tensor] = []
         with packed(self.policy.optimizer) as weights:
             update, fused = self._prepare_update(weights, control)
@@ -632,10 +634,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
             for epoch in range(self.n_epochs):
                 n_before = len(records)
-                for data, indices in self.rollout_buffer.minibatches(self.batch_size):
+                for data, indices in self.rollout_buffer.minibatches(self.batch_size, rollout):
                     state, record = step(data, state, indices)
                     records.append(record)
-                    if stops_within_epoch and not state.running:
+                    if asks and not state.running:
                         break
                 self._n_updates += 1
                 epoch_records = Records(update.names, records[n_before:])
