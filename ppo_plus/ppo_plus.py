@@ -55,7 +55,7 @@ MAX_SKIPPED = 10
 #: Compiling takes some seconds, and pays from about so many gradient steps on.
 WORTH_COMPILING = 8_000
 
-#: Weights times transitions of a minibatch from which on several threads are faster than one.
+#: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
 
 
@@ -379,7 +379,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Torch's threads for training."""
         if self.n_threads != "auto":
             return self.n_threads
-        small = self.batch_size * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
+        # With memory, threads meet after every step of time.
+        at_once = self.batch_size // (sequence_length(self) or 1)
+        small = at_once * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
         convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.policy.modules())
         return 1 if self.device.type == "cpu" and small and not convolves else th.get_num_threads()
 

@@ -17,6 +17,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from ppo_plus import ActorCriticPolicy, Carry, GRUMemory, LSTMMemory, PPO_Plus
 from ppo_plus.advantages import normalize
 from ppo_plus.losses import Coefficients
+from ppo_plus.ppo_plus import WORTH_THREADS
 
 STRUCTURES = {
     "own": {},
@@ -490,3 +491,11 @@ def test_automatic_length_of_sequences(n_steps, batch_size, expected):
     from ppo_plus.checks import sequence_length
 
     assert sequence_length(make(n_steps=n_steps, batch_size=batch_size, sequence_length="auto", n_envs=8)) == expected
+
+
+def test_one_thread_where_threads_would_meet_after_every_small_step():
+    # 64 transitions of this many weights would be worth several threads, 4 of them are not.
+    model = make(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
+    n_weights = sum(weight.numel() for weight in model.policy.parameters())
+    assert 4 * n_weights < WORTH_THREADS < 64 * n_weights
+    assert model._choose_threads() == 1
