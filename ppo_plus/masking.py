@@ -69,7 +69,7 @@ def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> M
     :param key: the entry of the observations that is the mask, if there is one
     :raises ValueError: there is nothing to choose from in the action space
     """
-    if key is None and not env.has_attr(METHOD):
+    if key is None and not _has_method(env):
         return None
     if not choices:
         raise ValueError(
@@ -77,6 +77,14 @@ def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> M
             "give the method another name, or bound the Box"
         )
     return MaskSource(choices, key)
+
+
+def _has_method(env: VecEnv) -> bool:
+    try:
+        return env.has_attr(METHOD)
+    except NotImplementedError:
+        # Vector environments that run elsewhere may have no single environments to ask.
+        return False
 
 
 def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:

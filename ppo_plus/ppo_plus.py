@@ -496,7 +496,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if not self._compiling:
             return th.no_grad()(self.policy.act)
         act = Act(self.policy)
-        fused = self._fused("acting", lambda: act, constants=None)
+        fused = self._fused("acting", lambda: act, constants=mask_source)
         if self._has_foreign_code():
             masks = self._optional_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
@@ -620,7 +620,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer.normalize_advantages()
         target_kl = self._optional("target_kl", progress)
         target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
-        # A step after the stop changes nothing; on a GPU, asking whether it was the last takes longer than more of them.
+        # Steps after the stop change nothing; on a GPU, asking whether it has come takes longer than making them.
         asks = type(control).after_minibatch is not KLControl.after_minibatch and self.device.type == "cpu"
 
         rollout = self.rollout_buffer.on_device()

@@ -68,6 +68,7 @@ class Workload:
     :param n_steps: steps of each per rollout
     :param rollouts: how many rollouts, with their updates, make a round
     :param arguments: further arguments of the algorithms
+    :param own: further arguments of PPO_Plus alone
     :param reference: module and class of the algorithm that stands in the reference's column
     :param wrapper: wrapper of each environment
     """
@@ -80,6 +81,7 @@ class Workload:
     rollouts: int = 3
     policy: str = "MlpPolicy"
     arguments: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
 
@@ -129,7 +131,7 @@ def image(size: int, channels: int) -> spaces.Box:
 
 VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
-DICT = spaces.Dict({"position": VECTOR, "velocity": VECTOR, "camera": image(36, 3)})
+VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
@@ -138,7 +140,11 @@ WORKLOADS = {
     "HalfCheetah-v5-x1": Workload("HalfCheetah-v5", 1, 2048),
     "HalfCheetah-v5-x8": Workload("HalfCheetah-v5", 8, 256),
     "Atari-shapes-x8": ATARI,
-    "Dict-x8": Workload(DICT, 8, 256, rollouts=1, policy="MultiInputPolicy"),
+    "Atari-shapes-bfloat16-x8": replace(ATARI, own={"policy_kwargs": {"autocast": True}}),
+    "Dict-x8": Workload(spaces.Dict(VECTORS), 8, 256, policy="MultiInputPolicy"),
+    "Dict-image-x8": Workload(
+        spaces.Dict(VECTORS | {"camera": image(36, 3)}), 8, 256, rollouts=1, policy="MultiInputPolicy"
+    ),
     "CartPole-v1-masked-x8": Workload(
         "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
     ),
@@ -215,6 +221,8 @@ class Trainee:
         if contender == REFERENCE:
             module, algorithm = workload.reference
         make = getattr(import_module(module), algorithm)
+        if module == "ppo_plus":
+            arguments = arguments | workload.own
         env = workload.make_env(seed)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}

@@ -43,10 +43,11 @@ CONTENDERS: dict[str, tuple[type[Any], str, bool]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """An environment and its hyperparameters; rewards are normalized.
+    """An environment and its hyperparameters.
 
     :param positions: what is left of an observation without velocities
     :param goal: a mean return that counts as solved
+    :param normalize: whether to normalize rewards
     """
 
     positions: list[int]
@@ -54,11 +55,16 @@ class Task:
     goal: float
     n_envs: int
     arguments: dict[str, Any]
+    normalize: bool = False
 
 
 TASKS = {
     "CartPole-v1": Task(
-        [0, 2], 100_000, 475.0, 8, dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=1e-3)
+        [0, 2],
+        100_000,
+        475.0,
+        8,
+        dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=linear(1e-3)),
     ),
     "Pendulum-v1": Task(
         [0, 1],
@@ -66,6 +72,7 @@ TASKS = {
         -200.0,
         4,
         dict(n_steps=512, batch_size=128, n_epochs=10, gamma=0.9, learning_rate=linear(1e-3)),
+        normalize=True,
     ),
 }
 #: Layers behind the recurrent ones, and the size of those.
@@ -101,9 +108,9 @@ def make_env(env_id: str, hidden: bool, n_envs: int, seed: int) -> VecEnv:
 def learn(env_id: str, contender: str, seed: int) -> Result:
     th.set_num_threads(1)
     task, (algorithm, policy, hidden) = TASKS[env_id], CONTENDERS[contender]
-    env = VecNormalize(
-        make_env(env_id, hidden, task.n_envs, 1000 * seed), norm_obs=False, gamma=task.arguments["gamma"]
-    )
+    env = make_env(env_id, hidden, task.n_envs, 1000 * seed)
+    if task.normalize:
+        env = VecNormalize(env, norm_obs=False, gamma=task.arguments["gamma"])
     policy_kwargs = NETWORK | (MEMORY if "Lstm" in policy or "Gru" in policy else {})
     model = algorithm(policy, env, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **task.arguments)
     start = process_time()

@@ -243,6 +243,17 @@ def test_without_masks_environments_are_asked_once_per_rollout():
     assert model.rollout_buffer.masks is None
 
 
+def test_environments_that_cannot_be_asked_have_no_masks():
+    class Elsewhere(DummyVecEnv):
+        def get_attr(self, attr_name, indices=None):
+            if attr_name == "render_mode":
+                return super().get_attr(attr_name, indices)
+            raise NotImplementedError
+
+    model = make(Elsewhere([lambda: RandomEnv(ACTIONS["discrete"])] * 2)).learn(32)
+    assert model.rollout_buffer.masks is None
+
+
 def test_environments_may_have_masks_in_one_run_and_none_in_the_next():
     model = masked().learn(32)
     assert model.rollout_buffer.masks is not None
