@@ -64,7 +64,7 @@ TASKS = {
         100_000,
         475.0,
         8,
-        dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=linear(1e-3)),
+        dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=1e-3),
     ),
     "Pendulum-v1": Task(
         [0, 1],

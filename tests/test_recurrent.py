@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, RandomEnv, vec
+from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
 from networks import TwoTowers
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
@@ -499,3 +499,19 @@ def test_one_thread_where_threads_would_meet_after_every_small_step():
     n_weights = sum(weight.numel() for weight in model.policy.parameters())
     assert 4 * n_weights < WORTH_THREADS < 64 * n_weights
     assert model._choose_threads() == 1
+
+
+def test_evaluation_hands_in_masks_and_memory():
+    """Environments that refuse forbidden actions, and a policy that would not be itself without its state."""
+    model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True, sde_sample_freq="episode").learn(32)
+    states = []
+    predict = model.policy.predict
+
+    def spy(observation, state, *rest):
+        states.append(state)
+        return predict(observation, state, *rest)
+
+    model.policy.predict = spy
+    mean, _ = model.evaluate(4, env=vec(ACTIONS["discrete"], env_class=MaskedEnv))
+    assert np.isfinite(mean)
+    assert states[0] is None and all(part.any() for state in states[1:] for part in state)
