@@ -64,11 +64,12 @@ TASKS = {
         100_000,
         475.0,
         8,
-        dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=1e-3),
+        # Those of rl_zoo3 for this task.
+        dict(n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, learning_rate=linear(1e-3)),
     ),
     "Pendulum-v1": Task(
         [0, 1],
-        200_000,
+        400_000,
         -200.0,
         4,
         dict(n_steps=512, batch_size=128, n_epochs=10, gamma=0.9, learning_rate=linear(1e-3)),
