@@ -158,14 +158,33 @@ PICTURED = ("CartPole-v1-x8", "HalfCheetah-v5-x1")
 LEARNING = {"CartPole-v1-x8": 15, "HalfCheetah-v5-x1": 50}
 
 _base = Workload(VECTOR, 8, 256, rollouts=1)
+
+
+def _wide(units: int, batch_size: int) -> Workload:
+    return replace(_base, batch_size=batch_size, arguments={"policy_kwargs": {"net_arch": [units, units]}})
+
+
 #: For each quantity, workloads that differ in nothing else.
 SCALING = {
     # A rollout is 2048 transitions as long as each environment gets 16 steps.
     "environments": {n: replace(_base, n_envs=n, n_steps=max(16, 2048 // n)) for n in (1, 4, 16, 64, 256, 1024)},
     "batch-size": {n: replace(_base, batch_size=n) for n in (32, 64, 128, 256, 512, 2048)},
-    "width": {n: replace(_base, arguments={"policy_kwargs": {"net_arch": [n, n]}}) for n in (32, 64, 128, 256, 512)},
+    "width": {n: _wide(n, 64) for n in (32, 64, 128, 256, 512)},
     # One epoch needs the memory of all.
     "image-size": {n: replace(ATARI, env=image(n, 4), n_epochs=1) for n in (36, 64, 84, 128, 168)},
+    # SB3 has one thread in any case.
+    "threads": {
+        f"{what}: {n}": replace(workload, own={"n_threads": n})
+        for what, workload in {
+            "64 units, batch 64": _base,
+            "64 units, batch 1024": replace(_base, batch_size=1024),
+            "256 units, batch 256": _wide(256, 256),
+            "256 units, batch 1024": _wide(256, 1024),
+            "1024 units, batch 256": _wide(1024, 256),
+            "NatureCNN, batch 256": replace(ATARI, n_epochs=1),
+        }.items()
+        for n in sorted({1, os.cpu_count() or 1})
+    },
 }
 
 

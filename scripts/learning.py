@@ -13,7 +13,6 @@ environments (a rollout is 2048 transitions, as with one environment): after how
 import argparse
 import json
 import platform
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -31,8 +30,9 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo.hyperparams import resolve
-from ppo_plus.zoo.train import make_env
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.models import make_model
 
 #: Environment, steps (None: those of the YAML file), seeds, goal.
 TASKS = [
@@ -81,20 +81,12 @@ class StepsToGoal(BaseCallback):
 def learn_task(env_id: str, steps: int | None, seed: int) -> Result:
     """Train by the YAML file and evaluate."""
     th.set_num_threads(1)
-    experiment = resolve(env_id)
-    with tempfile.TemporaryDirectory() as folder:
-        env = make_env(experiment, seed, Path(folder))
-        model = PPO_Plus(
-            experiment.policy,
-            env,
-            policy_kwargs=experiment.policy_kwargs,
-            seed=seed,
-            device="cpu",
-            **experiment.hyperparams,
-        )
-        model.learn(steps or experiment.n_timesteps)
-        score, _ = model.evaluate(n_eval_episodes=20)
-        env.close()
+    experiment = load_experiment(env_id, seed=seed, device="cpu")
+    env = make_envs(experiment)
+    model = make_model(experiment, env)
+    model.learn(steps or experiment.n_timesteps)
+    score, _ = model.evaluate(n_eval_episodes=20)
+    env.close()
     return Result(env_id, seed, model.num_timesteps, score)
 
 

@@ -1,26 +1,18 @@
-"""The command line. A mistake of the user ends in one clear line and exit code 2."""
+"""The command line. A mistake of the user ends in one clear line and exit code 2.
 
-import argparse
+A subcommand is a module with ``add_parser(commands)``. The parser that it adds has a default ``prepare``: a function of
+the arguments that does all that can fail by a mistake of the user, and returns the function that does the work.
+"""
+
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NoReturn
 
 import gymnasium as gym
-import torch as th
 
-from ppo_plus.zoo.hyperparams import positive_int, resolve
-from ppo_plus.zoo.train import Run, set_up, train
+from ppo_plus import __version__
+from ppo_plus.zoo import cli_enjoy, cli_plot, cli_train
+from ppo_plus.zoo.arguments import Parser
 
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the program.
-
-        :param message: what is wrong
-        """
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+MISTAKES = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,50 +22,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = make_parser()
     args = parser.parse_args(arguments)
-    # Only mistakes in the settings are caught: an error while training is no user's mistake, and shows its traceback.
+    # Only mistakes in the settings are caught: an error while working is no user's mistake, and shows its traceback.
     try:
-        run = _set_up(args)
-    except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
+        work = args.prepare(args)
+    except MISTAKES as error:
         parser.error(str(error) or type(error).__name__)
-    train(run)
+    work()
 
 
 def make_parser() -> Parser:
     """The parser of the program and its subcommands."""
-    parser = Parser(prog="ppo-plus", description="Train PPO_Plus with the settings of a YAML file.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("train", help="train, evaluate and save a model, and plot its learning curve")
-    command.add_argument("--env", required=True, metavar="ID", help="Gymnasium environment id, such as CartPole-v1")
-    command.add_argument(
-        "-n",
-        "--n-timesteps",
-        type=_n_timesteps,
-        metavar="N",
-        help="timesteps to train for (default: the settings file's)",
-    )
-    command.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
-    command.add_argument("--device", type=_device, default="auto", help="cpu, cuda or auto (default: auto)")
-    command.add_argument("-f", "--log-folder", default="logs", metavar="DIR", help="folder of all runs (default: logs)")
-    command.add_argument("-conf", "--conf-file", metavar="FILE", help="YAML settings (default: the package's own)")
+    parser = Parser(prog="ppo-plus", description="Train PPO_Plus, watch, record and compare what it learned.")
+    parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (cli_train, cli_enjoy, cli_plot):
+        module.add_parser(commands)
     return parser
-
-
-def _set_up(args: argparse.Namespace) -> Run:
-    experiment = resolve(args.env, args.conf_file)
-    if args.n_timesteps is not None:
-        experiment = replace(experiment, n_timesteps=args.n_timesteps)
-    return set_up(experiment, args.seed, args.device, args.log_folder)
-
-
-def _n_timesteps(text: str) -> int:
-    try:
-        return positive_int("it", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _device(text: str) -> str:
-    try:
-        return text if text == "auto" else str(th.device(text))
-    except RuntimeError:
-        raise argparse.ArgumentTypeError(f"there is no device {text!r}") from None

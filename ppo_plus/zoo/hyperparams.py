@@ -1,62 +1,14 @@
-"""Experiments as settings: which environment, for how long, with which hyperparameters. Read from YAML files in the
-format of rl_zoo3; the package's own file is ``hyperparams/ppo_plus.yml``."""
+"""Settings files: YAML in the format of rl_zoo3. The package's own is ``hyperparams/ppo_plus.yml``."""
 
-import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from difflib import get_close_matches
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import yaml
-from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus
-from ppo_plus.zoo.literals import parse_literal
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """All that defines a training run, apart from its seed and device.
-
-    :param env_id: Gymnasium environment id
-    :param n_timesteps: environment steps to train for, over all environments together
-    :param n_envs: number of environments stepped side by side
-    :param policy: name of the policy class
-    :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
-    :param env_kwargs: arguments of the environment
-    :param policy_kwargs: arguments of the policy
-    :param hyperparams: the other arguments of ``PPO_Plus``
-    """
-
-    env_id: str
-    n_timesteps: int
-    n_envs: int
-    policy: str
-    normalize: dict[str, Any] | None
-    env_kwargs: dict[str, Any]
-    policy_kwargs: dict[str, Any]
-    hyperparams: dict[str, Any]
-
-
-def resolve(env_id: str, path: str | Path | None = None) -> Experiment:
-    """The experiment that a settings file describes for an environment.
-
-    :param env_id: Gymnasium environment id; an id that the file does not have takes its ``default`` entry
-    :param path: YAML file; ``None`` for the package's own
-    :return: the experiment
-    :raises ValueError: broken YAML, no entry, unknown key or bad value
-    :raises OSError: the file cannot be read
-    """
-    source = builtin_file() if path is None else Path(path)
-    entries = _read_yaml(source)
-    name = env_id if env_id in entries else "default"
-    if name not in entries:
-        raise ValueError(f"{source} has neither an entry for {env_id} nor a default")
-    try:
-        return _experiment(env_id, entries[name])
-    except ValueError as error:
-        raise ValueError(f"{source}, {name}: {error}") from None
+#: The most values that a file may have once its anchors are written out. Tuned files have a few thousand.
+MAX_VALUES = 100_000
 
 
 def builtin_file() -> Path:
@@ -64,6 +16,74 @@ def builtin_file() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "hyperparams" / "ppo_plus.yml"
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
+
+
+def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
+    """What a settings file says about an environment: its own entry, else ``atari`` for an ALE game, else ``default``.
+
+    :param env_id: Gymnasium environment id
+    :param source: YAML file
+    :param variant: take the entry ``env_id/variant``, and no other
+    :return: name of the entry, and its settings
+    :raises ValueError: broken YAML, or no entry
+    :raises OSError: the file cannot be read
+    """
+    entries = read_mapping(source)
+    names = (
+        [env_id, *(["atari"] if is_atari(env_id) else []), "default"] if variant is None else [f"{env_id}/{variant}"]
+    )
+    for name in names:
+        if name in entries:
+            return name, require_mapping(f"{source}, {name}: the entry", entries[name])
+    variants = [name for name in entries if str(name).startswith(f"{env_id}/")]
+    raise ValueError(
+        f"{source} has no entry {' or '.join(names)}; variants of {env_id}: {', '.join(variants) or 'none'}"
+    )
+
+
+def read_mapping(source: Path) -> dict[str, Any]:
+    """The contents of a YAML file that must be a mapping; no object other than plain data can be in it.
+
+    :raises ValueError: broken YAML, no mapping, or more than :data:`MAX_VALUES` values
+    :raises OSError: the file cannot be read
+    """
+    try:
+        entries = yaml.safe_load(source.read_bytes())
+        size = _size(entries, {})
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is no valid YAML: {error}") from None
+    if size > MAX_VALUES:
+        raise ValueError(f"{source} has more than {MAX_VALUES} values, or one that contains itself")
+    return require_mapping(str(source), entries)
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether an environment is one of the Arcade Learning Environment (of ``ale-py``, where that is installed)."""
+    if env_id not in gym.registry:
+        with suppress(ImportError):
+            import ale_py
+
+            gym.register_envs(ale_py)
+    spec = gym.registry.get(env_id)
+    return env_id.startswith("ALE/") or (spec is not None and "AtariEnv" in str(spec.entry_point))
+
+
+def require_mapping(name: str, value: Any) -> dict[str, Any]:
+    """:raises ValueError: ``value`` is no mapping"""
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be a mapping of keys to values, not {value!r}")
+    return value
+
+
+def _size(value: Any, sizes: dict[int, int]) -> int:
+    """Values within plain data, what is shared by anchors counted wherever it stands."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = MAX_VALUES  # seen again while it is being counted: it contains itself
+        items = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_size(item, sizes) for item in items)
+    return sizes[id(value)]
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -80,75 +100,3 @@ def positive_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")
     return int(number)
-
-
-def _read_yaml(source: Path) -> dict[str, Any]:
-    try:
-        entries = yaml.safe_load(source.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{source} is no valid YAML: {error}") from None
-    return _require_mapping(str(source), entries)
-
-
-def _experiment(env_id: str, entry: Any) -> Experiment:
-    settings = dict(_require_mapping("the entry", entry))
-    own: dict[str, Any] = {
-        "n_timesteps": positive_int("n_timesteps", settings.pop("n_timesteps", None)),
-        "n_envs": positive_int("n_envs", settings.pop("n_envs", 1)),
-        "policy": str(settings.pop("policy", "MlpPolicy")),
-        "normalize": _normalize(settings.pop("normalize", False)),
-        "env_kwargs": _mapping("env_kwargs", settings.pop("env_kwargs", None)),
-        "policy_kwargs": _mapping("policy_kwargs", settings.pop("policy_kwargs", None)),
-    }
-    _check_names("", settings, [*own, *_hyperparameter_names()])
-    return Experiment(env_id=env_id, hyperparams=settings, **own)
-
-
-def _hyperparameter_names() -> set[str]:
-    """What a file may set on ``PPO_Plus``: all but what the training run itself decides."""
-    return _argument_names(PPO_Plus) - {"env", "seed", "device", "verbose", "_init_setup_model"}
-
-
-def _argument_names(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
-
-
-def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str]) -> None:
-    valid = sorted(set(valid))
-    for name in names:
-        if name not in valid:
-            nearest = get_close_matches(str(name), valid, n=1, cutoff=0.0)[0]
-            raise ValueError(f"unknown key {name!r}{owner}; the nearest valid key is {nearest!r}")
-
-
-def _normalize(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, bool):
-        return {} if value else None
-    arguments = _mapping("normalize", value)
-    _check_names(" in normalize", arguments, _argument_names(VecNormalize) - {"venv"})
-    return arguments
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping given as one, as Python text, or not at all; ``nn.X`` in its values becomes the class."""
-    if isinstance(value, str):
-        value = _literal(name, value)
-    mapping = _require_mapping(name, {} if value is None else value)
-    return {key: _literal(name, item) if _names_module(item) else item for key, item in mapping.items()}
-
-
-def _literal(name: str, text: str) -> Any:
-    try:
-        return parse_literal(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _names_module(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("nn.")
-
-
-def _require_mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a mapping of keys to values, not {value!r}")
-    return value

@@ -4,166 +4,182 @@ import shutil
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.hyperparams import Experiment
+from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, EvalLine, Progress
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
+from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model
 from ppo_plus.zoo.plot import plot_learning_curve
 
-N_EVAL_EPISODES = 20
+
+@dataclass(frozen=True)
+class Options:
+    """Where a run starts from, and what it records and shows, which does not change what is learned.
+
+    :param log_folder: folder of all runs
+    :param uuid: add a UUID to the name of the run's folder
+    :param eval_freq: environment steps between evaluations; 0 or less: none
+    :param eval_episodes: episodes of each evaluation
+    :param n_eval_envs: environments that evaluation uses side by side
+    :param save_freq: environment steps between checkpoints; 0 or less: none
+    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param log_interval: rollouts between two logs; ``None``: no logs
+    :param progress: show progress
+    :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
+    """
+
+    log_folder: str = "logs"
+    uuid: bool = False
+    eval_freq: int = 25_000
+    eval_episodes: int = 5
+    n_eval_envs: int = 1
+    save_freq: int = -1
+    trained_agent: str | None = None
+    tensorboard_log: str | None = None
+    log_interval: int | None = 1
+    progress: bool = True
+    verbose: int = 0
 
 
 @dataclass(frozen=True)
 class Run:
     """A training run that is ready to start.
 
-    :param experiment: its settings
-    :param model: the model, not yet trained
+    :param experiment: what is trained
+    :param options: what is recorded
     :param folder: where its results go
+    :param model: the model, with its training environments
+    :param eval_env: the evaluation environments; ``None`` if there are to be none
     """
 
     experiment: Experiment
+    options: Options
+    folder: RunFolder
     model: PPO_Plus
-    folder: Path
+    eval_env: VecEnv | None
 
 
-def set_up(experiment: Experiment, seed: int = 0, device: str = "auto", log_folder: str | Path = "logs") -> Run:
+def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """Build environments and model. A mistake in the settings shows here, before any training, and leaves no folder.
 
-    :param experiment: the settings
-    :param seed: seed of environments, weights and exploration
-    :param device: device of the model
-    :param log_folder: folder of all runs
+    :param experiment: what to train
+    :param options: what to record; ``None`` for the defaults
     :return: the run
     """
-    folder = new_folder(Path(log_folder) / "ppo_plus", experiment.env_id)
+    options = options or Options()
+    folder = new_folder(Path(options.log_folder), experiment.env_id, options.uuid)
     try:
-        model = PPO_Plus(
-            experiment.policy,
-            make_env(experiment, seed, folder),
-            policy_kwargs=experiment.policy_kwargs,
-            seed=seed,
-            device=device,
-            **experiment.hyperparams,
-        )
-    except Exception:
-        shutil.rmtree(folder)
+        model = _make_model(experiment, options, make_envs(experiment, monitor_dir=folder.path))
+        eval_env = make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
+        _write_settings(experiment, options, folder)
+    except BaseException:
+        shutil.rmtree(folder.path)
         raise
-    return Run(experiment, model, folder)
+    return Run(experiment, options, folder, model, eval_env)
 
 
 def train(run: Run) -> None:
-    """Train, save, plot and evaluate. Ctrl-C ends the training early; what was learned until then is kept.
+    """Train, evaluate, save and plot. Ctrl-C ends the training early; what was learned until then is kept, as it is
+    when an error ends it.
 
     :param run: a run made by :func:`set_up`
     """
-    experiment, model, folder = run.experiment, run.model, run.folder
+    progress = [Progress()] if run.options.progress else []
+    evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
+    callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
     start = time.monotonic()
-    with suppress(KeyboardInterrupt):
-        # The bar is drawn by rich, on standard output.
-        if sys.stdout.isatty():
-            model.learn(experiment.n_timesteps, progress_bar=True)
-        else:
-            model.learn(experiment.n_timesteps, callback=ProgressLines())
-    seconds = time.monotonic() - start
-    save(model, folder)
-    curve = plot_learning_curve(folder, experiment.env_id)
-    mean, std = evaluate(model)
-    print(
-        f"{experiment.env_id}: mean return {mean:.2f} +/- {std:.2f} over {N_EVAL_EPISODES} episodes "
-        f"after {model.num_timesteps} timesteps in {seconds:.0f} s"
-    )
-    print(f"model: {folder / 'model.zip'}")
+    try:
+        run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
+    except KeyboardInterrupt:
+        print("interrupted: saving what was learned", file=sys.stderr)
+    finally:
+        for callback in progress:
+            callback.on_training_end()
+        _save(run)
+    curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
+    _close(run)
+    print(_summary(run, evaluations, time.monotonic() - start))
+    print(f"model: {run.folder.last_model}")
     print(f"learning curve: {curve}")
 
 
-def new_folder(parent: Path, env_id: str) -> Path:
-    """Create the first free one of ``<env>_1``, ``<env>_2``, ...; safe when several runs start at once.
-
-    :param parent: folder of all runs of this algorithm
-    :param env_id: environment id; characters with a meaning in paths are replaced
-    :return: the new folder
-    """
-    name = env_id.replace("/", "-").replace(":", "-")
-    for number in count(1):
-        folder = parent / f"{name}_{number}"
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            break
-    return folder
+def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:
+    tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
+    arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
+    if options.trained_agent is None:
+        return make_model(experiment, env, **arguments)
+    return load_model(Path(options.trained_agent), experiment, env, **arguments)
 
 
-def make_env(experiment: Experiment, seed: int, folder: Path) -> VecEnv:
-    """The training environments, each recording its episodes in the folder.
-
-    :param experiment: the settings
-    :param seed: seed of the first environment; the others follow
-    :param folder: folder for the ``monitor.csv`` files
-    :return: the environments, normalized if the experiment says so
-    """
-    env = make_vec_env(
-        experiment.env_id,
-        experiment.n_envs,
-        seed=seed,
-        monitor_dir=str(folder),
-        env_kwargs=experiment.env_kwargs,
+def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
+    return EvalAfterUpdates(
+        eval_env,
+        run.options.eval_freq,
+        n_eval_episodes=run.options.eval_episodes,
+        deterministic=run.experiment.deterministic_eval,
+        log_path=str(run.folder.path),
+        best_model_save_path=str(run.folder.path),
+        callback_after_eval=EvalLine() if run.options.progress else None,
     )
-    if experiment.normalize is None:
-        return env
-    # Rewards are scaled by the spread of the discounted return, so the discount must be the algorithm's.
-    gamma = {"gamma": experiment.hyperparams["gamma"]} if "gamma" in experiment.hyperparams else {}
-    return VecNormalize(env, **{**gamma, **experiment.normalize})
 
 
-def save(model: PPO_Plus, folder: Path) -> None:
-    """Save the model and, if there are any, the normalization statistics that it needs.
-
-    :param model: the trained model
-    :param folder: folder of the run
-    """
-    model.save(folder / "model.zip")
-    normalizer = model.get_vec_normalize_env()
-    if normalizer is not None:
-        normalizer.save(str(folder / "vecnormalize.pkl"))
+def _checkpoints(run: Run) -> list[BaseCallback]:
+    if run.options.save_freq <= 0:
+        return []
+    # SB3 counts steps of each environment.
+    every = max(run.options.save_freq // run.experiment.n_envs, 1)
+    return [Checkpoints(every, str(run.folder.path), save_vecnormalize=True)]
 
 
-def evaluate(model: PPO_Plus) -> tuple[float, float]:
-    """The mean and standard deviation of the policy's return, in the training environments.
-
-    :param model: the trained model
-    """
-    # From here on episodes are no training episodes, and monitor.csv and the learning curve are about those.
-    env = model.get_env()
-    assert env is not None
-    for writer in env.get_attr("results_writer"):
-        writer.close()
-    env.set_attr("results_writer", None)
-    return model.evaluate(n_eval_episodes=N_EVAL_EPISODES)
+def _save(run: Run) -> None:
+    save_model(run.model, run.folder.last_model)
+    normalize = run.model.get_vec_normalize_env()
+    if normalize is not None:
+        normalize.save(str(run.folder.settings / "vecnormalize.pkl"))
 
 
-class ProgressLines(BaseCallback):
-    """Ten plain lines in the course of a training, for logs and other places where a progress bar makes no sense."""
+def _close(run: Run) -> None:
+    """Close the environments; processes of theirs may have been ended by the same Ctrl-C."""
+    for env in (run.model.get_env(), run.eval_env):
+        with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            if env is not None:
+                env.close()
 
-    def _on_training_start(self) -> None:
-        self.start = time.monotonic()
-        self.lines = 0
 
-    def _on_step(self) -> bool:
-        done, total = self.num_timesteps, self.locals["total_timesteps"]
-        if self.lines < 10 and done * 10 >= (self.lines + 1) * total:
-            self.lines = done * 10 // total
-            self._print(done, total)
-        return True
+def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
+    # rl_zoo3 takes `env_kwargs` from here if they are not null; ours are in the settings.
+    run: dict[str, Any] = {
+        "algo": ALGO,
+        "env": experiment.env_id,
+        "env_kwargs": None,
+        "eval_env_kwargs": experiment.eval_env_kwargs,
+    }
+    run.update(seed=experiment.seed, device=experiment.device, vec_env=experiment.vec_env)
+    folder.settings.mkdir()
+    (folder.settings / "config.yml").write_text(yaml.safe_dump(experiment.settings()), encoding="utf-8")
+    (folder.settings / "args.yml").write_text(yaml.safe_dump({**run, **asdict(options)}), encoding="utf-8")
+    (folder.settings / "command.txt").write_text(" ".join(sys.orig_argv), encoding="utf-8")
 
-    def _print(self, done: int, total: int) -> None:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        mean = f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet"
-        speed = done / (time.monotonic() - self.start)
-        print(f"{done} of {total} timesteps, {mean}, {speed:.0f} timesteps/s", file=sys.stderr, flush=True)
+
+def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
+    done = f"after {run.model.num_timesteps} timesteps in {seconds:.0f} s"
+    if evaluations and evaluations[0].evaluations_results:
+        rewards = evaluations[0].evaluations_results[-1]
+        result = f"mean return {np.mean(rewards):.2f} +/- {np.std(rewards):.2f} over {len(rewards)} episodes"
+    elif run.model.ep_info_buffer:
+        rewards = [episode["r"] for episode in run.model.ep_info_buffer]
+        result = f"mean return {np.mean(rewards):.2f} over the last {len(rewards)} training episodes"
+    else:
+        result = "no episode ended"
+    return f"{run.experiment.env_id}: {result} {done}"

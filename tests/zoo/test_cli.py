@@ -1,52 +1,239 @@
 """The command line, as a user runs it."""
 
+import argparse
+import fcntl
 import os
 import pty
+import re
+import runpy
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from ppo_plus.zoo.cli import main
+from ppo_plus import PPO_Plus, __version__
+from ppo_plus.zoo.arguments import key_value
+from ppo_plus.zoo.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
+TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def run(arguments, cwd, **options):
     """Run Python in a folder outside the checkout, with the package importable from the checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, text=True, timeout=300, **options)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment(), text=True, timeout=300, **options)
 
 
-def test_train(tmp_path):
-    command = [str(ROOT / "scripts" / "train.py"), "--env", "CartPole-v1", "-n", "2e3", "-f", "runs"]
-    done = run(command, tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("CartPole-v1: mean return ")
-    progress = [line for line in done.stderr.splitlines() if "of 2000 timesteps" in line]
+def test_scripts(folder, monkeypatch, capsys):
+    """Train, enjoy, record and plot, one after the other."""
+
+    def script(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr()
+
+    done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
+    assert done.out.startswith("CartPole-v1: mean return ")
+    progress = [line for line in done.err.splitlines() if "of 2000 timesteps" in line]
     assert len(progress) == 10 and progress[-1].startswith("2000 of 2000")
-    assert (tmp_path / "runs" / "ppo_plus" / "CartPole-v1_1" / "learning_curve.png").is_file()
+    assert done.err.count("evaluation after") == 2
+    run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
+    assert (run_folder / "learning_curve.png").is_file()
+    done = script("enjoy", "--env", "CartPole-v1", "-f", "runs", "--no-render", "-n", "600", "--load-best")
+    assert "episode 1: return " in done.out and "mean return " in done.out
+    done = script("record", "--env", "CartPole-v1", "-f", "runs", "-n", "5")
+    assert Path(done.out.strip()).samefile(run_folder / "CartPole-v1.gif")
+    done = script("plot", "-e", "CartPole-v1", "-f", "runs", "-o", "curves.svg")
+    assert "1 run(s)" in done.out and (folder / "curves.svg").is_file()
 
 
 def test_progress_bar_on_a_terminal(tmp_path):
-    command = ["-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1", "-n", "300"]
-    terminal, stdout = pty.openpty()
-    done = run(command, tmp_path, stdout=stdout, stderr=subprocess.PIPE)
-    shown = os.read(terminal, 100_000).decode()
-    os.close(stdout)
+    command = ["-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1", "-n", "3000"]
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    done = run(command, tmp_path, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    try:
+        while data := os.read(terminal, 100_000):
+            shown += data
+    except OSError:  # how Linux says that there is no more
+        pass
     os.close(terminal)
-    assert done.returncode == 0, done.stderr
-    assert "%" in shown and "mean return" in shown
-    assert "timesteps/s" not in done.stderr
+    assert done.returncode == 0
+    text = shown.decode()
+    assert "100%" in text and "mean return" in text and "step/s" in text and "<" in text
+    assert "timesteps/s" not in text
 
 
-def test_settings_file(tmp_path, capsys):
-    path = tmp_path / "mine.yml"
+def test_ctrl_c_saves_what_was_learned(tmp_path):
+    command = [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1"]
+    process = subprocess.Popen(
+        [*command, "-n", "1e7", "-params", "normalize:true", "compile:false"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
+    deadline = time.monotonic() + 120
+    # An episode has been written: training is on.
+    while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    assert "interrupted" in stderr and "CartPole-v1: " in stdout
+    assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
+    assert (folder / "CartPole-v1_vecnormalize.pkl").is_file()
+
+
+def test_settings_file(folder, capsys):
+    path = folder / "mine.yml"
     path.write_text("default: {n_timesteps: 64, n_steps: 32, batch_size: 32, normalize: true}")
-    main(["train", "--env", "CartPole-v1", "-conf", str(path), "-f", str(tmp_path), "--seed", "1", "--device", "cpu"])
-    assert "after 64 timesteps" in capsys.readouterr().out
-    assert (tmp_path / "ppo_plus" / "CartPole-v1_1" / "vecnormalize.pkl").is_file()
+    main([*TRAIN, "-conf", str(path), "-f", str(folder), "--seed", "1"])
+    captured = capsys.readouterr()
+    assert "after 64 timesteps" in captured.out
+    assert f"{path} has no entry for CartPole-v1: training with its 'default'" in captured.err
+    assert (folder / "ppo_plus" / "CartPole-v1_1" / "CartPole-v1" / "vecnormalize.pkl").is_file()
+
+
+def dry_run(capsys, *arguments):
+    main([*TRAIN, "--dry-run", *arguments])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys):
+    shown = dry_run(
+        capsys,
+        *[
+            "-n",
+            "1e3",
+            "--n-envs",
+            "2",
+            "--seed",
+            "5",
+            "--vec-env",
+            "subproc",
+            "--env-kwargs",
+            "sutton_barto_reward:True",
+        ],
+        *["-params", "learning_rate:lin_1e-3", "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)", "gamma:0.5"],
+        *["--num-threads", "2", "--eval-freq", "7", "-tb", "tb", "--eval-env-kwargs", "sutton_barto_reward:False"],
+    )
+    assert (
+        shown["CartPole-v1"].items()
+        >= {
+            "n_timesteps": 1000,
+            "n_envs": 2,
+            "gamma": 0.5,
+            "learning_rate": "lin_1e-3",
+            "policy_kwargs": "dict(net_arch=[4], activation_fn=nn.ReLU)",
+            "env_kwargs": {"sutton_barto_reward": True},
+            "n_threads": 2,
+            "n_steps": 32,
+        }.items()
+    )
+    assert (
+        shown["run"].items()
+        >= {
+            "seed": 5,
+            "vec_env": "subproc",
+            "eval_freq": 7,
+            "tensorboard_log": "tb",
+            "eval_env_kwargs": {"sutton_barto_reward": False},
+        }.items()
+    )
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_dry_run_prints_is_a_settings_file(folder, capsys):
+    main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
+    (folder / "mine.yml").write_text(capsys.readouterr().out)
+    assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
+
+
+def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
+    seeds = {dry_run(capsys)["run"]["seed"] for _ in range(3)} | {dry_run(capsys, "--seed", "-1")["run"]["seed"]}
+    assert len(seeds) == 4 and min(seeds) >= 0
+
+
+def test_variants(folder, capsys):
+    assert dry_run(capsys, "--variant", "gSDE")["CartPole-v1"]["use_sde"] is True
+
+
+def test_packages_that_register_environments(folder, monkeypatch, capsys):
+    (folder / "my_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    main(["train", "--env", "Mine-v0", "--gym-packages", "my_envs", "-n", "64", "-params", "n_steps:64", "--seed", "0"])
+    assert "Mine-v0: mean return 5.00" in capsys.readouterr().out
+    main(["enjoy", "--env", "Mine-v0", "--gym-packages", "my_envs", "--no-render", "-n", "9"])
+    assert "episode 1: return 5.00, length 5" in capsys.readouterr().out
+
+
+def test_tensorboard(folder):
+    main([*TRAIN, "-n", "256", "-tb", "tb", "--no-progress"])
+    assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
+
+
+def test_training_on_of_a_saved_model(folder, capsys):
+    main([*TRAIN, "-n", "256", "--no-progress"])
+    main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
+    assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
+
+
+def test_evaluations_of_two_runs(folder, capsys):
+    for seed in ("1", "2"):
+        main([*TRAIN, "-n", "512", "--eval-freq", "256", "--seed", seed])
+    main(["plot", "-e", "CartPole-v1", "-l", "mine"])
+    assert re.search(r"CartPole-v1, mine: .* \[.*\] after 512 timesteps, 2 run", capsys.readouterr().out)
+    assert (folder / "curves.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gamma:0.9", 0.9),
+        ("learning_rate:lin_1e-3", "lin_1e-3"),
+        ("use_sde:true", True),
+        ("use_sde:True", True),
+        ("target_kl:None", None),
+        ("sde_sample_freq:'episode'", "episode"),
+        ("sde_sample_freq:episode", "episode"),
+        ("net:dict(a=[1, 2])", {"a": [1, 2]}),
+        ("path:'a:b'", "a:b"),
+        ("wrapper:gymnasium.wrappers.TimeLimit", "gymnasium.wrappers.TimeLimit"),
+    ],
+)
+def test_key_value(text, expected):
+    assert key_value(text) == (text.split(":")[0], expected)
+
+
+@pytest.mark.parametrize("text", ["gamma", ":1", "gamma:", "a:__import__('os').system('true')", "a:open('x')", "a:[x]"])
+def test_not_a_key_value(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        key_value(text)
 
 
 @pytest.mark.parametrize(
@@ -54,65 +241,125 @@ def test_settings_file(tmp_path, capsys):
     [
         (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
         (["--env", "CartPole-v99"], "CartPole"),
+        (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
         (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
-        (["--env", "CartPole-v1", "--seed", "x"], "--seed"),
-        (["--env", "CartPole-v1", "--seed", "-1"], "eed"),
+        (["--env", "CartPole-v1", "--seed", "x"], "'x' must be a whole number below 2**32"),
+        (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
         (["--env", "CartPole-v1", "--device", "toaster"], "there is no device 'toaster'"),
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "nope.yml"),
         (["--env", "CartPole-v1", "-conf", "."], "directory"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
+        (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/gSDE"),
+        (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
+        (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
+        (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
+        (["--env", "CartPole-v1", "-params", "gama:3"], "unknown key 'gama'; the nearest valid key is 'gamma'"),
+        (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
+        (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
+        (["--env", "CartPole-v1", "-i", __file__], ""),
         (["--env", "CartPole-v1", "--nope"], "--nope"),
         ([], "--env"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
+    check_one_line_error(["train", *arguments], message, capsys)
+    assert list(folder.glob("logs/ppo_plus/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["enjoy", "--env", "CartPole-v1"], "there is no run of CartPole-v1 in logs"),
+        (["enjoy", "--env", "CartPole-v1", "--exp-id", "-1", "-f", "."], "there is no model CartPole-v1.zip"),
+        (["record", "--env", "CartPole-v1", "--exp-id", "3"], "there is no run of CartPole-v1"),
+        (["plot", "-e", "CartPole-v1"], "has no run of CartPole-v1"),
+        (["plot", "-e", "CartPole-v1", "-o", "curves.txt"], "must end in .png, .svg or .pdf"),
+        (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
+        (["fly"], "fly"),
+        ([], "COMMAND"),
+    ],
+)
+def test_mistake_in_the_other_commands(folder, capsys, arguments, message):
     check_one_line_error(arguments, message, capsys)
-    assert list(tmp_path.glob("logs/ppo_plus/*")) == []
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("default: [", "no valid YAML"),
-        ("default: {n_timesteps: 64, gama: 1}", "unknown key 'gama'; the nearest valid key is 'gamma'"),
-        ("default: {n_timesteps: 64, policy: Nope}", "Nope"),
-        ("default: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
-        ("default: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
-        ("default: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
-        ("default: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
-        ("default: {n_timesteps: 64, gamma: high}", "gamma"),
-        ("default: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
-        ("default: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
-        ("default: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
+        ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama'; the nearest valid key is 'gamma'"),
+        ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "'use_rms_prop' is an argument of A2C"),
+        ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
+        ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
+        ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
+        ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
+        ("CartPole-v1: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
+        ("CartPole-v1: {n_timesteps: 64, gamma: high}", "gamma"),
+        ("CartPole-v1: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
+        ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
     ],
 )
-def test_mistake_in_the_settings_file(tmp_path, capsys, text, message):
-    path = tmp_path / "settings.yml"
-    path.write_text(text)
-    check_one_line_error(["--env", "CartPole-v1", "-conf", str(path), "-f", str(tmp_path)], message, capsys)
+def test_mistake_in_the_settings_file(folder, capsys, text, message):
+    (folder / "settings.yml").write_text(text)
+    check_one_line_error([*TRAIN, "-conf", "settings.yml"], message, capsys)
+    assert list(folder.glob("logs/ppo_plus/*")) == []
+
+
+def test_tracking_without_its_package(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb", capsys)
 
 
 def check_one_line_error(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["train", *arguments])
+        main(arguments)
     assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ppo-plus") and ": error: " in error
-    assert error.count("\n") == 1 and error.endswith("\n")
+    error = capsys.readouterr().err.removesuffix("\n")
+    assert "\n" not in error
+    assert re.match(r"ppo-plus( \w+)?: error: .", error)
     assert message in error
 
 
-def test_an_error_in_training_shows_its_traceback(tmp_path, monkeypatch):
+def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
     def fail(_run):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("ppo_plus.zoo.cli.train", fail)
+    monkeypatch.setattr("ppo_plus.zoo.cli_train.train", fail)
     with pytest.raises(ValueError, match="a bug"):
-        main(["train", "--env", "CartPole-v1", "-f", str(tmp_path)])
+        main(TRAIN)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"ppo-plus {__version__}\n"
+
+
+def test_every_argument_is_explained():
+    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
+    assert {"train", "enjoy", "record", "plot"} <= set(subcommands)
+    for name, parser in subcommands.items():
+        text = parser.format_help()
+        for action in parser._actions:
+            assert action.help, f"{name} {action.option_strings}"
+            assert all(option in text for option in action.option_strings)
+
+
+def test_rl_zoo3s_flags_are_there():
+    flags = (
+        "--env -n --n-timesteps --seed --n-envs -params --hyperparams -conf --conf-file --eval-freq --eval-episodes "
+        "--n-eval-envs --save-freq -tb --tensorboard-log -i --trained-agent --vec-env --device -f --log-folder -P "
+        "--progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose --num-threads -uuid "
+        "--uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
+    )
+    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
+    assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)
 
 
 def test_the_package_does_not_load_the_zoo(tmp_path):

@@ -45,20 +45,54 @@ def test_metadata(wheel):
     assert any(name.endswith("LICENSE") for name in names)
 
 
-def test_settings_are_found_outside_a_checkout(wheel, tmp_path):
-    installed = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(installed)
-    code = "from ppo_plus.zoo import hyperparams as h; print(h.builtin_file(), h.resolve('CartPole-v1').n_envs)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Run code or the command line with the wheel's contents, outside the checkout."""
+    site = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(site)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+    def run(*arguments, cwd):
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+    run.site = site
+    return run
+
+
+def test_settings_are_found_outside_a_checkout(installed, tmp_path):
+    code = (
+        "from ppo_plus.zoo.hyperparams import builtin_file; from ppo_plus.zoo.experiment import load_experiment\n"
+        "print(builtin_file(), load_experiment('CartPole-v1').n_envs)"
     )
+    done = installed("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(installed / "ppo_plus" / "hyperparams" / "ppo_plus.yml"), "8"]
+    assert done.stdout.split() == [str(installed.site / "ppo_plus" / "hyperparams" / "ppo_plus.yml"), "8"]
+
+
+def test_the_command_line_works_outside_a_checkout(installed, tmp_path):
+    # One process for all: importing torch takes longest.
+    code = """
+from ppo_plus.zoo.cli import main
+main("train --env CartPole-v1 -n 512 --eval-freq 256 --save-freq 256 -params normalize:true".split())
+main("enjoy --env CartPole-v1 --no-render -n 300 --load-last-checkpoint".split())
+main("record --env CartPole-v1 -n 3".split())
+main("plot -e CartPole-v1".split())
+"""
+    done = installed("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
+    for path in (run / "CartPole-v1.zip", run / "best_model_vecnormalize.pkl", run / "CartPole-v1.gif"):
+        assert path.is_file()
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_a_mistake_is_one_line_outside_a_checkout(installed, tmp_path):
+    (tmp_path / "broken.yml").write_text("default: [")
+    code = "from ppo_plus.zoo.cli import main; main()"
+    done = installed("-c", code, "train", "--env", "CartPole-v1", "-conf", "broken.yml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ppo-plus: error: broken.yml is no valid YAML") and done.stderr.count("\n") == 1
 
 
 def test_a_checkout_uses_the_folder_at_its_top():

@@ -1,99 +1,149 @@
 """Training runs, in process."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+import yaml
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.hyperparams import resolve
+from ppo_plus.zoo.enjoy import saved_experiment
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.plot import read_episodes
-from ppo_plus.zoo.train import make_env, new_folder, set_up, train
+from ppo_plus.zoo.train import Options, set_up, train
 
-SHORT = replace(resolve("CartPole-v1"), n_timesteps=512)
+SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
 
-def test_leaves_model_curve_and_episodes(tmp_path, capsys):
-    run = set_up(SHORT, log_folder=tmp_path)
-    train(run)
-    assert run.folder == tmp_path / "ppo_plus" / "CartPole-v1_1"
-    files = {path.name for path in run.folder.iterdir()}
-    assert files == {"model.zip", "learning_curve.png", *(f"{i}.monitor.csv" for i in range(8))}
+def run(tmp_path, experiment=SHORT, **options):
+    made = set_up(experiment, Options(log_folder=str(tmp_path), **{"eval_freq": 256, **options}))
+    train(made)
+    return made
+
+
+def test_layout_of_the_log_folder(tmp_path, capsys):
+    made = run(tmp_path, SHORT.replace(normalize={}), save_freq=256)
+    folder = tmp_path / "ppo_plus" / "CartPole-v1_1"
+    assert made.folder.path == folder
+    models = ["CartPole-v1", "best_model", "rl_model_256_steps", "rl_model_512_steps"]
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        *(f"{model}.zip" for model in models),
+        *(f"{model}_vecnormalize.pkl" for model in models),
+        *(f"{i}.monitor.csv" for i in range(2)),
+        "evaluations.npz",
+        "learning_curve.png",
+        "CartPole-v1/config.yml",
+        "CartPole-v1/args.yml",
+        "CartPole-v1/command.txt",
+        "CartPole-v1/vecnormalize.pkl",
+    }
     result, model, curve = capsys.readouterr().out.splitlines()
-    assert result.startswith("CartPole-v1: mean return ") and "over 20 episodes after 512 timesteps" in result
-    assert str(run.folder / "model.zip") in model
-    assert str(run.folder / "learning_curve.png") in curve
-    assert PPO_Plus.load(run.folder / "model.zip").num_timesteps == 512
+    assert result.startswith("CartPole-v1: mean return ") and "over 5 episodes after 512 timesteps" in result
+    assert str(folder / "CartPole-v1.zip") in model
+    assert str(folder / "learning_curve.png") in curve
+    assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
+
+
+def test_what_was_asked_for_is_recorded_and_reads_back(tmp_path):
+    experiment = SHORT.replace(seed=11, eval_env_kwargs={"sutton_barto_reward": True})
+    made = run(tmp_path, experiment)
+    assert saved_experiment(made.folder) == experiment
+    arguments = yaml.safe_load((made.folder.settings / "args.yml").read_text())
+    assert (arguments["seed"], arguments["eval_freq"], arguments["algo"]) == (11, 256, "ppo_plus")
+
+
+def test_evaluations(tmp_path):
+    made = run(tmp_path, eval_episodes=3, n_eval_envs=2)
+    with np.load(made.folder.path / "evaluations.npz") as saved:
+        assert saved["timesteps"].tolist() == [256, 512]
+        assert saved["results"].shape == (2, 3)
+
+
+def test_without_evaluations(tmp_path, capsys):
+    made = run(tmp_path, eval_freq=-1)
+    assert not (made.folder.path / "evaluations.npz").exists()
+    assert "training episodes after 512 timesteps" in capsys.readouterr().out
 
 
 def test_evaluation_is_no_part_of_the_recorded_training(tmp_path):
-    run = set_up(SHORT, log_folder=tmp_path)
-    train(run)
-    timesteps, _ = read_episodes(run.folder)
+    timesteps, _ = read_episodes(run(tmp_path).folder.path)
     assert 0 < timesteps[-1] <= 512
 
 
 def test_same_seed_same_result(tmp_path):
     def returns(seed):
-        run = set_up(SHORT, seed=seed, log_folder=tmp_path)
-        train(run)
-        return read_episodes(run.folder)[1].tolist()
+        return read_episodes(run(tmp_path, SHORT.replace(seed=seed)).folder.path)[1].tolist()
 
     assert returns(3) == returns(3) != returns(4)
 
 
+def test_options_change_nothing_of_what_is_learned(tmp_path):
+    one = run(tmp_path, progress=False, eval_freq=-1)
+    other = run(tmp_path, save_freq=64, n_eval_envs=2)
+    for a, b in zip(one.model.policy.parameters(), other.model.policy.parameters(), strict=True):
+        assert a.equal(b)
+
+
 def test_normalization_is_saved_and_uses_the_discount_of_the_algorithm(tmp_path):
-    experiment = replace(SHORT, normalize={})
-    run = set_up(experiment, log_folder=tmp_path)
-    train(run)
-    raw = make_env(replace(experiment, normalize=None), 0, tmp_path)
-    loaded = VecNormalize.load(str(run.folder / "vecnormalize.pkl"), raw)
-    assert loaded.gamma == run.model.gamma == 0.98
-    assert loaded.obs_rms.count > 500
-    assert not np.allclose(loaded.obs_rms.var, 1)
+    experiment = SHORT.replace(normalize={})
+    made = run(tmp_path, experiment)
+    raw = make_envs(experiment.replace(normalize=None))
+    for path in ("CartPole-v1_vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"):
+        loaded = VecNormalize.load(str(made.folder.path / path), raw)
+        assert loaded.gamma == made.model.gamma == 0.98
+        assert loaded.obs_rms.count > 500
+        assert not np.allclose(loaded.obs_rms.var, 1)
 
 
-def test_normalize_arguments_reach_the_environment(tmp_path):
-    env = make_env(replace(SHORT, normalize={"norm_reward": False, "gamma": 0.5}), 0, tmp_path)
-    assert (env.norm_obs, env.norm_reward, env.gamma) == (True, False, 0.5)
+def test_a_saved_model_is_trained_on(tmp_path):
+    experiment = SHORT.replace(normalize={})
+    first = run(tmp_path, experiment)
+    second = set_up(
+        experiment.replace(n_timesteps=64),
+        Options(log_folder=str(tmp_path), trained_agent=str(first.folder.last_model)),
+    )
+    for a, b in zip(first.model.policy.parameters(), second.model.policy.parameters(), strict=True):
+        assert a.equal(b)
+    count = second.model.get_vec_normalize_env().obs_rms.count
+    assert count == first.model.get_vec_normalize_env().obs_rms.count
+    train(second)
+    assert second.model.num_timesteps == 64
+    assert second.model.get_vec_normalize_env().obs_rms.count > count
 
 
-def test_policy_kwargs_and_env_kwargs_arrive(tmp_path):
-    experiment = replace(SHORT, policy_kwargs={"net_arch": [7]}, env_kwargs={"sutton_barto_reward": True})
-    run = set_up(experiment, log_folder=tmp_path)
-    assert run.model.policy.action_net.in_features == 7
-    assert run.model.get_env().get_attr("unwrapped")[0]._sutton_barto_reward
+def test_settings_may_name_callbacks(tmp_path):
+    stop = "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes"
+    made = run(tmp_path, SHORT.with_hyperparams({"callback": [{stop: {"max_episodes": 1}}]}))
+    assert 0 < made.model.num_timesteps < 512
 
 
-def test_ctrl_c_keeps_what_was_learned(tmp_path, monkeypatch):
-    run = set_up(SHORT, log_folder=tmp_path)
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, FloatingPointError])
+def test_what_was_learned_survives_an_interruption_and_an_error(tmp_path, monkeypatch, kind):
+    made = set_up(SHORT, Options(log_folder=str(tmp_path)))
 
-    def interrupt(*_args, **_kwargs):
-        raise KeyboardInterrupt
+    def fail(*_args, **_kwargs):
+        raise kind
 
-    monkeypatch.setattr(run.model, "learn", interrupt)
-    train(run)
-    assert (run.folder / "model.zip").is_file()
+    monkeypatch.setattr(made.model, "learn", fail)
+    if kind is KeyboardInterrupt:
+        train(made)
+    else:
+        with pytest.raises(kind):
+            train(made)
+    assert made.folder.last_model.is_file()
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        replace(SHORT, env_id="CartPol-v1"),
-        replace(SHORT, env_kwargs={"nope": 1}),
-        replace(SHORT, policy="NopePolicy"),
-        replace(SHORT, hyperparams={"learning_rate": "lin_x"}),
+        SHORT.replace(env_id="CartPol-v1"),
+        SHORT.replace(env_kwargs={"nope": 1}),
+        SHORT.replace(eval_env_kwargs={"nope": 1}),
+        SHORT.replace(policy="NopePolicy"),
+        SHORT.replace(hyperparams={"learning_rate": "lin_x"}),
     ],
 )
 def test_failed_set_up_leaves_no_folder(tmp_path, broken):
     with pytest.raises(Exception):  # noqa: B017  # each layer below has exceptions of its own
-        set_up(broken, log_folder=tmp_path)
+        set_up(broken, Options(log_folder=str(tmp_path)))
     assert list(tmp_path.glob("ppo_plus/*")) == []
-
-
-def test_folders_are_numbered_and_their_names_safe(tmp_path):
-    assert new_folder(tmp_path, "Foo-v0").name == "Foo-v0_1"
-    assert new_folder(tmp_path, "Foo-v0").name == "Foo-v0_2"
-    assert new_folder(tmp_path, "ALE/Pong-v5") == tmp_path / "ALE-Pong-v5_1"
-    assert new_folder(tmp_path, "module:Foo-v0") == tmp_path / "module-Foo-v0_1"

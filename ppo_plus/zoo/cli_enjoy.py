@@ -1,0 +1,104 @@
+"""``ppo-plus enjoy`` and ``ppo-plus record``: play with a trained model, and show or write what happens."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ppo_plus.zoo.arguments import add_env_arguments, seed, whole_number
+from ppo_plus.zoo.enjoy import Player, enjoy, make_player, record
+from ppo_plus.zoo.folders import RunFolder, find_folder
+
+
+def add_parser(commands: Any) -> None:
+    """Add the two subcommands.
+
+    :param commands: the program's subparsers
+    """
+    command = commands.add_parser(
+        "enjoy", help="watch a trained model. It is a pickle: enjoy only those that you trust"
+    )
+    command.set_defaults(prepare=prepare_enjoy)
+    _add_arguments(command)
+    command.add_argument("--no-render", action="store_true", help="show nothing, print the returns")
+    command.add_argument("--reward-log", metavar="DIR", help="folder for monitor.csv files")
+
+    command = commands.add_parser("record", help="record a trained model as a GIF or video")
+    command.set_defaults(prepare=prepare_record)
+    _add_arguments(command)
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="a .gif, or an .mp4 with pip install 'imageio[ffmpeg]' (default: a .gif beside the model)",
+    )
+
+
+def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
+    """Load the model."""
+    mode = {} if args.no_render else {"render_mode": "human"}
+    folder, model = _find(args)
+    monitor_dir = None if args.reward_log is None else Path(args.reward_log)
+    return partial(enjoy, _player(args, folder, model, mode, monitor_dir), args.n_timesteps)
+
+
+def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
+    """Load the model."""
+    folder, model = _find(args)
+    path = model.with_suffix(".gif") if args.output is None else Path(args.output)
+    if path.suffix != ".gif" and find_spec("imageio_ffmpeg") is None:
+        raise ImportError(f"-o {path}: videos other than .gif need pip install 'imageio[ffmpeg]'")
+    player = _player(args, folder, model, {"render_mode": "rgb_array"}, None)
+
+    def work() -> None:
+        record(player, args.n_timesteps, path)
+        print(path)
+
+    return work
+
+
+def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
+    """The run, and which of its models."""
+    for package in args.gym_packages:
+        import_module(package)
+    folder = find_folder(Path(args.log_folder), args.env, args.exp_id)
+    if args.load_best:
+        return folder, folder.best_model
+    if args.load_checkpoint is not None or args.load_last_checkpoint:
+        return folder, folder.checkpoint(args.load_checkpoint)
+    return folder, folder.last_model
+
+
+def _player(
+    args: argparse.Namespace, folder: RunFolder, model: Path, mode: dict[str, Any], monitor_dir: Path | None
+) -> Player:
+    return make_player(
+        folder,
+        model,
+        n_envs=args.n_envs,
+        seed=max(args.seed, 0),
+        device=args.device,
+        deterministic=args.deterministic,
+        env_kwargs={**mode, **dict(args.env_kwargs or [])},
+        monitor_dir=monitor_dir,
+    )
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
+    add_env_arguments(command, "--folder")
+    add = command.add_argument
+    add("--exp-id", type=int, default=0, metavar="N", help="number of the run; 0: the last, -1: the folder itself")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--load-best", action="store_true", help="the model that was best in evaluation")
+    which.add_argument("--load-checkpoint", type=whole_number, metavar="N", help="the checkpoint after N timesteps")
+    which.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint")
+    add(
+        "-n", "--n-timesteps", type=whole_number, default=1000, metavar="N", help="steps to play (default: %(default)s)"
+    )
+    add("--n-envs", type=whole_number, default=1, metavar="N", help="environments side by side (default: %(default)s)")
+    add("--seed", type=seed, default=0, help="seed of the environments (default: %(default)s)")
+    add("--deterministic", action="store_true", default=None, help="most likely actions (default, but for Atari)")
+    add("--stochastic", dest="deterministic", action="store_false", help="draw actions (default for Atari)")

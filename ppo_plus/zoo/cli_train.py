@@ -1,0 +1,203 @@
+"""``ppo-plus train``: rl_zoo3's flags, where they mean something for PPO_Plus."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from ppo_plus.zoo.arguments import add_env_arguments, key_value, seed, whole_number
+from ppo_plus.zoo.envs import find_env
+from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.hyperparams import builtin_file, read_entry
+from ppo_plus.zoo.tracking import run_name, track
+from ppo_plus.zoo.train import Options, set_up, train
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand.
+
+    :param commands: the program's subparsers
+    """
+    command = commands.add_parser("train", help="train, evaluate and save a model, and plot its learning curve")
+    command.set_defaults(prepare=prepare)
+    add_env_arguments(command, "--log-folder")
+    add_experiment_arguments(command)
+    _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
+    _add_tracking_arguments(command.add_argument_group("Weights & Biases"))
+
+
+def add_experiment_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``.
+
+    :param command: the parser
+    """
+    add = command.add_argument_group("what is trained").add_argument
+    add("-conf", "--conf-file", metavar="FILE", help="YAML settings in rl_zoo3's format (default: the package's own)")
+    add("--variant", metavar="NAME", help="take the settings' entry ID/NAME, such as CartPole-v1/gSDE")
+    add(
+        "--trust-config",
+        action="store_true",
+        help="let the settings import wrappers, callbacks and policies from anywhere",
+    )
+    add("-n", "--n-timesteps", type=whole_number, metavar="N", help="timesteps to train for (default: the settings')")
+    add("--n-envs", type=whole_number, metavar="N", help="environments side by side (default: the settings')")
+    add(
+        "-params",
+        "--hyperparams",
+        nargs="+",
+        type=key_value,
+        default=[],
+        metavar="K:V",
+        help='settings to replace, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"',
+    )
+    add("--seed", type=seed, default=-1, help="seed of everything random (default: a random one, which is recorded)")
+    add("--vec-env", choices=["dummy", "subproc"], default="dummy", help="step environments in turn, or in processes")
+    add("--eval-env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of evaluation environments")
+    add(
+        "--num-threads",
+        type=whole_number,
+        metavar="N",
+        help="torch's threads (default: chosen by the size of the work)",
+    )
+
+
+def make_experiment(args: argparse.Namespace) -> Experiment:
+    """The experiment that the arguments describe.
+
+    :param args: of a parser with ``add_env_arguments`` and :func:`add_experiment_arguments`
+    :raises gymnasium.error.Error: there is no such environment
+    :raises ValueError, OSError, ImportError: see :func:`load_experiment`
+    """
+    for package in args.gym_packages:
+        import_module(package)
+    find_env(args.env)
+    source = Path(args.conf_file) if args.conf_file else builtin_file()
+    flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
+    overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
+    if args.env_kwargs:
+        overrides["env_kwargs"] = dict(args.env_kwargs)
+    if read_entry(args.env, source, args.variant)[0] == "default":
+        print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
+    return load_experiment(
+        args.env,
+        source,
+        overrides,
+        variant=args.variant,
+        trust_config=args.trust_config,
+        packages=[package.split(".")[0] for package in args.gym_packages],
+        seed=args.seed if args.seed >= 0 else int(np.random.default_rng().integers(2**32)),
+        device=args.device,
+        vec_env=args.vec_env,
+        eval_env_kwargs=None if args.eval_env_kwargs is None else dict(args.eval_env_kwargs),
+    )
+
+
+def prepare(args: argparse.Namespace) -> Callable[[], None]:
+    """Build the run, or describe it."""
+    experiment = make_experiment(args)
+    name = run_name(experiment) if args.track else None
+    options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
+    if args.dry_run:
+        return partial(print, describe(experiment, options), end="")
+    if options.tensorboard_log and find_spec("tensorboard") is None:
+        raise ImportError("-tb and --track need TensorBoard: pip install tensorboard")
+    run = set_up(experiment, options)
+
+    def work() -> None:
+        if name:
+            track(args, experiment, name)
+        train(run)
+
+    return work
+
+
+def describe(experiment: Experiment, options: Options) -> str:
+    """The resolved experiment as YAML."""
+    run = {name: getattr(experiment, name) for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
+    return yaml.safe_dump({experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}, sort_keys=False)
+
+
+def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
+    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
+        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
+    return Options(
+        log_folder=args.log_folder,
+        uuid=args.uuid,
+        eval_freq=args.eval_freq,
+        eval_episodes=args.eval_episodes,
+        n_eval_envs=args.n_eval_envs,
+        save_freq=args.save_freq,
+        trained_agent=args.trained_agent,
+        tensorboard_log=tensorboard_log,
+        log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
+        progress=args.progress,
+        verbose=args.verbose,
+    )
+
+
+def _add_option_arguments(group: Any) -> None:
+    add, default = group.add_argument, Options()
+    add(
+        "--eval-freq",
+        type=int,
+        default=default.eval_freq,
+        help="steps between evaluations; negative: none (default: %(default)s)",
+    )
+    add(
+        "--eval-episodes",
+        type=whole_number,
+        default=default.eval_episodes,
+        help="episodes of each (default: %(default)s)",
+    )
+    add(
+        "--n-eval-envs",
+        type=whole_number,
+        default=default.n_eval_envs,
+        help="environments for them (default: %(default)s)",
+    )
+    add(
+        "--save-freq",
+        type=int,
+        default=default.save_freq,
+        help="steps between checkpoints; negative: none (default: %(default)s)",
+    )
+    add("-i", "--trained-agent", metavar="ZIP", help="a saved model to train on")
+    add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
+    add(
+        "--log-interval",
+        type=int,
+        default=-1,
+        help="rollouts between two logs; -1: one, -2: no logs (default: %(default)s)",
+    )
+    add("-uuid", "--uuid", action="store_true", help="add a unique id to the name of the run's folder")
+    add(
+        "-P",
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="show progress: a bar on a terminal, else lines (default: yes)",
+    )
+    add(
+        "--verbose",
+        type=int,
+        choices=[0, 1, 2],
+        default=0,
+        help="1: SB3's tables of numbers, 2: debugging (default: %(default)s)",
+    )
+    add("--dry-run", action="store_true", help="print the resolved experiment and train nothing")
+
+
+def _add_tracking_arguments(group: Any) -> None:
+    add = group.add_argument
+    add("--track", action="store_true", help="track the run with Weights & Biases (pip install wandb tensorboard)")
+    add("--wandb-project-name", default="ppo_plus", metavar="NAME", help="project (default: %(default)s)")
+    add("--wandb-entity", metavar="NAME", help="entity (team)")
+    add("--wandb-group", metavar="NAME", help="group")
+    add("-tags", "--wandb-tags", nargs="+", default=[], metavar="TAG", help="tags")

@@ -1,0 +1,146 @@
+"""Watch and record what a run has learned."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import Experiment, parse_settings
+from ppo_plus.zoo.folders import RunFolder
+from ppo_plus.zoo.hyperparams import read_mapping
+from ppo_plus.zoo.models import load_statistics
+
+#: Viewers show faster GIFs slowly.
+MAX_GIF_FPS = 50
+
+
+@dataclass(frozen=True)
+class Player:
+    """A trained model in front of environments.
+
+    :param model: the model
+    :param env: environments that do not learn
+    :param deterministic: take the most likely actions
+    """
+
+    model: PPO_Plus
+    env: VecEnv
+    deterministic: bool
+
+    def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
+        """Play, and yield the environments' ``infos`` after each step.
+
+        :param n_timesteps: steps of each environment
+        """
+        obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
+        for _ in range(n_timesteps):
+            actions, state = self.model.predict(obs, state, starts, self.deterministic)  # type: ignore[arg-type]
+            obs, _, starts, infos = self.env.step(actions)
+            yield infos
+
+
+def make_player(
+    folder: RunFolder,
+    model: Path,
+    n_envs: int = 1,
+    seed: int = 0,
+    device: str = "auto",
+    deterministic: bool | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    monitor_dir: Path | None = None,
+) -> Player:
+    """A model of a run, with the statistics saved beside it, in the environments that it was trained for.
+
+    :param folder: the run's folder
+    :param model: one of its models
+    :param n_envs: environments side by side
+    :param seed: seed of the first one
+    :param device: device of the model
+    :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
+    :param env_kwargs: arguments of the environment that replace the run's; ``render_mode``, for instance
+    :param monitor_dir: folder for ``monitor.csv`` files; ``None``: none
+    :raises FileNotFoundError: a file is missing
+    """
+    if not model.is_file():
+        raise FileNotFoundError(f"there is no model {model}")
+    experiment = saved_experiment(folder)
+    env = make_envs(experiment, n_envs, seed, evaluation=True, monitor_dir=monitor_dir, **(env_kwargs or {}))
+    load_statistics(model, env)
+    loaded = PPO_Plus.load(model, env=env, device=device, seed=seed)
+    return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
+
+
+def saved_experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run. Its settings may import from anywhere: a model that is loaded can run code anyway.
+
+    :param folder: the run's folder
+    :raises FileNotFoundError: it is no run's folder
+    """
+    settings = read_mapping(folder.settings / "config.yml")
+    arguments = read_mapping(folder.settings / "args.yml")
+    experiment = parse_settings(folder.env_id, settings, packages=None)
+    return experiment.replace(seed=arguments["seed"], eval_env_kwargs=arguments.get("eval_env_kwargs"))
+
+
+def enjoy(player: Player, n_timesteps: int) -> None:
+    """Play, and print the return and length of each episode. Ctrl-C ends it.
+
+    :param player: the player; it renders if its environments do
+    :param n_timesteps: steps of each environment
+    """
+    returns: list[float] = []
+    lengths: list[int] = []
+    try:
+        for infos in player.play(n_timesteps):
+            for episode in (info["episode"] for info in infos if "episode" in info):
+                returns.append(episode["r"])
+                lengths.append(episode["l"])
+                print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
+    except KeyboardInterrupt:
+        pass
+    player.env.close()
+    if returns:
+        print(
+            f"mean return {np.mean(returns):.2f} +/- {np.std(returns):.2f}, "
+            f"mean length {np.mean(lengths):.2f} +/- {np.std(lengths):.2f} over {len(returns)} episodes"
+        )
+    else:
+        print(f"no episode ended within {n_timesteps} steps")
+
+
+def record(player: Player, n_timesteps: int, path: Path) -> None:
+    """Play, and write what the environments show into a file.
+
+    :param player: the player; its environments have ``render_mode="rgb_array"``
+    :param n_timesteps: steps of each environment
+    :param path: a ``.gif``, or a video (``.mp4``, …), for which ``imageio[ffmpeg]`` must be installed
+    """
+    fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
+    frames = _frames(player, n_timesteps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".gif":
+        every = -(-fps // MAX_GIF_FPS)
+        images = map(Image.fromarray, islice(frames, 0, None, every))
+        next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
+    else:
+        from imageio.v2 import get_writer
+
+        writer: Any = get_writer(path, fps=fps)
+        with writer:
+            for frame in frames:
+                writer.append_data(frame)
+    player.env.close()
+
+
+def _frames(player: Player, n_timesteps: int) -> Iterator[np.ndarray]:
+    for _ in player.play(n_timesteps):
+        frame = player.env.render("rgb_array")
+        assert frame is not None, "the environment renders nothing"
+        yield frame

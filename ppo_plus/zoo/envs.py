@@ -1,0 +1,95 @@
+"""The environments of an experiment, for training and for evaluation."""
+
+from copy import deepcopy
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.experiment import Experiment, Part
+from ppo_plus.zoo.hyperparams import is_atari
+
+VEC_ENVS: dict[str, type[DummyVecEnv] | type[SubprocVecEnv]] = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
+
+#: Evaluation environments have the experiment's seed plus this one, so that no episode is trained and evaluated on.
+EVAL_SEED = 2**31
+
+
+def make_envs(
+    experiment: Experiment,
+    n_envs: int | None = None,
+    seed: int | None = None,
+    *,
+    evaluation: bool = False,
+    monitor_dir: Path | None = None,
+    **env_kwargs: Any,
+) -> VecEnv:
+    """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
+    frame stacking, transposed images.
+
+    :param experiment: the experiment
+    :param n_envs: how many; ``None``: the experiment's for training, one for evaluation
+    :param seed: seed of the first one, the others follow; ``None``: of the experiment, and another one for evaluation
+    :param evaluation: rewards as the environment gives them, and statistics that do not change. SB3's ``EvalCallback``
+        copies them from the training environments before it evaluates
+    :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
+    :param env_kwargs: further arguments of the environment, such as ``render_mode``
+    :return: the environments
+    :raises gymnasium.error.Error: there is no such environment, or its package is not installed
+    """
+    if n_envs is None:
+        n_envs = 1 if evaluation else experiment.n_envs
+    if seed is None:
+        seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
+    kwargs = experiment.env_kwargs
+    if evaluation and experiment.eval_env_kwargs is not None:
+        kwargs = experiment.eval_env_kwargs
+    kwargs = {**deepcopy(kwargs), **env_kwargs}
+    make = partial(gym.make, find_env(experiment.env_id))
+    if experiment.vec_env == "subproc":
+        # A mistake shows here with its own message; a worker process would only end.
+        make(**kwargs).close()
+    env = make_vec_env(
+        make,
+        n_envs,
+        seed=seed,
+        monitor_dir=None if monitor_dir is None else str(monitor_dir),
+        wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
+        env_kwargs=kwargs,
+        vec_env_cls=VEC_ENVS[experiment.vec_env],
+        monitor_kwargs=deepcopy(experiment.monitor_kwargs),
+    )
+    env = _wrap(env, experiment.vec_env_wrapper)
+    if experiment.normalize is not None:
+        env = _normalize(env, experiment, evaluation)
+    if experiment.frame_stack is not None:
+        env = VecFrameStack(env, experiment.frame_stack)
+    # What the algorithm would do to its own environments; evaluation must see the same.
+    return PPO_Plus._wrap_env(env)
+
+
+def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
+    """How Gymnasium makes an environment. Handed to worker processes as it is, so that they need no registration.
+
+    :raises gymnasium.error.Error: there is no such environment, or its package is not installed
+    """
+    is_atari(env_id)  # registers ALE's environments where they can be
+    return gym.spec(env_id)
+
+
+def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:
+    arguments: dict[str, Any] = dict(experiment.normalize or {})
+    # Rewards are scaled by the spread of the discounted return, so the discount must be the algorithm's.
+    if "gamma" in experiment.hyperparams:
+        arguments["gamma"] = experiment.hyperparams["gamma"]
+    if evaluation:
+        arguments.update(training=False, norm_reward=False)
+    return VecNormalize(env, **arguments)
+
+
+def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
+    return reduce(lambda wrapped, part: part(wrapped), parts, env)

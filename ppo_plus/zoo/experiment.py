@@ -1,0 +1,330 @@
+"""An experiment: everything that defines one training run, resolved and checked.
+
+How a tuner uses it::
+
+    experiment = load_experiment("Pendulum-v1", seed=3)      # the YAML's entry, every name looked up
+    trial = experiment.with_hyperparams({"gamma": 0.95, "policy_kwargs": {"net_arch": [64]}})  # merged into the YAML's
+    env = make_envs(trial)                                   # ppo_plus.zoo.envs: n_envs environments, normalized
+    eval_env = make_envs(trial, n_envs=5, evaluation=True)   # other seeds; statistics are the training ones
+    model = make_model(trial, env)                           # ppo_plus.zoo.models
+    evaluation = EvalAfterUpdates(eval_env, eval_freq=10_000, n_eval_episodes=5)  # ppo_plus.zoo.callbacks
+    model.learn(trial.n_timesteps, callback=[evaluation, *make_callbacks(trial)])
+    yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 reads as well
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import stable_baselines3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.hyperparams import builtin_file, is_atari, positive_int, read_entry, require_mapping
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_class
+from ppo_plus.zoo.literals import format_literal, parse_literal
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class that a settings file names, and the arguments that it is called with.
+
+    :param name: its dotted name
+    :param cls: the class
+    :param kwargs: keyword arguments
+    """
+
+    name: str
+    cls: type
+    kwargs: dict[str, Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.cls(*args, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that defines a training run. The first fields are keys of a settings file, with their names.
+
+    :param env_id: Gymnasium environment id
+    :param n_timesteps: environment steps to train for, over all environments together
+    :param n_envs: number of environments stepped side by side
+    :param policy: name of the policy class, or the class itself
+    :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
+    :param frame_stack: number of observations stacked; ``None`` for no stacking
+    :param env_wrapper: wrappers of each environment, the innermost first
+    :param vec_env_wrapper: wrappers of the vector environment, the innermost first
+    :param callback: callbacks of the training
+    :param env_kwargs: arguments of the environment
+    :param monitor_kwargs: arguments of ``Monitor``
+    :param policy_kwargs: arguments of the policy
+    :param hyperparams: the other arguments of ``PPO_Plus``
+    :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
+    :param seed: seed of environments, weights and exploration
+    :param device: device of the model
+    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own
+    """
+
+    env_id: str
+    n_timesteps: int
+    n_envs: int = 1
+    policy: str | type = "MlpPolicy"
+    normalize: dict[str, Any] | None = None
+    frame_stack: int | None = None
+    env_wrapper: tuple[Part, ...] = ()
+    vec_env_wrapper: tuple[Part, ...] = ()
+    callback: tuple[Part, ...] = ()
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    monitor_kwargs: dict[str, Any] = field(default_factory=dict)
+    policy_kwargs: dict[str, Any] = field(default_factory=dict)
+    hyperparams: dict[str, Any] = field(default_factory=dict)
+    eval_env_kwargs: dict[str, Any] | None = None
+    seed: int = 0
+    device: str = "auto"
+    vec_env: str = "dummy"
+
+    def replace(self, **changes: Any) -> "Experiment":
+        """The experiment with other values of some fields, which are taken as they are."""
+        return replace(self, **changes)
+
+    def with_hyperparams(
+        self, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
+    ) -> "Experiment":
+        """The experiment with some settings changed, each written as in a settings file.
+
+        :param settings: any keys of a settings file; ``policy_kwargs`` are merged into the experiment's, key by key
+        :param packages: see :func:`parse_settings`
+        :raises ValueError: unknown key or bad value
+        """
+        changed = parse_settings(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
+        named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
+        merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
+        result = self.replace(**{**named, **merged})
+        result.check()
+        return result
+
+    def settings(self) -> dict[str, Any]:
+        """The experiment as plain data, in the format of a settings file: :func:`parse_settings` reads it back, and so
+        does rl_zoo3. Seed, device and kind of vector environment are no part of it."""
+        plain: dict[str, Any] = {
+            "n_timesteps": self.n_timesteps,
+            "n_envs": self.n_envs,
+            "policy": self.policy if isinstance(self.policy, str) else _dotted_name(self.policy),
+        }
+        if self.normalize is not None:
+            plain["normalize"] = _plain(self.normalize) or True
+        if self.frame_stack is not None:
+            plain["frame_stack"] = self.frame_stack
+        for name in PARTS:
+            if getattr(self, name):
+                plain[name] = [
+                    {part.name: _plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)
+                ]
+        if self.env_kwargs:
+            plain["env_kwargs"] = _plain(self.env_kwargs)
+        for name in ("monitor_kwargs", "policy_kwargs"):
+            if getattr(self, name):
+                plain[name] = format_literal(getattr(self, name))
+        return {**plain, **{name: _plain(value) for name, value in self.hyperparams.items()}}
+
+    def check(self) -> None:
+        """:raises ValueError: a hyperparameter that ``PPO_Plus`` does not have"""
+        _check_names("", self.hyperparams, hyperparameter_names(), SETTINGS)
+
+    @property
+    def deterministic_eval(self) -> bool:
+        """Whether evaluation takes the most likely actions: as in rl_zoo3, not for Atari and MiniGrid."""
+        spec = gym.registry.get(self.env_id)
+        return not is_atari(self.env_id) and "minigrid" not in str(spec and spec.entry_point)
+
+
+#: Keys of a settings file that are fields of their own; the others are arguments of ``PPO_Plus``.
+SETTINGS = tuple(
+    f.name
+    for f in fields(Experiment)
+    if f.name not in ("env_id", "hyperparams", "eval_env_kwargs", "seed", "device", "vec_env")
+)
+#: Those that name classes to import, and what each must be a subclass of.
+PARTS: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
+
+
+def load_experiment(
+    env_id: str,
+    path: str | Path | None = None,
+    overrides: dict[str, Any] | None = None,
+    *,
+    variant: str | None = None,
+    trust_config: bool = False,
+    packages: Collection[str] = (),
+    **run: Any,
+) -> Experiment:
+    """The experiment that a settings file describes for an environment, every name in it looked up and checked.
+
+    :param env_id: Gymnasium environment id
+    :param path: YAML file; ``None`` for the package's own
+    :param overrides: settings that replace those of the file, as a whole each
+    :param variant: take the entry ``env_id/variant`` of the file
+    :param trust_config: let the file import wrappers, callbacks and policies from any package
+    :param packages: packages that it may import from in any case, besides :data:`ppo_plus.zoo.imports.ALLOWED_PACKAGES`
+    :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
+    :return: the experiment
+    :raises ValueError: broken YAML, no entry, unknown key or bad value; the message names file, entry and key
+    :raises OSError: the file cannot be read
+    """
+    source = builtin_file() if path is None else Path(path)
+    name, entry = read_entry(env_id, source, variant)
+    try:
+        allowed = None if trust_config else (*ALLOWED_PACKAGES, *packages)
+        experiment = parse_settings(env_id, {**entry, **(overrides or {})}, allowed).replace(**run)
+        experiment.check()
+        return experiment
+    except ValueError as error:
+        raise ValueError(f"{source}, {name}: {error}") from None
+
+
+def parse_settings(
+    env_id: str, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
+) -> Experiment:
+    """Read one entry of a settings file. Whether ``PPO_Plus`` has the hyperparameters is not asked here: the files of
+    other algorithms are read as well.
+
+    :param env_id: Gymnasium environment id
+    :param settings: the entry
+    :param packages: what wrappers, callbacks and policies may be imported from; ``None``: from anywhere
+    :raises ValueError: bad value
+    """
+    rest = dict(settings)
+
+    def take(name: str, default: Any = None) -> Any:
+        return rest.pop(name, default)
+
+    frame_stack = take("frame_stack")
+    return Experiment(
+        env_id=env_id,
+        n_timesteps=positive_int("n_timesteps", take("n_timesteps")),
+        n_envs=positive_int("n_envs", take("n_envs", 1)),
+        policy=_policy(take("policy", "MlpPolicy"), packages),
+        normalize=_normalize(take("normalize", False)),
+        frame_stack=None if frame_stack is None else positive_int("frame_stack", frame_stack),
+        env_kwargs=_mapping("env_kwargs", take("env_kwargs")),
+        monitor_kwargs=_mapping("monitor_kwargs", take("monitor_kwargs")),
+        policy_kwargs=_mapping("policy_kwargs", take("policy_kwargs")),
+        env_wrapper=_parts("env_wrapper", take("env_wrapper"), packages),
+        vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
+        callback=_parts("callback", take("callback"), packages),
+        hyperparams={
+            name: _mapping(name, value) if str(name).endswith("_kwargs") else _number(value)
+            for name, value in rest.items()
+        },
+    )
+
+
+def hyperparameter_names() -> set[str]:
+    """What a file may set on ``PPO_Plus``: all but what the training run itself decides."""
+    run = {"env", "policy", "policy_kwargs", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+    return _argument_names(PPO_Plus) - run
+
+
+def _argument_names(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str], also: Iterable[str] = ()) -> None:
+    valid = sorted({*valid, *also})
+    for name in names:
+        if name not in valid:
+            others = [algo for algo in stable_baselines3.__all__ if name in _arguments_of(algo)]
+            if others and not owner:
+                raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
+            nearest = get_close_matches(str(name), valid, n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown key {name!r}{owner}; the nearest valid key is {nearest!r}")
+
+
+def _arguments_of(name: str) -> set[str]:
+    """Arguments of one of SB3's algorithms; of its other exports, none."""
+    found = getattr(stable_baselines3, name)
+    algorithm = isinstance(found, type) and hasattr(found, "learn")
+    return _argument_names(found) - {"seed", "device", "verbose", "env", "tensorboard_log"} if algorithm else set()
+
+
+def _policy(value: Any, packages: Collection[str] | None) -> str | type:
+    if isinstance(value, str) and "." in value:
+        return import_class(value, BasePolicy, packages)
+    return value if isinstance(value, type) else str(value)
+
+
+def _parts(name: str, value: Any, packages: Collection[str] | None) -> tuple[Part, ...]:
+    """One class or a list of them, each a dotted name or a mapping from it to keyword arguments."""
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(_part(name, item, packages) for item in items)
+
+
+def _part(name: str, item: Any, packages: Collection[str] | None) -> Part:
+    if isinstance(item, str):
+        item = {item: None}
+    if not isinstance(item, dict) or len(item) != 1 or not isinstance(next(iter(item)), str):
+        raise ValueError(f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments")
+    ((dotted, kwargs),) = item.items()
+    try:
+        return Part(dotted, import_class(dotted, PARTS[name], packages), _mapping(dotted, kwargs))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _normalize(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, str):
+        value = _literal("normalize", value)
+    if value is None or isinstance(value, bool):
+        return {} if value else None
+    arguments = _mapping("normalize", value)
+    _check_names(" in normalize", arguments, _argument_names(VecNormalize) - {"venv"})
+    return arguments
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    """A mapping given as one, as Python text, or not at all; ``nn.X`` in its values becomes the class."""
+    if isinstance(value, str):
+        value = _literal(name, value)
+    mapping = require_mapping(name, {} if value is None else value)
+    return {key: _literal(name, item) if _names_class(item) else item for key, item in mapping.items()}
+
+
+def _literal(name: str, text: str) -> Any:
+    try:
+        return parse_literal(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _names_class(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"(nn|(th|torch)\.(nn|optim))\.\w+", value) is not None
+
+
+def _number(value: Any) -> Any:
+    """YAML reads ``1e-3`` as text; a file that says so means the number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _plain(value: Any) -> Any:
+    """Data that YAML can hold as it is; anything else that settings may say, as Python text."""
+    return value if _is_plain(value) else format_literal(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _dotted_name(value: type) -> str:
+    return f"{value.__module__}.{value.__qualname__}"

@@ -1,0 +1,115 @@
+"""The folder of a run, laid out as rl_zoo3 does::
+
+logs/ppo_plus/CartPole-v1_1/
+    CartPole-v1.zip                  the last model
+    best_model.zip                   the one that was best in evaluation
+    rl_model_10000_steps.zip         checkpoints
+    <model>_vecnormalize.pkl         the normalization statistics of each of them
+    evaluations.npz                  returns of all evaluations
+    0.monitor.csv, …                 training episodes of each environment
+    learning_curve.png
+    CartPole-v1/config.yml           the settings: `ppo-plus train -conf` and rl_zoo3 read them
+    CartPole-v1/args.yml             the other arguments
+    CartPole-v1/command.txt
+    CartPole-v1/vecnormalize.pkl     the last model's statistics, where rl_zoo3 looks for them
+"""
+
+import re
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+ALGO = "ppo_plus"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the files of one run are.
+
+    :param path: the folder
+    :param env_id: Gymnasium environment id
+    """
+
+    path: Path
+    env_id: str
+
+    @property
+    def last_model(self) -> Path:
+        """The model as it was at the end of training."""
+        return self.path / f"{file_name(self.env_id)}.zip"
+
+    @property
+    def best_model(self) -> Path:
+        """The model that was best in evaluation."""
+        return self.path / "best_model.zip"
+
+    def checkpoint(self, timesteps: int | None = None) -> Path:
+        """A checkpoint.
+
+        :param timesteps: after how many timesteps; ``None``: the last one
+        :raises FileNotFoundError: ``None``, and there is none
+        """
+        if timesteps is not None:
+            return self.path / f"rl_model_{timesteps}_steps.zip"
+        found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
+        if not found:
+            raise FileNotFoundError(f"{self.path} has no checkpoint: train with --save-freq")
+        return found[max(found)]
+
+    @property
+    def settings(self) -> Path:
+        """Folder of what was asked for."""
+        return self.path / file_name(self.env_id)
+
+
+def file_name(env_id: str) -> str:
+    """An environment id without the characters that have a meaning in paths: ``ALE-Pong-v5``."""
+    return env_id.replace("/", "-").replace(":", "-")
+
+
+def new_folder(log_folder: Path, env_id: str, unique: bool = False) -> RunFolder:
+    """Create the folder of the next run, one number above the last; safe when several runs start at once.
+
+    :param log_folder: folder of all runs
+    :param env_id: Gymnasium environment id
+    :param unique: add a UUID to its name
+    """
+    parent = log_folder / ALGO
+    suffix = f"_{uuid.uuid4()}" if unique else ""
+    for number in count(last_run(parent, env_id) + 1):
+        path = parent / f"{file_name(env_id)}_{number}{suffix}"
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            break
+    return RunFolder(path, env_id)
+
+
+def find_folder(log_folder: Path, env_id: str, number: int = 0) -> RunFolder:
+    """The folder of a run that there is.
+
+    :param log_folder: folder of all runs
+    :param env_id: Gymnasium environment id
+    :param number: of the run; 0: the last one; -1: ``log_folder`` is the run's folder itself
+    :raises FileNotFoundError: there is none
+    """
+    if number < 0:
+        return RunFolder(log_folder, env_id)
+    parent = log_folder / ALGO
+    number = number or last_run(parent, env_id)
+    paths = sorted(parent.glob(f"{file_name(env_id)}_{number}")) + sorted(
+        parent.glob(f"{file_name(env_id)}_{number}_*")
+    )
+    if not paths:
+        raise FileNotFoundError(
+            f"there is no run of {env_id} in {parent}: train one with `ppo-plus train --env {env_id}`"
+        )
+    return RunFolder(paths[0], env_id)
+
+
+def last_run(parent: Path, env_id: str) -> int:
+    """Highest number of a run's folder; 0 if there is none."""
+    pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)(_[0-9a-f-]{{36}})?")
+    matches = [pattern.fullmatch(path.name) for path in parent.glob(f"{file_name(env_id)}_*")]
+    return max((int(match[1]) for match in matches if match), default=0)

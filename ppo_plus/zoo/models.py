@@ -1,0 +1,90 @@
+"""Models of an experiment: made, saved and loaded together with the statistics that their observations need."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.experiment import Experiment
+
+
+def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
+    """A model with fresh weights.
+
+    :param experiment: the experiment
+    :param env: its training environments
+    :param arguments: further arguments of ``PPO_Plus``, such as ``verbose`` or ``tensorboard_log``
+    :raises ValueError, TypeError: see ``PPO_Plus``
+    """
+    hyperparams = deepcopy(experiment.hyperparams)
+    return PPO_Plus(
+        experiment.policy,
+        env,
+        policy_kwargs=deepcopy(experiment.policy_kwargs),
+        seed=experiment.seed,
+        device=experiment.device,
+        **{**hyperparams, **arguments},
+    )
+
+
+def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
+    """The callbacks that the settings name, made anew."""
+    return [part() for part in experiment.callback]
+
+
+def load_model(path: Path, experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
+    """A saved model, to be trained on with the experiment's hyperparameters. Its networks stay as they are.
+
+    :param path: the ``.zip`` file
+    :param experiment: the experiment
+    :param env: its training environments; the statistics saved beside the model are loaded into them
+    :param arguments: further arguments, such as ``verbose``
+    :raises ValueError: the model does not fit the environments
+    """
+    load_statistics(path, env)
+    hyperparams = deepcopy(experiment.hyperparams)
+    return PPO_Plus.load(
+        path, env=env, device=experiment.device, **{**hyperparams, "seed": experiment.seed, **arguments}
+    )
+
+
+def save_model(model: PPO_Plus, path: Path) -> None:
+    """Save a model and, beside it, the normalization statistics that it has been trained with.
+
+    :param model: the model
+    :param path: the ``.zip`` file
+    """
+    model.save(path)
+    save_statistics(model, path)
+
+
+def save_statistics(model: PPO_Plus, path: Path) -> None:
+    """Save the normalization statistics of a model, if it has any, beside its file."""
+    normalize = model.get_vec_normalize_env()
+    if normalize is not None:
+        normalize.save(str(statistics_path(path)))
+
+
+def load_statistics(path: Path, env: VecEnv) -> None:
+    """Put the statistics that were saved with a model into environments; how these use them is left as it is.
+
+    :param path: the model's file
+    :param env: environments; if they do not normalize, nothing is loaded
+    :raises FileNotFoundError: they do, and there is no file
+    """
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None:
+        return
+    saved = VecNormalize.load(str(statistics_path(path)), normalize.venv)
+    normalize.ret_rms = saved.ret_rms
+    if saved.norm_obs:
+        normalize.obs_rms = saved.obs_rms
+
+
+def statistics_path(path: Path) -> Path:
+    """Where the statistics of a model are: ``best_model.zip`` has ``best_model_vecnormalize.pkl``."""
+    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.pkl")

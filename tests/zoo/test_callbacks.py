@@ -1,0 +1,126 @@
+"""Evaluations, checkpoints, progress."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, Progress
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.models import make_model
+
+#: A rollout is 64 timesteps.
+EXPERIMENT = load_experiment("CartPole-v1", overrides={"n_envs": 2, "normalize": True, "compile": False, "n_epochs": 2})
+
+
+class Snapshot(BaseCallback):
+    """What was evaluated: the weights, and the statistics that the evaluation environments used."""
+
+    def __init__(self, eval_env):
+        super().__init__()
+        self.eval_env = eval_env
+        self.weights, self.means, self.updates = [], [], []
+
+    def _on_step(self):
+        self.weights.append(th.nn.utils.parameters_to_vector(self.model.policy.parameters()).detach().clone())
+        self.means.append(self.eval_env.obs_rms.mean.copy())
+        self.updates.append(self.model._n_updates)
+        return True
+
+
+def learn(n_timesteps, eval_freq, experiment=EXPERIMENT, **kwargs):
+    env, eval_env = make_envs(experiment), make_envs(experiment, evaluation=True)
+    model = make_model(experiment, env)
+    snapshot = Snapshot(eval_env) if experiment.normalize is not None else None
+    callback = EvalAfterUpdates(eval_env, eval_freq, n_eval_episodes=1, callback_after_eval=snapshot, **kwargs)
+    model.learn(n_timesteps, callback=callback)
+    return model, callback, snapshot
+
+
+def test_evaluations_come_after_updates_and_the_last_one_is_evaluated(tmp_path):
+    model, callback, snapshot = learn(300, 100, log_path=str(tmp_path))
+    # Rollouts end at 64, 128, …, 320: the first after each multiple of 100, and the last.
+    assert callback.evaluations_timesteps == [128, 256, 320]
+    assert snapshot.updates == [2 * 2, 4 * 2, 5 * 2]
+    final = th.nn.utils.parameters_to_vector(model.policy.parameters())
+    th.testing.assert_close(snapshot.weights[-1], final, rtol=0, atol=0)
+    assert not th.equal(snapshot.weights[0], snapshot.weights[1])
+
+
+def test_evaluation_uses_the_training_statistics():
+    model, _, snapshot = learn(300, 100)
+    np.testing.assert_array_equal(snapshot.means[-1], model.get_vec_normalize_env().obs_rms.mean)
+    assert not np.array_equal(snapshot.means[0], snapshot.means[-1])
+
+
+def test_a_run_without_an_update_has_no_evaluation(tmp_path):
+    class Stop(BaseCallback):
+        def _on_step(self):
+            return False
+
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+    callback = EvalAfterUpdates(make_envs(EXPERIMENT, evaluation=True), 1, log_path=str(tmp_path))
+    model.learn(300, callback=[Stop(), callback])
+    assert callback.evaluations_timesteps == [] and not (tmp_path / "evaluations.npz").exists()
+
+
+def test_a_second_call_of_learn_counts_anew(tmp_path):
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+    callback = EvalAfterUpdates(make_envs(EXPERIMENT, evaluation=True), 100, n_eval_episodes=1, log_path=str(tmp_path))
+    model.learn(128, callback=callback).learn(128, callback=callback)
+    assert callback.evaluations_timesteps == [128, 128]
+
+
+def test_evaluation_changes_nothing_of_the_training():
+    with_evaluations, _, _ = learn(300, 64)
+    without = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(300)
+    for one, other in zip(with_evaluations.policy.parameters(), without.policy.parameters(), strict=True):
+        th.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_the_best_model_has_its_own_statistics(tmp_path):
+    model, callback, snapshot = learn(640, 64, log_path=str(tmp_path), best_model_save_path=str(tmp_path))
+    best = int(np.argmax([np.mean(rewards) for rewards in callback.evaluations_results]))
+    saved = VecNormalize.load(str(tmp_path / "best_model_vecnormalize.pkl"), make_envs(EXPERIMENT).venv)
+    np.testing.assert_array_equal(saved.obs_rms.mean, snapshot.means[best])
+    assert (tmp_path / "best_model.zip").is_file() and (tmp_path / "evaluations.npz").is_file()
+
+
+def test_a_callback_after_evaluation_can_stop_training(tmp_path):
+    experiment = EXPERIMENT.replace(normalize=None)
+    stop = StopTrainingOnRewardThreshold(reward_threshold=0)
+    model, _, _ = learn(6400, 64, experiment, callback_on_new_best=stop)
+    # It stops at the first step after the evaluation.
+    assert model.num_timesteps == 64 + 2
+
+
+def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, Checkpoints(16, str(tmp_path), save_vecnormalize=True))
+    names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.pkl")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_progress_as_lines(capsys):
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, Progress(bar=False))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert all("of 640 timesteps" in line and "timesteps/s" in line and "s left" in line for line in lines)
+    assert "mean return" in lines[-1]
+
+
+def test_progress_as_bar(capsys):
+    progress = Progress(bar=True)
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, progress)
+    progress.on_training_end()
+    shown = capsys.readouterr().err
+    assert "100%" in shown and "mean return" in shown and "step/s" in shown
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_progress_of_a_continued_training_starts_at_zero(capsys, bar):
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640)
+    model.learn(640, Progress(bar), reset_num_timesteps=False)
+    shown = capsys.readouterr().err
+    assert "640" in shown and "1280" not in shown and "1.28k" not in shown

@@ -1,0 +1,167 @@
+"""Against the real rl_zoo3: the same reading of its files, and PPO_Plus in its scripts.
+
+Importing rl_zoo3 changes Gymnasium's ``TimeLimit``, so it is imported in processes of their own.
+"""
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import yaml
+
+from ppo_plus import PPO_Plus
+from ppo_plus.schedules import make_schedule
+from ppo_plus.zoo import cli, rl_zoo3_plugin
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import PARTS, load_experiment, parse_settings
+from ppo_plus.zoo.models import make_model
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.find_spec("rl_zoo3")
+pytestmark = pytest.mark.skipif(SPEC is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
+ZOO_FILES = Path(SPEC.origin).with_name("hyperparams") if SPEC else Path()
+
+#: MiniGrid is not installed for the tests: a wrapper of that name stands in for its.
+MINIGRID = "import gymnasium as gym\nclass FlatObsWrapper(gym.ObservationWrapper): pass\n"
+
+
+def run(arguments, cwd, path=()):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def minigrid(tmp_path, monkeypatch):
+    """A folder in which Python finds a package called minigrid."""
+    if importlib.util.find_spec("minigrid") is None:
+        (tmp_path / "stand_in" / "minigrid").mkdir(parents=True)
+        (tmp_path / "stand_in" / "minigrid" / "__init__.py").touch()
+        (tmp_path / "stand_in" / "minigrid" / "wrappers.py").write_text(MINIGRID)
+        monkeypatch.syspath_prepend(tmp_path / "stand_in")
+        for name in ("minigrid", "minigrid.wrappers"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+    return [str(tmp_path / "stand_in")]
+
+
+@pytest.fixture
+def no_import_of_rl_zoo3(monkeypatch):
+    """rl_zoo3's wrappers without its package, which changes Gymnasium."""
+    source = importlib.util.spec_from_file_location("rl_zoo3.wrappers", ZOO_FILES.parent / "wrappers.py")
+    package, wrappers = (importlib.util.module_from_spec(spec) for spec in (SPEC, source))
+    monkeypatch.setitem(sys.modules, "rl_zoo3", package)
+    monkeypatch.setitem(sys.modules, "rl_zoo3.wrappers", wrappers)
+    source.loader.exec_module(wrappers)
+
+
+def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of_rl_zoo3):
+    out = tmp_path / "entries.pkl"
+    algos = ["ppo", "ppo_lstm", "a2c"]
+    run([str(Path(__file__).with_name("rl_zoo3_entries.py")), str(out), *algos], tmp_path, minigrid)
+    theirs = pickle.loads(out.read_bytes())
+    for algo in algos:
+        entries = yaml.safe_load((ZOO_FILES / f"{algo}.yml").read_bytes())
+        assert entries.keys() == theirs[algo].keys() and len(entries) >= 15
+        for name, settings in entries.items():
+            assert comparable(parse_settings(name, settings)) == theirs[algo][name], (algo, name)
+
+
+def comparable(experiment):
+    """An experiment in the form of rl_zoo3_entries.py: schedules as values, classes as names, γ in ``normalize``."""
+    plain = dict(vars(experiment))
+    for field in ("env_id", "eval_env_kwargs", "seed", "device", "vec_env"):
+        del plain[field]
+    for field in PARTS:
+        plain[field] = [((part.cls.__module__, part.cls.__qualname__), part.kwargs) for part in plain[field]]
+    if plain["normalize"] is not None and "gamma" in experiment.hyperparams:
+        plain["normalize"] = {**plain["normalize"], "gamma": experiment.hyperparams["gamma"]}
+    plain["hyperparams"] = {
+        name: [make_schedule(name, value)(p) for p in (1.0, 0.25, 0.0)]
+        if name in ("learning_rate", "clip_range", "clip_range_vf")
+        else value
+        for name, value in plain["hyperparams"].items()
+    }
+    return plain
+
+
+ENTRIES = yaml.safe_load((ZOO_FILES / "ppo.yml").read_bytes()) if SPEC else {}
+
+
+@pytest.mark.filterwarnings("ignore:.*is out of date", "ignore:.*swig", "ignore:builtin type", "ignore:.*Box")
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries_of_ppo_build_and_train(name, minigrid, no_import_of_rl_zoo3):
+    env_id = "ALE/Pong-v5" if name == "atari" else name
+    experiment = load_experiment(env_id, ZOO_FILES / "ppo.yml", {"n_epochs": 1, "compile": False})
+    if experiment.env_id not in gym.registry or env_id.endswith("-v2"):
+        # The environment needs a package that is not there: its hyperparameters are tried on one that is.
+        experiment = replace(
+            experiment, env_id="Pendulum-v1" if experiment.hyperparams.get("use_sde") else "CartPole-v1"
+        )
+        experiment = replace(experiment, env_wrapper=())
+    # One environment and one short rollout tell whether it builds and trains.
+    experiment = experiment.with_hyperparams(
+        {"n_envs": 1, "n_steps": min(64, experiment.hyperparams.get("n_steps", 64))}
+    )
+    env = make_envs(experiment)
+    model = make_model(experiment, env).learn(1)
+    assert model._n_updates == 1
+    env.close()
+
+
+def test_entries_of_ppo_lstm_build(minigrid):
+    if "MlpLstmPolicy" not in PPO_Plus.policy_aliases:
+        pytest.skip("PPO_Plus has no recurrent policies yet")
+    settings = yaml.safe_load((ZOO_FILES / "ppo_lstm.yml").read_bytes())["CartPoleNoVel-v1"]
+    experiment = parse_settings("CartPole-v1", settings).with_hyperparams({"n_epochs": 1, "compile": False})
+    assert make_model(experiment, make_envs(experiment)).learn(1)._n_updates == 1
+
+
+def test_a_key_of_another_algorithm_is_refused_by_name():
+    with pytest.raises(ValueError, match="Pendulum-v1: 'use_rms_prop' is an argument of A2C, which PPO_Plus does not"):
+        load_experiment("Pendulum-v1", ZOO_FILES / "a2c.yml")
+
+
+def test_train_and_enjoy_in_rl_zoo3(tmp_path):
+    def plugin(*arguments):
+        return run(["-m", "ppo_plus.zoo.rl_zoo3_plugin", *arguments, "--algo", "ppo_plus", "-f", "logs"], tmp_path)
+
+    env = ["--env", "CartPole-v1"]
+    shown = plugin(
+        "train", *env, "-n", "512", "--eval-freq", "256", "--seed", "1", "-params", "learning_rate:'cos_1e-3'"
+    )
+    assert "ppo_plus.yml" in shown and "('n_steps', 32)" in shown  # our file of hyperparameters
+    folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
+    assert (folder / "best_model.zip").is_file()
+    assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
+    assert "Mean reward" in plugin("enjoy", *env, "--no-render", "-n", "600")
+
+
+def test_optimize_in_rl_zoo3(tmp_path):
+    arguments = "train --algo ppo_plus --env CartPole-v1 -n 300 -f logs -optimize --n-trials 1 --n-evaluations 1"
+    more = "--sampler random --pruner none --no-optim-plots --seed 3 --eval-episodes 1"
+    shown = run(["-m", "ppo_plus.zoo.rl_zoo3_plugin", *arguments.split(), *more.split()], tmp_path)
+    assert "Number of finished trials:  1" in shown and "Value:" in shown
+
+
+def test_rl_zoo3_enjoys_what_we_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.main("train --env CartPole-v1 -n 256 --no-progress -params normalize:true".split())
+    plugin = ["-m", "ppo_plus.zoo.rl_zoo3_plugin", "enjoy", "--algo", "ppo_plus", "--env", "CartPole-v1"]
+    shown = run([*plugin, "-f", "logs", "--no-render", "-n", "600"], tmp_path)
+    assert "Mean reward" in shown and "Loading running average" in shown
+
+
+def test_plugin_without_a_known_script(capsys):
+    with pytest.raises(SystemExit) as stop:
+        rl_zoo3_plugin.main(["fly"])
+    assert stop.value.code == 2
+    expected = "ppo_plus.zoo.rl_zoo3_plugin: error: the first argument must be one of train, enjoy, not 'fly'\n"
+    assert capsys.readouterr().err == expected
