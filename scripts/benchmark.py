@@ -165,7 +165,7 @@ def _wide(units: int, batch_size: int) -> Workload:
 
 
 #: For each quantity, workloads that differ in nothing else.
-SCALING = {
+SCALING: dict[str, dict[Any, Workload]] = {
     # A rollout is 2048 transitions as long as each environment gets 16 steps.
     "environments": {n: replace(_base, n_envs=n, n_steps=max(16, 2048 // n)) for n in (1, 4, 16, 64, 256, 1024)},
     "batch-size": {n: replace(_base, batch_size=n) for n in (32, 64, 128, 256, 512, 2048)},

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from ppo_plus.zoo.arguments import add_env_arguments, key_value, seed, whole_number
-from ppo_plus.zoo.envs import find_env
+from ppo_plus.zoo.envs import BATCHED, VEC_ENVS, find_env
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
 from ppo_plus.zoo.tracking import run_name, track
@@ -58,7 +58,12 @@ def add_experiment_arguments(command: argparse.ArgumentParser) -> None:
         help='settings to replace, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"',
     )
     add("--seed", type=seed, default=-1, help="seed of everything random (default: a random one, which is recorded)")
-    add("--vec-env", choices=["dummy", "subproc"], default="dummy", help="step environments in turn, or in processes")
+    add(
+        "--vec-env",
+        choices=[*VEC_ENVS, *BATCHED],
+        default="dummy",
+        help="step environments in turn, in processes, or all at once by Gymnasium or EnvPool (default: %(default)s)",
+    )
     add("--eval-env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of evaluation environments")
     add(
         "--num-threads",

@@ -1,15 +1,27 @@
 """The environments of an experiment, for training and for evaluation."""
 
+import time
 from copy import deepcopy
 from functools import partial, reduce
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecNormalize,
+)
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from ppo_plus import PPO_Plus
+from ppo_plus.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.hyperparams import is_atari
 
@@ -49,20 +61,9 @@ def make_envs(
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
-    make = partial(gym.make, find_env(experiment.env_id))
-    if experiment.vec_env == "subproc":
-        # A mistake shows here with its own message; a worker process would only end.
-        make(**kwargs).close()
-    env = make_vec_env(
-        make,
-        n_envs,
-        seed=seed,
-        monitor_dir=None if monitor_dir is None else str(monitor_dir),
-        wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
-        env_kwargs=kwargs,
-        vec_env_cls=VEC_ENVS[experiment.vec_env],
-        monitor_kwargs=deepcopy(experiment.monitor_kwargs),
-    )
+    # Evaluation is of the single environment, whatever makes training faster.
+    together = not evaluation and experiment.vec_env in BATCHED
+    env = (_make_batched if together else _make_each)(experiment, n_envs, seed, monitor_dir, kwargs)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -70,6 +71,90 @@ def make_envs(
         env = VecFrameStack(env, experiment.frame_stack)
     # What the algorithm would do to its own environments; evaluation must see the same.
     return PPO_Plus._wrap_env(env)
+
+
+def _make_each(
+    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
+) -> VecEnv:
+    """Environments made one by one."""
+    make = partial(gym.make, find_env(experiment.env_id))
+    if experiment.vec_env == "subproc":
+        # A mistake shows here with its own message; a worker process would only end.
+        make(**kwargs).close()
+    return make_vec_env(
+        make,
+        n_envs,
+        seed=seed,
+        monitor_dir=None if monitor_dir is None else str(monitor_dir),
+        wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
+        env_kwargs=kwargs,
+        vec_env_cls=VEC_ENVS.get(experiment.vec_env, DummyVecEnv),
+        monitor_kwargs=deepcopy(experiment.monitor_kwargs),
+    )
+
+
+def _make_batched(
+    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
+) -> VecEnv:
+    """Environments that are one object, which steps all of them at once."""
+    if experiment.env_wrapper or experiment.monitor_kwargs:
+        raise ValueError(
+            f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
+            f"use one of {', '.join(VEC_ENVS)}"
+        )
+    env: VecEnv = as_vec_env(BATCHED[experiment.vec_env](experiment.env_id, n_envs, seed, kwargs))
+    if experiment.vec_env != "envpool":
+        env.seed(seed)
+    return env if monitor_dir is None else EpisodeLog(env, experiment.env_id, monitor_dir / "all.monitor.csv")
+
+
+class EpisodeLog(VecEnvWrapper):
+    """Writes the episodes that environments report into a ``monitor.csv``.
+
+    SB3's ``VecMonitor`` counts episodes itself, and takes steps that only reset for episodes.
+
+    :param venv: environments that report episodes in their infos
+    :param env_id: their id
+    :param path: the file
+    """
+
+    def __init__(self, venv: VecEnv, env_id: str, path: Path):
+        super().__init__(venv)
+        self.writer = ResultsWriter(str(path), header={"t_start": time.time(), "env_id": env_id})
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        result = self.venv.step_wait()
+        for info in result[-1]:
+            if "episode" in info:
+                self.writer.write_row(info["episode"])
+        return result
+
+    def close(self) -> None:
+        self.writer.close()
+        super().close()
+
+
+def _gymnasium(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
+    """The environment's own vector form, if it has one; else its copies one after another."""
+    return gym.make_vec(find_env(env_id), n_envs, **kwargs)
+
+
+def _envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
+    try:
+        envpool = import_module("envpool")
+    except ImportError:
+        raise ImportError("vec_env='envpool' needs EnvPool (Linux only): pip install 'ppo_plus[envpool]'") from None
+    if env_id not in envpool.list_all_envs():
+        raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
+    # It takes 31 bits.
+    return envpool.make_gymnasium(env_id, num_envs=n_envs, seed=seed % 2**31, **kwargs)
+
+
+#: Kinds of vector environments that step all environments at once, and how they are made.
+BATCHED = {"gymnasium": _gymnasium, "envpool": _envpool}
 
 
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:

@@ -69,7 +69,8 @@ class Experiment:
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
     :param seed: seed of environments, weights and exploration
     :param device: device of the model
-    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own
+    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own,
+        ``"gymnasium"`` and ``"envpool"`` all at once, where Gymnasium or EnvPool can (training environments only)
     """
 
     env_id: str

@@ -1,5 +1,7 @@
 """Environments of an experiment."""
 
+import importlib.util
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,12 +9,14 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
+    VecEnvWrapper,
     VecFrameStack,
     VecNormalize,
     VecTransposeImage,
     unwrap_vec_normalize,
 )
 
+from ppo_plus.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 
@@ -122,3 +126,52 @@ def test_atari():
     env = make_envs(load_experiment("ALE/Pong-v5", overrides={"n_envs": 1}))
     assert env.observation_space.shape == (4, 84, 84)
     env.close()
+
+
+def test_environments_stepped_all_at_once_train_and_log_their_episodes_but_do_not_evaluate(tmp_path):
+    experiment = CARTPOLE.replace(vec_env="gymnasium", n_envs=3)
+    env = make_envs(experiment, monitor_dir=tmp_path)
+    assert isinstance(unwrapped(env), GymVectorEnv) and env.num_envs == 3
+    assert isinstance(unwrapped(make_envs(experiment, evaluation=True)), DummyVecEnv)
+    env.reset()
+    ends = 0
+    for _ in range(200):
+        _, _, dones, infos = env.step(np.ones(3, dtype=np.int64))
+        ends += sum("episode" in info for info in infos)
+    env.close()
+    rows = (tmp_path / "all.monitor.csv").read_text().splitlines()[2:]
+    # Always to the same side: no episode is over at once, as a step that only resets would seem to be.
+    assert len(rows) == ends > 30 and all(float(row.split(",")[1]) > 5 for row in rows)
+
+
+def test_the_seed_reaches_environments_that_are_stepped_all_at_once():
+    first, same, other = (make_envs(CARTPOLE.replace(vec_env="gymnasium", seed=seed)).reset() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+def test_what_wraps_single_environments_is_refused_where_there_are_none():
+    experiment = CARTPOLE.replace(vec_env="gymnasium", monitor_kwargs={"allow_early_resets": True})
+    with pytest.raises(ValueError, match="vec_env='gymnasium'.*use one of dummy, subproc"):
+        make_envs(experiment)
+
+
+def test_envpool(tmp_path):
+    pytest.importorskip("envpool", reason="EnvPool is not installed")
+    env = make_envs(CARTPOLE.replace(vec_env="envpool", n_envs=2), monitor_dir=tmp_path)
+    assert isinstance(unwrapped(env), EnvPoolVecEnv)
+    with pytest.raises(ValueError, match="EnvPool has no environment 'Nope-v1'"):
+        make_envs(CARTPOLE.replace(vec_env="envpool", env_id="Nope-v1"))
+
+
+def test_a_missing_envpool_is_named():
+    if importlib.util.find_spec("envpool"):
+        pytest.skip("EnvPool is installed")
+    with pytest.raises(ImportError, match=r"pip install 'ppo_plus\[envpool\]'"):
+        make_envs(CARTPOLE.replace(vec_env="envpool"))
+
+
+def unwrapped(env):
+    while isinstance(env, VecEnvWrapper):
+        env = env.venv
+    return env
