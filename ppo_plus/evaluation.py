@@ -1,4 +1,4 @@
-"""Evaluation that leaves training undisturbed."""
+"""Evaluation that leaves training undisturbed and hands action masks in."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
         model._next_obs = copy.deepcopy(model._next_obs)
     try:
         with _frozen(vec_env):
-            player = _with_masks(model, vec_env)
+            player = with_masks(model, vec_env)
             mean, std = evaluate_policy(player, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
     finally:
         if disturbs:
@@ -43,14 +43,18 @@ def evaluate(model: "PPO_Plus", n_eval_episodes: int, env: GymEnv | None, render
     return float(mean), float(std)  # type: ignore[arg-type]
 
 
-def _with_masks(model: "PPO_Plus", vec_env: VecEnv) -> Any:
-    """What plays in the environment: the model, and where that has masks to hand in, with these."""
+def with_masks(model: "PPO_Plus", vec_env: VecEnv) -> Any:
+    """What plays in an environment: the model, and where masks have to be handed in, the model with these.
+
+    :param model: the model
+    :param vec_env: the environment
+    """
     source = find_masks(vec_env, model.policy.action_dist.choices, model.action_mask_key)
     return model if source is None or source.key is not None else _Masked(model, vec_env, source)
 
 
 class _Masked:
-    """A model as SB3's ``evaluate_policy`` calls it, with the environment's masks handed in.
+    """A model whose ``predict`` asks the environment for its masks; everything else is the model's.
 
     :param model: the model
     :param env: the environment it plays in
@@ -61,10 +65,15 @@ class _Masked:
         self.model, self.env, self.source = model, env, source
         self.n_steps = 0
 
-    def predict(self, observation: Any, **kwargs: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
-        return self.model.predict(observation, action_masks=masks, **kwargs)
+        return self.model.predict(observation, state, episode_start, deterministic, masks)
 
 
 def _with_statistics_of(model: "PPO_Plus", vec_env: VecEnv) -> VecEnv:

@@ -80,9 +80,13 @@ def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> M
 
 
 def _has_method(env: VecEnv) -> bool:
+    inner = env.unwrapped
     try:
-        return env.has_attr(METHOD)
-    except NotImplementedError:
+        if type(inner).has_attr is not VecEnv.has_attr:
+            return inner.has_attr(METHOD)
+        # SB3 asks no more than whether this raises; but there are environments that have every attribute, as ``None``.
+        return any(map(callable, inner.get_attr(METHOD)))
+    except (AttributeError, NotImplementedError):
         # Vector environments that run elsewhere may have no single environments to ask.
         return False
 

@@ -27,7 +27,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.masking import as_masks, nothing_allowed
+from ppo_plus.masking import as_masks, find_masks, nothing_allowed
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.enjoy import Player
 
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
 INVALID_ACTION_ENVS = {
@@ -482,6 +484,18 @@ def test_evaluators_hand_the_masks_in(kind, tmp_path):
         assert np.isfinite(evaluate_policy(model, model.env, 3, warn=False)).all()
 
 
+@pytest.mark.parametrize("kind", ["discrete", "mixed"])
+def test_the_zoos_evaluations_and_player_hand_the_masks_in(kind, tmp_path):
+    model, eval_env = masked(kind), vec(ACTIONS[kind], env_class=MaskedEnv)
+    callback = EvalAfterUpdates(eval_env, 32, best_model_save_path=str(tmp_path), log_path=str(tmp_path), warn=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(96, callback)
+        assert len(callback.evaluations_timesteps) == 3 and callback.model is model
+        best = PPO_Plus.load(tmp_path / "best_model", env=eval_env, device="cpu")
+        assert sum(1 for _ in Player(best, eval_env, deterministic=False).play(30)) == 30
+
+
 def test_an_environment_given_by_its_id_is_evaluated_with_masks():
     gym.register("Masked-v0", lambda: MaskedEnv(ACTIONS["discrete"]))
     try:
@@ -489,3 +503,13 @@ def test_an_environment_given_by_its_id_is_evaluated_with_masks():
         assert np.isfinite(model.evaluate(3, "Masked-v0")).all()
     finally:
         del gym.registry["Masked-v0"]
+
+
+def test_an_attribute_that_is_no_method_is_no_mask():
+    class Obliging(DummyVecEnv):
+        def get_attr(self, attr_name, indices=None):
+            return [None] * self.num_envs
+
+    env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
+    assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
+    PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, compile=False).learn(4)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch as th
+from envs import ACTIONS, IMAGE, vec
 
 from ppo_plus import PPO_Plus
 from ppo_plus.buffers import pick
-from tests.envs import ACTIONS, IMAGE, vec
 
 
 def image_model(**arguments):

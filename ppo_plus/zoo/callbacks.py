@@ -9,6 +9,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from tqdm import tqdm
 
+from ppo_plus.evaluation import with_masks
 from ppo_plus.zoo.models import save_statistics, statistics_path
 
 
@@ -55,7 +56,13 @@ class EvalAfterUpdates(EvalCallback):
         if self.model._n_updates > self.evaluated_updates:
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            self.go_on = super()._on_step() and self.go_on
+            model = self.model
+            # SB3's evaluator knows nothing of masks.
+            self.model = with_masks(model, self.eval_env)  # type: ignore[arg-type]
+            try:
+                self.go_on = super()._on_step() and self.go_on
+            finally:
+                self.model = model
 
 
 class EvalLine(BaseCallback):

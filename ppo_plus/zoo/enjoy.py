@@ -11,6 +11,7 @@ from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
+from ppo_plus.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.folders import RunFolder
@@ -40,8 +41,9 @@ class Player:
         :param n_timesteps: steps of each environment
         """
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
+        player = with_masks(self.model, self.env)
         for _ in range(n_timesteps):
-            actions, state = self.model.predict(obs, state, starts, self.deterministic)  # type: ignore[arg-type]
+            actions, state = player.predict(obs, state, starts, self.deterministic)
             obs, _, starts, infos = self.env.step(actions)
             yield infos
 
