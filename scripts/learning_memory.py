@@ -61,11 +61,10 @@ class Task:
 TASKS = {
     "CartPole-v1": Task(
         [0, 2],
-        100_000,
+        300_000,
         475.0,
         8,
-        # Those of rl_zoo3 for this task.
-        dict(n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, learning_rate=linear(1e-3)),
+        dict(n_steps=128, batch_size=256, n_epochs=10, gamma=0.98, learning_rate=linear(1e-3)),
     ),
     "Pendulum-v1": Task(
         [0, 1],
