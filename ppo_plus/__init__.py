@@ -6,8 +6,19 @@ from ppo_plus.buffers import Batch, RolloutBuffer
 from ppo_plus.exploration import ColoredNoise, NoiseProcess, StateDependentNoise, WhiteNoise
 from ppo_plus.kl_control import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl, KLState
 from ppo_plus.losses import Coefficients, Losses
+from ppo_plus.memory import Carry
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.ppo_plus import PPO_Plus
+from ppo_plus.recurrent import (
+    CnnGruPolicy,
+    CnnLstmPolicy,
+    GRUMemory,
+    LSTMMemory,
+    MlpGruPolicy,
+    MlpLstmPolicy,
+    MultiInputGruPolicy,
+    MultiInputLstmPolicy,
+)
 from ppo_plus.schedules import constant, cosine, linear
 
 try:
@@ -20,14 +31,23 @@ __all__ = [
     "AdaptiveLearningRate",
     "AdaptivePenalty",
     "Batch",
+    "Carry",
+    "CnnGruPolicy",
+    "CnnLstmPolicy",
     "CnnPolicy",
     "Coefficients",
     "ColoredNoise",
     "EarlyStop",
+    "GRUMemory",
     "KLControl",
     "KLState",
+    "LSTMMemory",
     "Losses",
+    "MlpGruPolicy",
+    "MlpLstmPolicy",
     "MlpPolicy",
+    "MultiInputGruPolicy",
+    "MultiInputLstmPolicy",
     "MultiInputPolicy",
     "NoiseProcess",
     "PPO_Plus",

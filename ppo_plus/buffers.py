@@ -13,10 +13,15 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ppo_plus.advantages import bootstrap_timeouts, gae, normalize
+from ppo_plus.memory import Carry, Memory
 
 Observations = th.Tensor | dict[str, th.Tensor]
+
+#: Where the first entries of a :class:`Batch` stand in the buffer.
+STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
 
 
 class Batch(NamedTuple):
@@ -30,6 +35,11 @@ class Batch(NamedTuple):
     :param returns: targets of the critic, shape ``(B,)``
     :param old_params: parameters of the action distribution during the rollout, shape ``(B, param_dim)``; ``None`` from
         a buffer class that does not keep them
+    :param carry: with memory: what was remembered before the first step of each sequence. The transitions are then
+        sequences of equal length, one after another; ``None`` without memory
+    :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
+    :param valid: which transitions to learn from, booleans of shape ``(B,)``; ``None``: all. The others only hand on
+        the memory
     :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None`` where there are none, or they
         are in the observations
     """
@@ -42,6 +52,14 @@ class Batch(NamedTuple):
     returns: th.Tensor
     old_params: th.Tensor | None = None
     masks: th.Tensor | None = None
+    carry: Carry | None = None
+    episode_starts: th.Tensor | None = None
+    valid: th.Tensor | None = None
+
+    def only_valid(self) -> "Batch":
+        """The valid transitions alone, no longer in sequences."""
+        assert self.valid is not None
+        return pick(self._replace(carry=None, valid=None), self.valid.nonzero().squeeze(1))
 
 
 class RolloutBuffer:
@@ -113,6 +131,8 @@ class RolloutBuffer:
         self.full = False
         #: Which transitions to learn from; ``None``: all.
         self.valid: np.ndarray | None = None
+        #: What the policy remembered before the first step of each sequence, in order; empty without memory.
+        self.memories: list[Memory] = []
         # The next rollout may be without.
         self._tensors.pop("masks", None)
         vars(self).pop("masks", None)
@@ -155,6 +175,15 @@ class RolloutBuffer:
         self.log_probs[self.pos] = log_prob.cpu().numpy()
         self.pos += 1
         self.full = self.pos == self.buffer_size
+
+    def begin_sequences(self, memory: Memory) -> None:
+        """Begin a sequence for training in each environment with the next step.
+
+        All sequences of a rollout have the same length.
+
+        :param memory: what the policy remembers before that step
+        """
+        self.memories.append(memory)
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         """Leave transitions out of training: steps at which a vector environment only reset an episode.
@@ -210,6 +239,8 @@ class RolloutBuffer:
     ) -> Iterator[tuple[Batch, th.Tensor | None]]:
         """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
 
+        With memory, sequences are shuffled instead.
+
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
         :param rollout: what :meth:`on_device` returned, to use in several epochs
         :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
@@ -218,11 +249,16 @@ class RolloutBuffer:
         if not self.full:
             raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
         n_transitions = self.buffer_size * self.n_envs
-        # SB3 numbers transitions environment by environment; the storage here is step by step.
-        order = np.random.permutation(n_transitions)
-        order = order % self.buffer_size * self.n_envs + order // self.buffer_size
-        if self.valid is not None:
-            order = order[self.valid.reshape(-1)[order]]
+        if self.memories:
+            length = self.buffer_size // len(self.memories)
+            firsts = np.random.permutation(n_transitions // length) * length
+            order = (firsts[:, None] + np.arange(length)).reshape(-1)
+        else:
+            # SB3 numbers transitions environment by environment; the storage here is step by step.
+            order = np.random.permutation(n_transitions)
+            order = order % self.buffer_size * self.n_envs + order // self.buffer_size
+            if self.valid is not None:
+                order = order[self.valid.reshape(-1)[order]]
         data = rollout or self.on_device()
         for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
             yield data, indices
@@ -234,10 +270,21 @@ class RolloutBuffer:
             yield pick(data, indices)
 
     def on_device(self) -> Batch:
-        """The whole rollout on the device, with steps and environments in one dimension."""
-        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
-        batch = Batch(*(_flatten(self._tensors[name], self.device) for name in names))
-        masks = self._tensors.get("masks")
+        """The whole rollout on the device, with steps and environments in one dimension: step by step, and with memory
+        environment by environment, so that sequences stand one after another."""
+        if not self.memories:
+            return self._flat(self._tensors)
+        by_env = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
+        memory = tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
+        return self._flat(by_env)._replace(
+            carry=Carry(memory),
+            episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
+            valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
+        )
+
+    def _flat(self, tensors: dict[str, Any]) -> Batch:
+        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        masks = tensors.get("masks")
         return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
     def _write(self, name: str, rows: Any) -> None:
@@ -351,10 +398,22 @@ def _flatten(tensor: Any, device: th.device) -> Any:
     return tensor.flatten(0, 1).to(device)
 
 
-def pick(data: Any, indices: th.Tensor) -> Any:
-    """The rows of a batch (or of any nesting of tensors in it) with these indices."""
+def pick(data: Batch, indices: th.Tensor) -> Batch:
+    """The transitions of a batch with these indices; with memory these are those of whole sequences."""
+    transitions: Batch = _pick(data._replace(carry=None), indices)
+    if data.carry is None:
+        return transitions
+    length = len(data.returns) // len(tree_leaves(data.carry)[0])
+    return transitions._replace(carry=_pick(data.carry, indices[::length] // length))
+
+
+def _pick(data: Any, indices: th.Tensor) -> Any:
+    """The rows of any nesting of tensors."""
     if isinstance(data, th.Tensor):
         return data.index_select(0, indices)
     if isinstance(data, dict):
-        return {key: pick(value, indices) for key, value in data.items()}
-    return None if data is None else type(data)(*(pick(value, indices) for value in data))
+        return {key: _pick(value, indices) for key, value in data.items()}
+    if isinstance(data, tuple):
+        parts = [_pick(value, indices) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
+    return None

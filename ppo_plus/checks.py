@@ -1,6 +1,7 @@
 """The checks of a model's arguments, made before any step is taken: when it is built, and at each ``learn()``."""
 
 import inspect
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ SCHEDULED: dict[str, tuple[float, bool]] = {
 #: Those of them that may be ``None``.
 OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
 
+#: What ``sequence_length="auto"`` is at most.
+MAX_AUTO_SEQUENCE = 16
+
 
 def check_env(env: Any) -> None:
     """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
@@ -62,6 +66,7 @@ def check_arguments(model: "PPO_Plus") -> None:
     _check_exploration(model)
     _check_normalization(model)
     _check_kl_control(model)
+    _check_sequences(model)
     _check_actions(model)
 
 
@@ -157,6 +162,51 @@ def _check_kl_control(model: "PPO_Plus") -> None:
         raise ValueError(
             f"kl_control={model.kl_control!r} needs the stored distribution parameters, which rollout_buffer_class="
             f"{model.rollout_buffer_class!r} does not keep: derive it from ppo_plus.RolloutBuffer"
+        )
+
+
+def sequence_length(model: "PPO_Plus") -> int:
+    """Steps of the sequences that a policy with memory is trained on; 0 without memory."""
+    if not adapt_policy_class(model.policy_class).remembers:
+        return 0
+    if model.sequence_length != "auto":
+        return model.sequence_length
+    common = math.gcd(model.n_steps, model.batch_size)
+    return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
+
+
+def _check_sequences(model: "PPO_Plus") -> None:
+    automatic = model.sequence_length == "auto"
+    if not automatic:
+        require_int('sequence_length (or "auto")', model.sequence_length, 1)
+    length = sequence_length(model)
+    if not length:
+        if not automatic:
+            raise ValueError(
+                f"sequence_length={model.sequence_length} has no effect on a policy without memory: leave it out, or "
+                'use a policy such as "MlpLstmPolicy"'
+            )
+        return
+    if model.compile is True:
+        raise ValueError(
+            "compile=True, but the time of a policy with memory goes into torch's own recurrent layers, which cannot "
+            'be compiled: leave it at compile="auto"'
+        )
+    if automatic and length == 1 < model.n_steps:
+        raise ValueError(
+            f"n_steps={model.n_steps} and batch_size={model.batch_size} have no common divisor from 2 to "
+            f"{MAX_AUTO_SEQUENCE}, so no sequences fit into both: change one of them, for example n_steps=128 and "
+            "batch_size=64, or set sequence_length=1 (no gradient then flows back in time)"
+        )
+    if model.n_steps % length or model.batch_size % length:
+        raise ValueError(
+            f"sequence_length={length} must divide n_steps={model.n_steps} and batch_size={model.batch_size}: "
+            f"use a divisor of {math.gcd(model.n_steps, model.batch_size)}"
+        )
+    if not issubclass(adapt_buffer_class(model.rollout_buffer_class or RolloutBuffer), RolloutBuffer):
+        raise ValueError(
+            f"rollout_buffer_class={model.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
+            "needs: derive it from ppo_plus.RolloutBuffer"
         )
 
 

@@ -15,21 +15,22 @@ from dataclasses import dataclass
 
 import torch as th
 
-Carry = dict[str, th.Tensor]
+#: What a process holds.
+Held = dict[str, th.Tensor]
 
 
 @dataclass(frozen=True)
 class NoiseProcess:
     """Base class: fresh noise at every step, drawn by the distribution itself."""
 
-    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Carry:
+    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Held:
         """Draw the noise to hold for ``n_envs`` environments.
 
         :return: the carry; every tensor has ``n_envs`` rows
         """
         return {}
 
-    def renew(self, carry: Carry, envs: th.Tensor, latent_dim: int, noise_dim: int) -> Carry:
+    def renew(self, carry: Held, envs: th.Tensor, latent_dim: int, noise_dim: int) -> Held:
         """Draw again what is held for some environments.
 
         :param carry: what :meth:`init` or :meth:`sample` returned; not changed
@@ -41,7 +42,7 @@ class NoiseProcess:
         fresh = self.init(len(envs), latent_dim, noise_dim, envs.device)
         return {name: held.index_put((envs,), fresh[name]) for name, held in carry.items()}
 
-    def sample(self, carry: Carry, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor | None, Carry]:
+    def sample(self, carry: Held, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor | None, Held]:
         """The noise of one step.
 
         :param carry: what is held for these ``N`` environments
@@ -90,13 +91,13 @@ class StateDependentNoise(NoiseProcess):
     full_std: bool = True
     use_expln: bool = False
 
-    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Carry:
+    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Held:
         return {
             "theta": th.randn(n_envs, latent_dim, noise_dim, device=device),
             "eta": th.randn(n_envs, noise_dim, device=device),
         }
 
-    def sample(self, carry: Carry, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, Carry]:
+    def sample(self, carry: Held, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, Held]:
         features = features.detach()
         sigma = features.new_ones(features.shape[1], 1) if log_std is None else self._sigma(log_std)
         noise = th.einsum("nf,nfd->nd", features, sigma * carry["theta"]) + 1e-3 * carry["eta"]
@@ -140,7 +141,7 @@ class ColoredNoise(NoiseProcess):
         if self.horizon < 4 or self.horizon % 2:
             raise ValueError(f"ColoredNoise: horizon={self.horizon!r} must be even and at least 4")
 
-    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Carry:
+    def init(self, n_envs: int, latent_dim: int, noise_dim: int, device: th.device | str = "cpu") -> Held:
         bins = self.horizon // 2 + 1
         # The constant and the fastest wave are real: one Gaussian instead of two, so they get its whole variance.
         amplitude = th.arange(bins, device=device).clamp(min=1).pow(-self.beta / 2)
@@ -153,7 +154,7 @@ class ColoredNoise(NoiseProcess):
             "step": th.zeros(n_envs, dtype=th.long, device=device),
         }
 
-    def sample(self, carry: Carry, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, Carry]:
+    def sample(self, carry: Held, features: th.Tensor, log_std: th.Tensor | None) -> tuple[th.Tensor, Held]:
         series, step = carry["series"], carry["step"]
         z = series[th.arange(len(series), device=series.device), :, step]
         return z, {"series": series, "step": (step + 1) % self.horizon}

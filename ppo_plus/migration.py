@@ -1,4 +1,4 @@
-"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` trained."""
+"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
 import copy
 import inspect
@@ -15,8 +15,6 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
 
-from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
-
 if TYPE_CHECKING:
     from ppo_plus.ppo_plus import PPO_Plus
 
@@ -24,7 +22,17 @@ Model = TypeVar("Model", bound="PPO_Plus")
 Path = str | pathlib.Path | io.BufferedIOBase
 
 #: Attributes that are not carried over: they belong to the new model's environment, device and networks.
-OWN = ("policy_class", "device", "env", "n_envs", "rollout_buffer", "policy", "_vec_normalize_env", "lr_schedule")
+OWN = (
+    "policy_class",
+    "device",
+    "env",
+    "n_envs",
+    "rollout_buffer",
+    "policy",
+    "_vec_normalize_env",
+    "lr_schedule",
+    "_last_lstm_states",
+)
 
 
 def from_sb3(
@@ -54,9 +62,11 @@ def from_sb3(
             if name not in OWN
         }
     )
-    model.policy_class = _OURS.get(_name(source.policy_class), source.policy_class)
+    trainer, name = _CONTRIB.get(_name(source.policy_class), ("PPO", ""))
+    model.policy_class = model.policy_aliases.get(name, source.policy_class)
     model.n_envs = source.n_envs if model.env is None else model.env.num_envs
-    if model.env is not source.env:
+    if model.env is not source.env or trainer == "RecurrentPPO":
+        # Episodes begin anew: what was remembered of them does not come along.
         model._last_obs = None
     buffer_class = model.rollout_buffer_class
     if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
@@ -70,7 +80,7 @@ def from_sb3(
     model.seed = seed
     # Copies: torch's optimizers would go on with the very same state.
     parameters = copy.deepcopy(source.get_parameters())
-    if _is_maskable(source.policy_class):
+    if trainer == "MaskablePPO":
         model._expects_masks = True
         if isinstance(source.action_space, spaces.MultiBinary):
             _join_logits(parameters, [name for name, _ in source.policy.named_parameters()])
@@ -118,20 +128,25 @@ def _changeable(cls: type[Any]) -> set[str]:
     return names - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
 
 
-#: sb3-contrib's policy classes, and ours in their place.
-_OURS = {
-    "sb3_contrib.common.maskable.policies.MaskableActorCriticPolicy": ActorCriticPolicy,
-    "sb3_contrib.common.maskable.policies.MaskableActorCriticCnnPolicy": CnnPolicy,
-    "sb3_contrib.common.maskable.policies.MaskableMultiInputActorCriticPolicy": MultiInputPolicy,
+#: sb3-contrib's policy classes: what trains them, and the name of ours in their place.
+_CONTRIB = {
+    "maskable.policies.MaskableActorCriticPolicy": ("MaskablePPO", "MlpPolicy"),
+    "maskable.policies.MaskableActorCriticCnnPolicy": ("MaskablePPO", "CnnPolicy"),
+    "maskable.policies.MaskableMultiInputActorCriticPolicy": ("MaskablePPO", "MultiInputPolicy"),
+    "recurrent.policies.RecurrentActorCriticPolicy": ("RecurrentPPO", "MlpLstmPolicy"),
+    "recurrent.policies.RecurrentActorCriticCnnPolicy": ("RecurrentPPO", "CnnLstmPolicy"),
+    "recurrent.policies.RecurrentMultiInputActorCriticPolicy": ("RecurrentPPO", "MultiInputLstmPolicy"),
 }
 
 
 def _name(policy_class: type) -> str:
-    return f"{policy_class.__module__}.{policy_class.__qualname__}"
+    return f"{policy_class.__module__}.{policy_class.__qualname__}".removeprefix("sb3_contrib.common.")
 
 
-def _is_maskable(policy_class: type) -> bool:
-    return any(_name(base) in _OURS for base in policy_class.__mro__)
+def _trainer(policy_class: Any) -> str:
+    """The name of what trains policies of this class."""
+    bases = policy_class.__mro__ if isinstance(policy_class, type) else ()
+    return next((_CONTRIB[_name(base)][0] for base in bases if _name(base) in _CONTRIB), "PPO")
 
 
 def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_objects: dict[str, Any] | None) -> Any:
@@ -143,21 +158,26 @@ def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_o
             source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
     if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):
         raise TypeError(
-            f"path_or_model={path_or_model!r} must be an SB3 PPO or an sb3-contrib MaskablePPO, or the path of one"
+            f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
+            "path of one"
         )
-    if _is_maskable(source.policy_class) and _name(source.policy_class) not in _OURS:
+    trainer = _trainer(source.policy_class)
+    if trainer != "PPO" and _name(source.policy_class) not in _CONTRIB:
         raise ValueError(
-            f"policy={source.policy_class!r} is a MaskablePPO policy of your own: derive it from "
-            "ppo_plus.ActorCriticPolicy, which takes masks as well"
+            f"policy={source.policy_class!r} is a {trainer} policy of your own: derive it from "
+            + ("ppo_plus.ActorCriticPolicy, which takes masks as well", "ppo_plus.MlpLstmPolicy")[
+                trainer != "MaskablePPO"
+            ]
         )
     return source
 
 
 def _algorithm(policy_class: Any) -> type[BaseAlgorithm]:
     """What trains policies of this class."""
-    if isinstance(policy_class, type) and _is_maskable(policy_class):
-        # sb3-contrib is optional, and here whoever has such a policy has it.
-        from sb3_contrib import MaskablePPO
+    trainer = _trainer(policy_class)
+    if trainer == "PPO":
+        return PPO
+    # sb3-contrib is optional, and here whoever has such a policy has it.
+    import sb3_contrib
 
-        return MaskablePPO
-    return PPO
+    return getattr(sb3_contrib, trainer)  # type: ignore[no-any-return]

@@ -26,8 +26,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from ppo_plus.distributions import ActionDistribution, BoundDistribution, make_distribution
-from ppo_plus.exploration import Carry, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
 from ppo_plus.masking import as_masks, check_mask_key, nothing_allowed, without_mask
+from ppo_plus.memory import Carry, Memory
 from ppo_plus.observations import canonical_space, make_preprocess, to_tensor
 
 #: A network of one's own: a module, or a function ``(input_dim, output_dim) -> module``.
@@ -83,6 +84,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     action_dist: ActionDistribution  # type: ignore[assignment]
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
+    #: Whether it has memory (:mod:`ppo_plus.recurrent`).
+    remembers = False
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.use_sde = use_sde
         self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
         self._squash_output = squash_output
-        self._noise: Carry = {}
+        self._noise: Held = {}
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
@@ -163,7 +166,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if self.ortho_init:
             for module, gain in self._initial_gains():
                 module.apply(partial(self.init_weights, gain=gain))
+        self._build_memory()
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _build_memory(self) -> None:
+        """Add recurrent layers, if the policy has any."""
 
     def _output_layer(self, name: str, short: str, output_dim: int) -> nn.Module:
         """The last layer of actor or critic. A network of one's own fills the hidden layers' slot as well, so that
@@ -225,42 +232,63 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     # --- what the algorithm calls ---------------------------------------------------------------------------------
 
-    def act(self, obs: PyTorchObs, carry: Carry, masks: th.Tensor | None = None) -> tuple[Step, Carry]:
+    def act(
+        self,
+        obs: PyTorchObs,
+        carry: Carry,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
+    ) -> tuple[Step, Carry]:
         """Choose actions by exploring.
 
         A function of its arguments, the weights and torch's generator: it changes nothing.
 
         :param obs: raw observations of ``N`` environments
-        :param carry: held noise (:meth:`init_carry`)
+        :param carry: memory and held noise (:meth:`init_carry`)
+        :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: nothing is remembered there;
+            ``None``: none. Of no effect without memory
         :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
-        latent_pi, latent_vf = self._latents(obs)
+        latent_pi, latent_vf, memory = self._latents(obs, carry.memory, episode_starts)
         params = self._params(latent_pi, self._masks(obs, masks))
-        log_std = self._log_std
-        noise_log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
-        z, carry = self.exploration.sample(carry, latent_pi, noise_log_std)
-        actions = self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)
+        actions, noise = self._explore(params, latent_pi, carry.noise)
         log_probs = self.action_dist.log_prob(params, actions)
-        return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), carry
+        return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), Carry(memory, noise)
 
-    def evaluate(self, obs: PyTorchObs, masks: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+    def evaluate(
+        self,
+        obs: PyTorchObs,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
+    ) -> tuple[th.Tensor, th.Tensor]:
         """The critic's and the actor's view of ``B`` observations, with gradients.
 
+        With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
+
         :param obs: raw observations
+        :param carry: what is remembered before the first step of each sequence; ``None``: each observation stands
+            alone, and nothing is remembered before it. Of no effect without memory
+        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
         :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
         """
-        latent_pi, latent_vf = self._latents(obs)
+        latent_pi, latent_vf, _ = self._latents(obs, {} if carry is None else carry.memory, episode_starts)
         return self.value_net(latent_vf).flatten(), self._params(latent_pi, self._masks(obs, masks))
 
     def init_carry(self, n_envs: int) -> Carry:
-        """Fresh noise to hold for ``n_envs`` environments."""
-        return self.exploration.init(n_envs, *self._noise_dims, self.device)
+        """Empty memory and fresh noise for ``n_envs`` environments."""
+        return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
 
-    def renew_carry(self, carry: Carry, envs: np.ndarray) -> Carry:
-        """Draw the held noise again for the environments with these indices, shape ``(K,)``."""
-        return self.exploration.renew(carry, th.as_tensor(envs, device=self.device), *self._noise_dims)
+    def init_memory(self, n_envs: int) -> Memory:
+        """The memory of ``n_envs`` environments that have seen nothing yet."""
+        return {}
+
+    def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
+        """Draw the held noise again for the environments with these indices, shape ``(K,)``; memory stays."""
+        noise = self.exploration.renew(carry.noise, th.as_tensor(envs, device=self.device), *self._noise_dims)
+        return carry._replace(noise=noise)
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
@@ -269,7 +297,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         :param n_envs: for how many environments; a batch of another size renews it again
         """
-        self._noise = self.init_carry(n_envs)
+        self._noise = self.init_carry(n_envs).noise
 
     def forward(
         self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
@@ -288,7 +316,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             actions = self.action_dist.mode(params)
             log_probs = self.action_dist.log_prob(params, actions)
         else:
-            actions, values, log_probs, _ = self._act_alone(obs, masks=masks)
+            self._fit_noise(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+            (actions, values, log_probs, _), carry = self.act(obs, Carry(noise=self._noise), masks=masks)
+            self._noise = carry.noise
         shape = self.action_space.shape
         return actions if shape is None else actions.reshape(-1, *shape), values.unsqueeze(1), log_probs
 
@@ -314,21 +344,36 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return extractor(inputs).float()
 
     def evaluate_actions(
-        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None
+        self,
+        obs: PyTorchObs,
+        actions: th.Tensor,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
-        values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
+        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``; carry and
+        episode starts as in :meth:`evaluate`."""
+        values, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
         distribution = BoundDistribution(self.action_dist, params)
         return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
 
-    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
-        """The action distribution at ``obs``, with the methods of SB3's."""
+    def get_distribution(  # type: ignore[override]
+        self,
+        obs: PyTorchObs,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+    ) -> BoundDistribution:
+        """The action distribution at ``obs``, with the methods of SB3's; carry and episode starts as in
+        :meth:`evaluate`."""
         latent_pi = self.mlp_extractor.forward_actor(self.extract_features(obs, self.pi_features_extractor))  # type: ignore[arg-type]
         masks = self._masks(obs, self._mask_tensor(action_masks))
         return BoundDistribution(self.action_dist, self._params(latent_pi, masks))
 
-    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
-        """Values at ``obs``, shape ``(B, 1)``."""
+    def predict_values(
+        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+    ) -> th.Tensor:
+        """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`."""
         features = self.extract_features(obs, self.vf_features_extractor)
         return self.value_net(self.mlp_extractor.forward_critic(features))  # type: ignore[arg-type]
 
@@ -347,13 +392,15 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Actions that the environment's action space contains.
 
         :param observation: one observation, or a batch
-        :param state: returned as it is: these policies have no memory
-        :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there
+        :param state: what the call before returned; ``None``: nothing is remembered. Without memory returned as it is
+        :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there, and
+            nothing is remembered
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks (:mod:`ppo_plus.masking`), ``(M,)`` or for a batch ``(B, M)``
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
-            list of ``B`` actions), and ``state``
-        :raises ValueError: the observation does not fit the space, or the masks do not fit the actions
+            list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
+            sb3-contrib's
+        :raises ValueError: observation or state do not fit, or the masks do not fit the actions
         """
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
@@ -364,10 +411,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if not batched and action_masks is not None:
             action_masks = [action_masks]
         with th.no_grad():
+            latent, state = self._remembered(obs, state, episode_start)
+            params = self._params(latent, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
-                actions = self.get_distribution(obs, action_masks).mode()
+                actions = self.action_dist.mode(params)
             else:
-                actions = self._act_alone(obs, episode_start, self._mask_tensor(action_masks)).actions
+                self._fit_noise(params, episode_start)
+                actions, self._noise = self._explore(params, latent, self._noise)
         env_actions = self.action_dist.to_env(actions.numpy(force=True))
         if batched:
             return env_actions, state
@@ -378,12 +428,29 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    def _latents(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
+    def _latents(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None
+    ) -> tuple[th.Tensor, th.Tensor, Memory]:
+        """The last hidden layers of actor and critic, and the memory after the step."""
         features = self.extract_features(obs)
         if self.share_features_extractor:
-            return self.mlp_extractor(features)
+            return *self.mlp_extractor(features), memory
         pi_features, vf_features = features
-        return self.mlp_extractor.forward_actor(pi_features), self.mlp_extractor.forward_critic(vf_features)  # type: ignore[arg-type]
+        return self.mlp_extractor.forward_actor(pi_features), self.mlp_extractor.forward_critic(vf_features), memory
+
+    def _remembered(
+        self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None
+    ) -> tuple[th.Tensor, tuple[np.ndarray, ...] | None]:
+        """The actor's last hidden layer, and the next state, for :meth:`predict`."""
+        features = self.extract_features(obs, self.pi_features_extractor)
+        return self.mlp_extractor.forward_actor(features), state  # type: ignore[arg-type]
+
+    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
+        """Sampled actions, and the noise for the next step."""
+        log_std = self._log_std
+        log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
+        z, noise = self.exploration.sample(noise, latent_pi, log_std)
+        return (self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)), noise
 
     def _params(self, latent_pi: th.Tensor, masks: th.Tensor | None = None) -> th.Tensor:
         log_std = self._log_std
@@ -419,18 +486,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def _noise_dims(self) -> tuple[int, int]:
         return self.mlp_extractor.latent_dim_pi, self.action_dist.noise_dim
 
-    def _act_alone(
-        self, obs: PyTorchObs, episode_start: np.ndarray | None = None, masks: th.Tensor | None = None
-    ) -> Step:
-        """:meth:`act` with the noise that the policy holds for itself, made to fit the batch."""
-        first = next(iter(obs.values())) if isinstance(obs, dict) else obs
+    def _fit_noise(self, rows: th.Tensor, episode_start: np.ndarray | None = None) -> None:
+        """Make the noise that the policy holds for itself fit a batch."""
         held = next(iter(self._noise.values()), None)
-        if held is None or len(held) != len(first) or held.device != first.device:
-            self.reset_noise(len(first))
+        if held is None or len(held) != len(rows) or held.device != rows.device:
+            self.reset_noise(len(rows))
         elif episode_start is not None and np.any(episode_start):
-            self._noise = self.renew_carry(self._noise, np.flatnonzero(episode_start))
-        step, self._noise = self.act(obs, self._noise, masks=masks)
-        return step
+            self._noise = self.renew_noise(Carry(noise=self._noise), np.flatnonzero(episode_start)).noise
 
 
 class CnnPolicy(ActorCriticPolicy):

@@ -8,7 +8,7 @@ import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -23,21 +23,24 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ppo_plus import losses
 from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
-from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env
+from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
 from ppo_plus.engine import Act, Records, Update, Weights, packed
 from ppo_plus.evaluation import evaluate
-from ppo_plus.exploration import Carry, NoiseProcess
+from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.masking import MaskSource, find_masks
+from ppo_plus.memory import Carry, Memory
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
+from ppo_plus.recurrent import RECURRENT
 from ppo_plus.schedules import Schedule, make_schedule
 from ppo_plus.vec_env import as_vec_env, row_of
 
@@ -52,7 +55,7 @@ MAX_SKIPPED = 10
 #: Compiling takes some seconds, and pays from about so many gradient steps on.
 WORTH_COMPILING = 8_000
 
-#: Weights times transitions of a minibatch from which on several threads are faster than one.
+#: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
 
 
@@ -63,7 +66,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
-    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a policy class
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
+        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.recurrent`), or a policy class
     :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
     :param learning_rate: learning rate, at least 0; may change over time
     :param n_steps: steps of each environment per rollout, at least 1
@@ -101,10 +105,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
     :param compile: compile acting and updating. ``"auto"``: where a call of ``learn`` makes at least
-        :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error where it cannot; ``False``:
-        never
+        :data:`WORTH_COMPILING` updates of the weights, of a policy without memory; ``True``: always, with an error
+        where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
+    :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
+        so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
+        make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
+        :data:`ppo_plus.checks.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
         come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
@@ -115,6 +123,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
+        **RECURRENT,
     }
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
@@ -153,6 +162,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
         n_threads: int | Literal["auto"] = "auto",
+        sequence_length: int | Literal["auto"] = "auto",
         action_mask_key: str | None = None,
     ):
         # SB3's constructor uses these three before they can be checked with the others.
@@ -199,7 +209,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: The KL control's factor on the learning rate.
         self._lr_scale = 1.0
-        #: Noise that the training environments' exploration holds; ``None`` when they start anew.
+        self.sequence_length = sequence_length
+        #: Memory and held noise of the training environments; ``None`` when they start anew.
         self._carry: Carry | None = None
         #: Observations that the training environments returned last.
         self._next_obs: Any = None
@@ -268,7 +279,22 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_carry", "_functions", "_next_obs", "_warned_of_masks"]
+        return [*super()._excluded_save_params(), "_functions", "_next_obs", "_warned_of_masks"]
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """Save the model; the arguments are SB3's. What it remembers of unfinished episodes is saved as well."""
+        carry = self._carry
+        try:
+            # From the CPU, so that it can be loaded where there is no GPU. Tuples without tensors would become lists.
+            self._carry = tree_map(th.Tensor.cpu, carry) if tree_leaves(carry or ()) else None
+            super().save(path, exclude, include)
+        finally:
+            self._carry = carry
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -300,6 +326,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self._carry = None
+        elif self._carry is not None:
+            self._carry = tree_map(lambda tensor: tensor.to(self.device), self._carry)
         self._compiling = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -312,7 +340,9 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param total_timesteps: as for :meth:`learn`
         """
-        return self.device.type == "cpu" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
+        # With memory, most of the time goes into torch's own recurrent layers, which cannot be traced.
+        can_win = self.device.type == "cpu" and not self.policy.remembers
+        return can_win and self._planned_updates(total_timesteps) >= WORTH_COMPILING
 
     def _planned_updates(self, total_timesteps: int) -> int:
         """Gradient steps that training for so many timesteps takes."""
@@ -352,7 +382,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Torch's threads for training."""
         if self.n_threads != "auto":
             return self.n_threads
-        small = self.batch_size * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
+        # With memory, threads meet after every step of time.
+        at_once = self.batch_size // (sequence_length(self) or 1)
+        small = at_once * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
         convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.policy.modules())
         return 1 if self.device.type == "cpu" and small and not convolves else th.get_num_threads()
 
@@ -375,8 +407,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         self.policy.set_training_mode(False)
         n_steps = 0
-        # Transitions cut by a time limit: row, column, final observation.
-        timeouts: list[tuple[int, int, Any]] = []
+        # Transitions cut by a time limit: row, column, final observation, memory before that.
+        timeouts: list[tuple[int, int, Any, Memory]] = []
         # Transitions in which a vector environment ignored the action and reset: row, column.
         resets: list[tuple[int, int]] = []
         rollout_buffer.reset()
@@ -384,16 +416,20 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self._last_obs is None:
             env = self._restart()
 
+        length = sequence_length(self)
         mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
         act = self._prepare_act(mask_source)
         while n_steps < n_rollout_steps:
-            self._renew_noise(n_steps)
+            carry = self._renew_noise(n_steps)
+            if length and n_steps % length == 0:
+                rollout_buffer.begin_sequences(carry.memory)
             action_masks = None
             if mask_source is not None:
                 action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
-            step, self._carry = act(obs_tensor, self._carry, self._mask_tensor(action_masks))
+            step, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
+            memory = self._carry.memory
             # Callbacks find these, under SB3's names, in their `locals`.
             actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
@@ -419,7 +455,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 dones = np.ones_like(dones)
                 env = self._restart()
                 new_obs = self._last_obs  # type: ignore[assignment]
-            timeouts += [(n_steps, i, final_obs) for i, final_obs in truncated]
+            timeouts += [(n_steps, i, final_obs, _row(memory, i)) for i, final_obs in truncated]
             if np.count_nonzero(dones):
                 resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
             rollout_buffer.add(
@@ -437,10 +473,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._last_episode_starts = dones
 
         with th.no_grad():
-            values = self.policy.predict_values(utils.obs_as_tensor(new_obs, self.device))  # type: ignore[arg-type]
+            values = self._values(new_obs, memory, dones)
             if timeouts:
-                rows, columns, final_obs = zip(*timeouts, strict=True)
-                final_values = self.policy.predict_values(utils.obs_as_tensor(_stack(final_obs), self.device))
+                rows, columns, final_obs, memories = zip(*timeouts, strict=True)
+                final_values = self._values(_stack(final_obs), tree_map(lambda *parts: th.stack(parts), *memories))
                 rollout_buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
         if resets:
             rollout_buffer.exclude(*map(list, zip(*resets, strict=True)))  # type: ignore[arg-type]
@@ -450,19 +486,25 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _mask_tensor(self, masks: np.ndarray | None) -> th.Tensor | None:
-        return None if masks is None else th.as_tensor(masks, device=self.device)
+    def _values(self, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
+        """The critic's values of observations, given what is remembered before them."""
+        obs_tensor = utils.obs_as_tensor(obs, self.device)
+        return self.policy.predict_values(obs_tensor, Carry(memory), self._optional_tensor(starts))
 
-    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[[Any, Any, Any], tuple[Step, Carry]]:
+    def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
+        return None if array is None else th.as_tensor(array, device=self.device)
+
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[Step, Carry]]:
         """``policy.act``, compiled if that is wanted and possible."""
         if not self._compiling:
             return th.no_grad()(self.policy.act)
         act = Act(self.policy)
         fused = self._fused("acting", lambda: act, constants=mask_source)
         if self._has_foreign_code():
-            masks = self._mask_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
+            masks = self._optional_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
-                fused.check(act.tensors(), self._obs_tensor(), self.policy.init_carry(self.n_envs), masks)
+                carry = self.policy.init_carry(self.n_envs)
+                fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
         return fused.bind([tensor.detach() for tensor in act.tensors()])
 
     def _has_foreign_code(self) -> bool:
@@ -481,6 +523,12 @@ class PPO_Plus(OnPolicyAlgorithm):
             return {key: _regular(tensor) for key, tensor in tensors.items()}
         return _regular(tensors)
 
+    def _starts_tensor(self) -> th.Tensor | None:
+        """Which of the last observations begin an episode, for a policy with memory."""
+        if not self.policy.remembers:
+            return None
+        return th.as_tensor(self._last_episode_starts, dtype=th.bool, device=self.device)
+
     def _restart(self) -> VecEnv:
         """Begin all episodes anew, after something else has used the training environment, or it has been replaced."""
         env = self.env
@@ -491,17 +539,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._carry = None
         return env
 
-    def _renew_noise(self, n_steps: int) -> None:
-        """Draw held noise again when it is due; ``n_steps`` counts from the start of the rollout."""
+    def _renew_noise(self, n_steps: int) -> Carry:
+        """The carry with held noise drawn again where it is due; ``n_steps`` counts from the start of the rollout."""
         frequency = self.sde_sample_freq
-        if isinstance(frequency, str):
-            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
-            if self._carry is not None and len(starting):
-                self._carry = self.policy.renew_carry(self._carry, starting)
-        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
-            self._carry = None
         if self._carry is None:
             self._carry = self.policy.init_carry(self.n_envs)
+        elif isinstance(frequency, str):
+            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
+            if len(starting):
+                self._carry = self.policy.renew_noise(self._carry, starting)
+        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
+            self._carry = self.policy.renew_noise(self._carry, np.arange(self.n_envs))
+        return self._carry
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -518,7 +567,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations, masks=batch.masks)
+        values, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
+        if batch.valid is not None:
+            values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
         log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
         advantages = batch.advantages
         if self.normalize_advantage in (True, "minibatch"):
@@ -780,7 +831,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Take over a trained SB3 ``PPO`` or sb3-contrib ``MaskablePPO``.
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
 
         It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
         counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
@@ -850,6 +901,11 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
 def _regular(tensor: th.Tensor) -> th.Tensor:
     """Contiguous, and in single precision if it is floating."""
     return (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _row(memory: Memory, i: int) -> Memory:
+    """What environment ``i`` remembers."""
+    return {name: tuple(part[i] for part in state) for name, state in memory.items()}
 
 
 def _stack(observations: Any) -> Any:

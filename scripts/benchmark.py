@@ -1,4 +1,4 @@
-"""How fast PPO_Plus trains beside SB3's PPO (with action masks: sb3-contrib's MaskablePPO) and, where installed, SBX's.
+"""How fast PPO_Plus trains beside SB3's PPO (with masks and memory: sb3-contrib's) and, where installed, SBX's.
 
     python scripts/benchmark.py --json docs/benchmarks/speed.json --plot docs/benchmarks/speed.png
     python scripts/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
@@ -132,6 +132,7 @@ def image(size: int, channels: int) -> spaces.Box:
 VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
 VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
+RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
     "CartPole-v1-x8": Workload("CartPole-v1", 8, 256, rollouts=4),
@@ -147,6 +148,8 @@ WORKLOADS = {
     "CartPole-v1-masked-x8": Workload(
         "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
     ),
+    "CartPole-v1-LSTM-x8": Workload("CartPole-v1", 8, 256, rollouts=1, **RECURRENT),
+    "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=1, **RECURRENT),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 #: What the picture shows.

@@ -394,7 +394,7 @@ def test_noise_is_renewed_after_an_evaluation_on_the_training_environment():
 
     class Look(At):
         def _on_step(self):
-            carries.append(self.model._carry["theta"].clone())
+            carries.append(self.model._carry.noise["theta"].clone())
             return super()._on_step()
 
     make(use_sde=True).learn(16, Look(lambda model: model.evaluate(1), [3]))

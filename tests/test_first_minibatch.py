@@ -18,6 +18,8 @@ from ppo_plus import ColoredNoise, PPO_Plus
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
 KINDS = [*ACTIONS, "box_squashed"]
 PRODUCT = list(product(KINDS, OBSERVATIONS, EXPLORATIONS))
+MEMORIES = ["Lstm", "Gru"]
+REMEMBERING = list(product(KINDS, MEMORIES, EXPLORATIONS))
 MASKED = list(product([kind for kind, space in ACTIONS.items() if choices(space)], ["method", "key"], EXPLORATIONS))
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
@@ -35,7 +37,7 @@ class Recording(PPO_Plus):
     def compute_loss(self, batch, coefficients):
         outcome = super().compute_loss(batch, coefficients)
         if self.is_first:
-            _, params = self.policy.evaluate(batch.observations, masks=batch.masks)
+            _, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
             log_probs = self.policy.action_dist.log_prob(params, batch.actions)
             ratios = (log_probs - batch.old_log_prob).exp().detach()
             self.firsts = [*getattr(self, "firsts", []), (ratios, outcome.diagnostics)]
@@ -43,14 +45,19 @@ class Recording(PPO_Plus):
         return outcome
 
 
-def make(kind, observation="box", exploration="white", env=None, **kwargs):
+def make(kind, observation="box", exploration="white", env=None, memory="", **kwargs):
     # Initial logits of SB3's networks are close to 0, which would hide mistakes; torch's own initialization is not.
     policy_kwargs = {"ortho_init": False}
     if kind == "box_squashed":
         kind, policy_kwargs["squash_output"] = "box_float64", True
     env = env or vec(ACTIONS[kind], OBSERVATIONS[observation])
-    kwargs = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "policy_kwargs": policy_kwargs} | kwargs
     policy = POLICIES.get(observation, "MlpPolicy")
+    if memory:
+        # Episodes of random length end within the sequences, and sequences begin within episodes.
+        policy = policy.replace("Policy", f"{memory}Policy")
+        policy_kwargs |= {"lstm_hidden_size": 12, "n_lstm_layers": 2}
+        kwargs = {"sequence_length": 4} | kwargs
+    kwargs = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "policy_kwargs": policy_kwargs} | kwargs
     return Recording(policy, env, seed=0, device="cpu", **EXPLORATIONS[exploration], **kwargs)
 
 
@@ -83,6 +90,25 @@ def test_ratio_is_one_and_kl_zero_under_masks(kind, masks, exploration):
     model = make_masked(kind, masks, exploration, ent_coef=0.1).learn(32)
     assert_first_minibatches_are_neutral(model)
     assert (model.rollout_buffer.masks is None) == (masks == "key")
+
+
+@pytest.mark.parametrize(("kind", "memory", "exploration"), REMEMBERING)
+def test_ratio_is_one_and_kl_zero_with_memory(kind, memory, exploration):
+    model = make(kind, exploration=exploration, memory=memory).learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_ratio_is_one_and_kl_zero_with_memory_of_every_observation(observation, memory):
+    model = make("mixed", observation, "gsde", memory=memory, sde_sample_freq="episode").learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
+def test_ratio_is_one_and_kl_zero_with_memory_under_masks(kind, masks, exploration):
+    model = make_masked(kind, masks, exploration, memory="Lstm").learn(32)
+    assert_first_minibatches_are_neutral(model)
 
 
 @pytest.mark.parametrize("exploration", EXPLORATIONS)
@@ -119,9 +145,16 @@ def test_a_loaded_model_acts_alike(kind, observation, exploration):
     assert_loaded_acts_alike(model)
 
 
+@pytest.mark.parametrize(("kind", "memory", "exploration"), REMEMBERING)
+def test_a_loaded_model_with_memory_acts_alike(kind, memory, exploration):
+    model = make(kind, exploration=exploration, memory=memory, n_epochs=1).learn(16)
+    assert_loaded_acts_alike(model)
+
+
+@pytest.mark.parametrize("memory", ["", "Lstm"])
 @pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
-def test_a_loaded_masked_model_acts_alike(kind, masks, exploration):
-    model = make_masked(kind, masks, exploration, n_epochs=1).learn(16)
+def test_a_loaded_masked_model_acts_alike(kind, masks, exploration, memory):
+    model = make_masked(kind, masks, exploration, memory=memory, n_epochs=1).learn(16)
     given = model.env.env_method("action_masks") if masks == "method" else None
     assert_loaded_acts_alike(model, action_masks=given)
 
@@ -139,6 +172,9 @@ def assert_loaded_acts_alike(model, **predict_kwargs):
             # Held noise is drawn anew from the same seed.
             th.manual_seed(7)
             each.policy.reset_noise(2)
-            actions.append(each.predict(obs, deterministic=deterministic, **predict_kwargs)[0])
+            first, state = each.predict(obs, deterministic=deterministic, **predict_kwargs)
+            starts = np.array([False, True])
+            second, _ = each.predict(obs, state, starts, deterministic=deterministic, **predict_kwargs)
+            actions.append([*first, *second])
         assert equal_actions(*actions)
         assert all(each in model.action_space for each in actions[1])

@@ -1,0 +1,182 @@
+"""Memory: recurrent layers with an explicit state.
+
+A layer here is torch's own, with its weights and their names, used in two ways: one :meth:`Recurrent.step` for acting,
+and whole :meth:`Recurrent.sequences` for learning. What it remembers is handed in and handed back as a tuple of tensors
+of shape ``(N, layers, hidden)``, first dimension the environment: :math:`(h, c)` for an LSTM (Hochreiter and
+Schmidhuber 1997), :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is forgotten where an episode starts.
+"""
+
+from typing import NamedTuple
+
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+State = tuple[th.Tensor, ...]
+#: What a policy remembers: the state of each of its recurrent layers.
+Memory = dict[str, State]
+
+#: What a shut gate gets as its input, negative: its sigmoid is 0.
+SHUT = 1e4
+
+
+class Carry(NamedTuple):
+    """What is carried from one step of the environments to the next; each has a row in every tensor.
+
+    :param memory: what the policy remembers; empty without recurrent layers
+    :param noise: what its exploration holds (see :mod:`ppo_plus.exploration`)
+    """
+
+    memory: Memory = {}
+    noise: dict[str, th.Tensor] = {}
+
+
+class Layout:
+    """How sequences in which episodes start are laid out for torch's loop over time, which cannot forget on the way.
+
+    Before each start (but at the first step, where the given state is left out) a *shut* step is put in, at which the
+    layer shuts its gates and so forgets everything. Sequences with fewer starts end earlier; what follows is not read.
+    A layout is at most twice as long as its sequences.
+
+    :param starts: whether an episode starts there, ``n_sequences`` sequences one after another, booleans of ``(B,)``
+    :param n_sequences: number of sequences, all of the same length
+    """
+
+    def __init__(self, starts: th.Tensor, n_sequences: int):
+        starts = starts.view(n_sequences, -1)
+        self.n_sequences = n_sequences
+        #: 0 where the state before the sequence is to be forgotten, else 1; shape ``(n_sequences, 1, 1)``.
+        self.remembers = (~starts[:, :1, None]).float()
+        #: 1 at shut steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
+        self.shut: th.Tensor | None = None
+        later = starts.clone()
+        later[:, 0] = False
+        n_shut = later.cumsum(dim=1)
+        n_more = int(n_shut[:, -1].max())
+        if n_more:
+            length = starts.shape[1] + n_more
+            steps = th.arange(starts.shape[1], device=starts.device) + n_shut
+            rows = steps + length * th.arange(n_sequences, device=starts.device)[:, None]
+            self._rows = rows.flatten()
+            self.shut = th.zeros(n_sequences * length, device=starts.device)
+            self.shut[rows[later] - 1] = 1.0
+            self.shut = self.shut.view(n_sequences, length, 1)
+
+    def spread(self, x: th.Tensor) -> th.Tensor:
+        """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at shut steps."""
+        if self.shut is None:
+            return x.view(self.n_sequences, -1, x.shape[1])
+        n_rows = self.shut.numel()
+        return x.new_zeros(n_rows, x.shape[1]).index_copy(0, self._rows, x).view(self.n_sequences, -1, x.shape[1])
+
+    def collect(self, y: th.Tensor) -> th.Tensor:
+        """The inverse of :meth:`spread`."""
+        y = y.flatten(0, 1)
+        return y if self.shut is None else y.index_select(0, self._rows)
+
+
+class Recurrent(nn.RNNBase):
+    """A recurrent layer with an explicit state: :class:`LSTM` or :class:`GRU`."""
+
+    #: Tensors that its state consists of.
+    n_states: int
+
+    def init(self, n_envs: int) -> State:
+        """Nothing remembered by ``n_envs`` environments."""
+        shape = n_envs, self.num_layers, self.hidden_size
+        return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
+
+    def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
+        """One step of each environment.
+
+        :param x: shape ``(N, input_size)``
+        :param state: before the step
+        :param starts: whether an episode starts with it, booleans of shape ``(N,)``; ``None``: nowhere
+        :return: output ``(N, hidden_size)`` and the state after the step
+        """
+        if starts is not None:
+            remembers = (~starts)[:, None, None].to(x.dtype)
+            state = tuple(part * remembers for part in state)
+        layers: list[State] = []
+        for i, weights in enumerate(self._weights):
+            if i:
+                x = F.dropout(x, self.dropout, self.training)
+            layers.append(self._cell(x, tuple(part[:, i] for part in state), weights))
+            x = layers[-1][0]
+        return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
+
+    def sequences(self, x: th.Tensor, state: State, layout: Layout) -> th.Tensor:
+        """Whole sequences.
+
+        :param x: sequences one after another, shape ``(B, input_size)``
+        :param state: before the first step of each of them
+        :param layout: where episodes start in them
+        :return: outputs, shape ``(B, hidden_size)``
+        """
+        x = layout.spread(x)
+        state = tuple(part * layout.remembers for part in state)
+        for i, weights in enumerate(self._weights):
+            if i:
+                x = F.dropout(x, self.dropout, self.training)
+            if layout.shut is not None:
+                x = th.cat([x, layout.shut], dim=2)
+                weights = [th.cat([weights[0], self._shutting(weights)[:, None]], dim=1), *weights[1:]]
+            x = self._loop(x, tuple(part[:, i] for part in state), weights)
+        return layout.collect(x)
+
+    @property
+    def _weights(self) -> list[list[th.Tensor]]:
+        """The weights of each layer, also where others stand in for the module's own."""
+        return [[weight for weight in layer] for layer in self.all_weights]
+
+    def _shutting(self, weights: list[th.Tensor]) -> th.Tensor:
+        """The weights of one more input, which is 1 at shut steps: they leave the state at 0."""
+        raise NotImplementedError
+
+    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+        """One step of a layer: its next state, the output first."""
+        raise NotImplementedError
+
+    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+        """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
+        raise NotImplementedError
+
+    def _options(self) -> tuple[bool, int, float, bool, bool, bool]:
+        """The further arguments of torch's loop, for one layer with the environment first."""
+        # What is needed for gradients is kept only "in training".
+        return self.bias, 1, 0.0, th.is_grad_enabled(), False, True
+
+
+class LSTM(Recurrent, nn.LSTM):
+    """``nn.LSTM`` with an explicit state :math:`(h, c)`."""
+
+    n_states = 2
+
+    def _shutting(self, weights: list[th.Tensor]) -> th.Tensor:
+        # With input, forget and output gates at 0, c and h are 0, whatever the candidate is.
+        i, f, g, o = weights[0].new_full((4, self.hidden_size), -SHUT)
+        return th.cat([i, f, th.zeros_like(g), o])
+
+    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+        h, c = th.lstm_cell(x, state, *weights)
+        return h, c
+
+    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+        return th.lstm(x, [part[None] for part in state], weights, *self._options())[0]
+
+
+class GRU(Recurrent, nn.GRU):
+    """``nn.GRU`` with an explicit state :math:`(h,)`."""
+
+    n_states = 1
+
+    def _shutting(self, weights: list[th.Tensor]) -> th.Tensor:
+        # With reset and update gates at 0, h is the candidate, which without its bias is tanh(0).
+        r, z, n = weights[0].new_full((3, self.hidden_size), -SHUT)
+        return th.cat([r, z, -weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)])
+
+    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+        return (th.gru_cell(x, *state, *weights),)
+
+    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+        return th.gru(x, state[0][None], weights, *self._options())[0]
