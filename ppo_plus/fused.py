@@ -147,7 +147,7 @@ class Fused:
 
     def _trace_and_compile(self, args: tuple[Any, ...]) -> Compiled:
         leaves, spec = tree_flatten(args)
-        tensors = [leaf for leaf in leaves if leaf is not None]
+        tensors = _distinct([leaf for leaf in leaves if leaf is not None])
 
         def flat(*flat_tensors: th.Tensor) -> list[Any]:
             rest = iter(flat_tensors)
@@ -225,6 +225,13 @@ def _builder(structure: Any) -> Callable[[Iterator[th.Tensor]], Any]:
         make = getattr(structure, "_make", type(structure))
         return lambda tensors: make([build(tensors) for build in parts])
     return lambda tensors: None
+
+
+def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:
+    """Copies in place of repetitions: the trace takes one object for one argument."""
+    return [
+        tensor.clone() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors)
+    ]
 
 
 def _signature(tensors: list[th.Tensor]) -> list[Any]:

@@ -107,7 +107,8 @@ def _each(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) 
 def _image(observations: th.Tensor) -> th.Tensor:
     # Convolutions and their gradients are a third faster on channels-last memory; a rollout keeps SB3's, and its bits.
     layout = th.channels_last if th.is_grad_enabled() and observations.dim() == 4 else th.preserve_format
-    return observations.to(th.float32, memory_format=layout) / 255.0
+    # Divided in place: a second copy would be the largest tensor of the whole update.
+    return observations.to(th.float32, memory_format=layout, copy=True).div_(255.0)
 
 
 def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th.Tensor:

@@ -104,6 +104,13 @@ def test_a_form_that_computes_something_else_is_refused(monkeypatch):
         assert Fused(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
 
 
+def test_arguments_that_were_one_tensor_when_traced_may_be_two_later():
+    call = Fused(lambda x, y: x + 2 * y, "a sum", strict=True).bind()
+    once = th.ones(3)
+    assert call(once, once).tolist() == [3.0] * 3
+    assert call(once, th.zeros(3)).tolist() == [1.0] * 3
+
+
 def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
     linear = nn.Linear(2, 2)
     module = nn.Sequential(linear, linear, nn.BatchNorm1d(2))

@@ -92,14 +92,19 @@ def comparable(experiment):
     return plain
 
 
-ENTRIES = yaml.safe_load((ZOO_FILES / "ppo.yml").read_bytes()) if SPEC else {}
+ENTRIES = [
+    (file, name)
+    for file in ("ppo.yml", "ppo_lstm.yml")
+    if SPEC
+    for name in yaml.safe_load((ZOO_FILES / file).read_bytes())
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*is out of date", "ignore:.*swig", "ignore:builtin type", "ignore:.*Box")
-@pytest.mark.parametrize("name", ENTRIES)
-def test_entries_of_ppo_build_and_train(name, minigrid, no_import_of_rl_zoo3):
+@pytest.mark.parametrize(("file", "name"), ENTRIES)
+def test_entries_build_and_train(file, name, minigrid, no_import_of_rl_zoo3):
     env_id = "ALE/Pong-v5" if name == "atari" else name
-    experiment = load_experiment(env_id, ZOO_FILES / "ppo.yml", {"n_epochs": 1, "compile": False})
+    experiment = load_experiment(env_id, ZOO_FILES / file, {"n_epochs": 1, "compile": False})
     if experiment.env_id not in gym.registry or env_id.endswith("-v2"):
         # The environment needs a package that is not there: its hyperparameters are tried on one that is.
         experiment = replace(
@@ -114,14 +119,6 @@ def test_entries_of_ppo_build_and_train(name, minigrid, no_import_of_rl_zoo3):
     model = make_model(experiment, env).learn(1)
     assert model._n_updates == 1
     env.close()
-
-
-def test_entries_of_ppo_lstm_build(minigrid):
-    if "MlpLstmPolicy" not in PPO_Plus.policy_aliases:
-        pytest.skip("PPO_Plus has no recurrent policies yet")
-    settings = yaml.safe_load((ZOO_FILES / "ppo_lstm.yml").read_bytes())["CartPoleNoVel-v1"]
-    experiment = parse_settings("CartPole-v1", settings).with_hyperparams({"n_epochs": 1, "compile": False})
-    assert make_model(experiment, make_envs(experiment)).learn(1)._n_updates == 1
 
 
 def test_a_key_of_another_algorithm_is_refused_by_name():
