@@ -8,6 +8,7 @@ import torch as th
 import yaml
 
 from ppo_plus.zoo.hyperparams import positive_int
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.literals import parse_literal
 
 
@@ -46,6 +47,14 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
         "--env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of the environment, such as g:9.81"
     )
     command.add_argument("--device", type=device, default="auto", help="cpu, cuda or auto (default: auto)")
+
+
+def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """What settings may import from; ``None``: from anywhere.
+
+    :param args: with ``trust_config`` and ``gym_packages``
+    """
+    return None if args.trust_config else (*ALLOWED_PACKAGES, *(name.split(".")[0] for name in args.gym_packages))
 
 
 def key_value(text: str) -> tuple[str, Any]:

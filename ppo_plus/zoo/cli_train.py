@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ppo_plus.zoo.arguments import add_env_arguments, key_value, seed, whole_number
+from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, key_value, seed, whole_number
 from ppo_plus.zoo.envs import BATCHED, VEC_ENVS, find_env
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
@@ -101,8 +101,7 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
         source,
         overrides,
         variant=args.variant,
-        trust_config=args.trust_config,
-        packages=[package.split(".")[0] for package in args.gym_packages],
+        packages=allowed_packages(args),
         seed=args.seed if args.seed >= 0 else int(np.random.default_rng().integers(2**32)),
         device=args.device,
         vec_env=args.vec_env,

@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ppo_plus.zoo.arguments import add_env_arguments, whole_number
+from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, whole_number
 from ppo_plus.zoo.cli_train import add_experiment_arguments, make_experiment
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES
 from ppo_plus.zoo.folders import file_name
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ def add_parser(commands: Any) -> None:
         description="Work on a study that `ppo-plus tune` has started with the same storage, on any machine.",
     )
     worker.add_argument("--gym-packages", nargs="+", default=[], metavar="PKG", help="packages to import first")
+    worker.add_argument("--trust-config", action="store_true", help="let the study import wrappers, callbacks and "
+        "policies from anywhere: whoever can write to the storage then runs code here")  # fmt: skip
     worker.set_defaults(prepare=prepare_worker)
     _add_study_arguments(worker)
 
@@ -72,10 +73,13 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
+    module, colon, _ = args.env.rpartition(":")
+    if colon:
+        # Gymnasium imports it, and workers must be told that they may.
+        args.gym_packages = [*args.gym_packages, module]
     experiment = make_experiment(args)
     plan, space = _plan(args, experiment), read_space(args.search_space)
-    packages = None if args.trust_config else (*ALLOWED_PACKAGES, *args.gym_packages)
-    task = check(experiment, space, plan, packages)
+    task = check(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages))
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
@@ -84,6 +88,8 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     options = [f"--heartbeat-interval={args.heartbeat_interval}", f"--grace-period={args.grace_period}"]
     if args.gym_packages:
         options += ["--gym-packages", *args.gym_packages]
+    if args.trust_config:
+        options.append("--trust-config")
     return partial(_tune, study, task, folder, Workers(args.workers, url, tuple(options)))
 
 
@@ -99,7 +105,7 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     for package in args.gym_packages:
         import_module(package)
     storage = _open(url, args)
-    return partial(_work, Worker(Study(args.study_name or only_study(storage), storage)))
+    return partial(_work, Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args)))
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:

@@ -162,8 +162,7 @@ def load_experiment(
     overrides: dict[str, Any] | None = None,
     *,
     variant: str | None = None,
-    trust_config: bool = False,
-    packages: Collection[str] = (),
+    packages: Collection[str] | None = ALLOWED_PACKAGES,
     **run: Any,
 ) -> Experiment:
     """The experiment that a settings file describes for an environment, every name in it looked up and checked.
@@ -172,8 +171,7 @@ def load_experiment(
     :param path: YAML file; ``None`` for the package's own
     :param overrides: settings that replace those of the file, as a whole each
     :param variant: take the entry ``env_id/variant`` of the file
-    :param trust_config: let the file import wrappers, callbacks and policies from any package
-    :param packages: packages that it may import from in any case, besides :data:`ppo_plus.zoo.imports.ALLOWED_PACKAGES`
+    :param packages: what the file may import wrappers, callbacks and policies from; ``None``: from anywhere
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
     :return: the experiment
     :raises ValueError: broken YAML, no entry, unknown key or bad value; the message names file, entry and key
@@ -182,8 +180,7 @@ def load_experiment(
     source = builtin_file() if path is None else Path(path)
     name, entry = read_entry(env_id, source, variant)
     try:
-        allowed = None if trust_config else (*ALLOWED_PACKAGES, *packages)
-        experiment = parse_settings(env_id, {**entry, **(overrides or {})}, allowed).replace(**run)
+        experiment = parse_settings(env_id, {**entry, **(overrides or {})}, packages).replace(**run)
         experiment.check()
         return experiment
     except ValueError as error:

@@ -20,7 +20,7 @@ def import_class(name: str, kind: type, packages: Collection[str] | None = ALLOW
     if packages is not None and not _is_within(module_name, packages):
         raise ValueError(
             f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): "
-            "use --trust-config (trust_config=True) if you trust the file"
+            "use --trust-config (packages=None) if you trust the file"
         )
     try:
         found = getattr(import_module(module_name), class_name)

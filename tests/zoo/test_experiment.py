@@ -254,8 +254,8 @@ def test_trusted_settings_import_from_anywhere(settings, tmp_path, monkeypatch):
     path = settings("Foo-v0: {n_timesteps: 1, env_wrapper: my_wrappers.Mine}")
     with pytest.raises(ValueError, match="--trust-config"):
         load_experiment("Foo-v0", path)
-    for trusted in ({"trust_config": True}, {"packages": ["my_wrappers"]}):
-        (part,) = load_experiment("Foo-v0", path, **trusted).env_wrapper
+    for packages in (None, ["my_wrappers"]):
+        (part,) = load_experiment("Foo-v0", path, packages=packages).env_wrapper
         assert part.cls.__name__ == "Mine"
 
 

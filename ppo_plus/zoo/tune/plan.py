@@ -109,12 +109,14 @@ class Task:
     :param space: contents of the search-space file
     :param plan: how
     :param packages: what settings may import from; ``None``: from anywhere
+    :param gym_packages: what was imported because it registers environments
     """
 
     experiment: Experiment
     space: dict[str, Any]
     plan: Plan
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES
+    gym_packages: tuple[str, ...] = ()
 
     @property
     def default(self) -> Experiment:
@@ -172,15 +174,36 @@ class Task:
             "space": self.space,
             "plan": asdict(self.plan),
             "packages": self.packages,
+            "gym_packages": self.gym_packages,
         }
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Task":
-        """The task that :meth:`to_json` wrote."""
+    def from_json(cls, data: dict[str, Any], allowed: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "Task":
+        """The task that :meth:`to_json` wrote.
+
+        :param data: from a storage, which others can write to as well
+        :param allowed: what it may import from at most; ``None``: from anywhere
+        :raises ValueError: it wants more; nothing has been imported then
+        """
         packages = None if data["packages"] is None else tuple(data["packages"])
+        _check_allowed(data["env_id"], packages, allowed)
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**data["run"])
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages)
+        return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(data["gym_packages"]))
+
+
+def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple[str, ...] | None) -> None:
+    if allowed is None:
+        return
+    if packages is None:
+        raise ValueError("the study imports from any package: use --trust-config if you trust all who can write to it")
+    # Gymnasium imports what stands before the colon.
+    module = env_id.rpartition(":")[0].split(".")[0]
+    missing = sorted({*packages, module} - {*allowed, ""})
+    if missing:
+        raise ValueError(
+            f"the study imports from {', '.join(missing)}: use --gym-packages {' '.join(missing)} if you trust them"
+        )
 
 
 #: Fields of an experiment that are no settings, and the same in all runs of a study.
@@ -192,6 +215,7 @@ def make_task(
     space: dict[str, Any],
     plan: Plan,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+    gym_packages: tuple[str, ...] = (),
 ) -> Task:
     """A task whose budget ends where rollouts end.
 
@@ -199,9 +223,10 @@ def make_task(
     :param space: contents of a search-space file, see :func:`ppo_plus.zoo.tune.space.read_space`
     :param plan: how; its budget replaces the experiment's
     :param packages: see :class:`Task`
+    :param gym_packages: see :class:`Task`
     :raises ValueError: something in the space does not fit
     """
-    task = Task(experiment.replace(seed=0), space, plan, packages)
+    task = Task(experiment.replace(seed=0), space, plan, packages, gym_packages)
     task = replace(task, plan=plan.on_rollouts(*task.baselines().values()))
     task = replace(task, experiment=task.experiment.replace(n_timesteps=task.plan.n_timesteps))
     task.search_space()

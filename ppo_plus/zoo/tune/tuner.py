@@ -50,6 +50,7 @@ def tune(
     folder: str | Path = "logs/tune",
     workers: Workers | None = None,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+    gym_packages: tuple[str, ...] = (),
 ) -> Verdict:
     """Search for hyperparameters, confirm the best ones on unseen seeds, and export a winner. Called again with the
     same arguments it goes on where it was; when nothing is left to do, it only writes the report.
@@ -62,12 +63,13 @@ def tune(
     :param folder: where the report goes
     :param workers: processes that do the work; ``None``: this process
     :param packages: what settings may import from; ``None``: from anywhere
+    :param gym_packages: what you imported because it registers environments; part of the exported command
     :return: what was found
     :raises ValueError: something does not fit, or the study is about something else
     :raises StudyStopped: a run met an error which is no property of its hyperparameters
     :raises WorkersDied: no worker is left, and the study has not ended
     """
-    task = check(experiment, read_space() if space is None else space, plan, packages)
+    task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
     begin(study, task, max_total_trials)
     return finish(study, task, Path(folder), workers)
 
@@ -86,21 +88,25 @@ def begin(study: Study, task: Task, max_total_trials: int) -> None:
 def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
     """Do what is left of a study, and report; for the parameters see :func:`tune`."""
     if workers is None:
-        Worker(study).work()
-    elif not Worker(study).is_over():
+        Worker(study, task.packages).work()
+    elif not Worker(study, task.packages).is_over():
         _supervise(study, task.plan, workers)
     return write_report(study, task, folder)
 
 
 def check(
-    experiment: Experiment, space: dict[str, Any], plan: Plan, packages: tuple[str, ...] | None = ALLOWED_PACKAGES
+    experiment: Experiment,
+    space: dict[str, Any],
+    plan: Plan,
+    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+    gym_packages: tuple[str, ...] = (),
 ) -> Task:
     """The task of a study, once it is known that its baselines can be built; nothing is trained or stored.
 
     :raises Exception: they cannot; whatever environment, policy or algorithm has to say
     """
     check_search(plan)
-    task = make_task(experiment, space, plan, packages)
+    task = make_task(experiment, space, plan, packages, gym_packages)
     for baseline in task.baselines().values():
         envs = make_envs(baseline)
         make_model(baseline, envs)

@@ -11,6 +11,7 @@ from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve_compile, score
 from ppo_plus.zoo.tune.plan import Task
@@ -44,13 +45,14 @@ class Worker:
     """One process's part in a study.
 
     :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
-    :raises ValueError: there is no such study, or it is not one of this tuner's
+    :param packages: what the study may import from here, whatever it says itself; ``None``: from anywhere
+    :raises ValueError: there is no such study, it is not one of this tuner's, or it imports more
     """
 
-    def __init__(self, study: Study):
+    def __init__(self, study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES):
         self.study = study
         try:
-            self.task = Task.from_json(study.attributes()[TASK])
+            self.task = Task.from_json(study.attributes()[TASK], packages)
         except KeyError:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
 

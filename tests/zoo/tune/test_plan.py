@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size
 from ppo_plus.zoo.tune.space import read_space, setting
 
@@ -94,6 +95,31 @@ def test_a_task_travels_as_plain_data(env_id):
     again = Task.from_json(task.to_json())
     assert again == task
     assert again.read(task.experiment.settings()) == task.experiment
+
+
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        ({"packages": None}, "--trust-config"),
+        ({"packages": ["gymnasium", "surprise"]}, "--gym-packages surprise"),
+        ({"env_id": "surprise.envs:Nice-v0"}, "--gym-packages surprise"),
+    ],
+)
+def test_a_study_imports_nothing_that_the_worker_does_not_allow(wanted, remedy, tmp_path, monkeypatch):
+    """Whoever can write to the database runs no code on the workers' machines."""
+    (tmp_path / "surprise.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    data = make_task(CARTPOLE, SPACE, Plan(50_000)).to_json()
+    data["settings"]["env_wrapper"] = "surprise.Wrapper"
+    with pytest.raises(ValueError, match=remedy):
+        Task.from_json({**data, **wanted})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_study_imports_what_the_worker_allows():
+    task = make_task(CARTPOLE, SPACE, Plan(50_000), (*ALLOWED_PACKAGES, "my_envs"), ("my_envs.all",))
+    for allowed in (None, (*ALLOWED_PACKAGES, "my_envs")):
+        assert Task.from_json(task.to_json(), allowed) == task
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
