@@ -1,10 +1,12 @@
 """Models of an experiment: made, saved and loaded together with the statistics that their observations need."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
@@ -13,7 +15,8 @@ from ppo_plus.zoo.experiment import Experiment
 
 
 def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
-    """A model with fresh weights.
+    """A model with fresh weights, which its seed determines: on several threads, the orthogonal initialization rounds
+    differently.
 
     :param experiment: the experiment
     :param env: its training environments
@@ -21,14 +24,26 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
     :raises ValueError, TypeError: see ``PPO_Plus``
     """
     hyperparams = deepcopy(experiment.hyperparams)
-    return PPO_Plus(
-        experiment.policy,
-        env,
-        policy_kwargs=deepcopy(experiment.policy_kwargs),
-        seed=experiment.seed,
-        device=experiment.device,
-        **{**hyperparams, **arguments},
-    )
+    with torch_threads(1):
+        return PPO_Plus(
+            experiment.policy,
+            env,
+            policy_kwargs=deepcopy(experiment.policy_kwargs),
+            seed=experiment.seed,
+            device=experiment.device,
+            **{**hyperparams, **arguments},
+        )
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads in the block."""
+    before = th.get_num_threads()
+    th.set_num_threads(number)
+    try:
+        yield
+    finally:
+        th.set_num_threads(before)
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:

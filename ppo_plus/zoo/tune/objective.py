@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
+from ppo_plus import PPO_Plus
 from ppo_plus.fused import CompileError
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.models import make_callbacks, make_model
+from ppo_plus.zoo.models import make_callbacks, make_model, torch_threads
 from ppo_plus.zoo.tune.plan import Plan
 
 #: Called with the timesteps and the mean return of each evaluation; it may raise to end the run.
@@ -66,28 +69,41 @@ def mean_of_last(returns: list[float], n: int) -> float:
     return float(np.mean(returns[-n:]))
 
 
-def resolve_compile(experiment: Experiment, plan: Plan) -> Experiment:
-    """The experiment with ``compile="auto"`` decided, as training with the plan's budget would decide it, so that any
-    later run with these settings takes the same path, to the last bit.
+def resolve(experiment: Experiment, plan: Plan) -> Experiment:
+    """The experiment with what ``"auto"`` leaves to the machine decided, as training with the plan's budget would
+    decide it, so that any later run with these settings takes the same path, to the last bit.
 
     :param experiment: the experiment
     :param plan: the plan
     """
-    if experiment.hyperparams.get("compile", "auto") != "auto":
+    hyperparams = {name: experiment.hyperparams.get(name, "auto") for name in ("compile", "n_threads")}
+    if "auto" not in hyperparams.values():
         return experiment
     envs = make_envs(experiment)
     try:
-        wanted = make_model(experiment, envs).pays_to_compile(plan.n_timesteps)
+        model = make_model(experiment, envs)
+        if hyperparams["compile"] == "auto":
+            worth = model.pays_to_compile(plan.n_timesteps)
+            experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment))
+        # Where the work is worth no second thread, it is one on every machine, and nothing is to be recorded.
+        if hyperparams["n_threads"] == "auto" and is_worth_threads(model):
+            experiment = with_hyperparam(experiment, "n_threads", th.get_num_threads())
     finally:
         envs.close()
-    return with_compile(experiment, wanted and compiles(experiment))
+    return experiment
+
+
+def is_worth_threads(model: PPO_Plus) -> bool:
+    """Whether ``n_threads="auto"`` lets a model train on as many threads as there are."""
+    with torch_threads(2):
+        return model._choose_threads() > 1
 
 
 def compiles(experiment: Experiment) -> bool:
     """Whether this machine can compile an experiment: it is tried, for one rollout."""
     envs = make_envs(experiment)
     try:
-        model = make_model(with_compile(experiment, True), envs)
+        model = make_model(with_hyperparam(experiment, "compile", True), envs)
         model.learn(1, log_interval=None)  # type: ignore[arg-type]
         return True
     except (CompileError, FloatingPointError):
@@ -96,9 +112,9 @@ def compiles(experiment: Experiment) -> bool:
         envs.close()
 
 
-def with_compile(experiment: Experiment, value: bool) -> Experiment:
-    """The experiment with ``compile`` set."""
-    return experiment.replace(hyperparams={**experiment.hyperparams, "compile": value})
+def with_hyperparam(experiment: Experiment, name: str, value: Any) -> Experiment:
+    """The experiment with another value of one argument of ``PPO_Plus``."""
+    return experiment.replace(hyperparams={**experiment.hyperparams, name: value})
 
 
 class Reporter(BaseCallback):

@@ -8,6 +8,13 @@ from typing import Any
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
 from ppo_plus.zoo.tune.space import Space, parse_space, setting
 
+#: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, for training and, from
+#: another start, for evaluation: with less in between, runs would share episodes and not be independent.
+SEED_STRIDE = 1_000
+
+#: From the study's seed to the first one of the confirmation.
+CONFIRMATION_SEED = 1_000_000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -26,7 +33,8 @@ class Plan:
         nothing, or 0, and then nothing is exported
     :param sampler: name of a sampler, see :mod:`ppo_plus.zoo.tune.search`
     :param pruner: name of a pruner
-    :param seed: of the study: training seeds count up from it, and samplers draw from it
+    :param seed: of the study: training seeds count up from it, in steps of :data:`SEED_STRIDE`, and samplers draw from
+        it
     """
 
     n_timesteps: int
@@ -51,6 +59,10 @@ class Plan:
             raise ValueError(f"confirm_seeds={self.confirm_seeds} decide nothing: use at least 10, or 0 for none")
         if not 0 <= self.race_share <= 1:
             raise ValueError(f"race_share={self.race_share} must be between 0 and 1")
+        if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
+            raise ValueError(f"n_seeds={self.n_seeds} and race_seeds={self.race_seeds} must be at most 1000 together")
+        if self.confirmation_seeds.stop > 2**32:
+            raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
         if self.last_evals > self.n_evals:
             raise ValueError(f"last_evals={self.last_evals} must be at most n_evals={self.n_evals}")
 
@@ -62,17 +74,19 @@ class Plan:
     @property
     def screening_seeds(self) -> range:
         """The training seeds of every trial."""
-        return range(self.seed, self.seed + self.n_seeds)
+        return range(self.seed, self.seed + SEED_STRIDE * self.n_seeds, SEED_STRIDE)
 
     @property
     def racing_seeds(self) -> range:
         """The further training seeds of the trials that race."""
-        return range(self.screening_seeds.stop, self.screening_seeds.stop + self.race_seeds)
+        first = self.seed + SEED_STRIDE * self.n_seeds
+        return range(first, first + SEED_STRIDE * self.race_seeds, SEED_STRIDE)
 
     @property
     def confirmation_seeds(self) -> range:
         """The training seeds that decide. They are far from the others, so that these may become more."""
-        return range(self.seed + 1_000, self.seed + 1_000 + self.confirm_seeds)
+        first = self.seed + CONFIRMATION_SEED
+        return range(first, first + SEED_STRIDE * self.confirm_seeds, SEED_STRIDE)
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget that ends, like each interval between evaluations, where rollouts of the experiments

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
-from ppo_plus.zoo.tune.objective import Diverged, resolve_compile, score
+from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.search import make_pruner, make_sampler
 from ppo_plus.zoo.tune.stages import (
@@ -119,7 +119,7 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        recorded = resolve_compile(experiment, plan).replace(n_timesteps=plan.n_timesteps).settings()
+        recorded = resolve(experiment, plan).replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)

@@ -1,11 +1,16 @@
 """The score of a run: evaluations after updates, the last one included."""
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune import objective
-from ppo_plus.zoo.tune.objective import Diverged, mean_of_last, resolve_compile, score
+from ppo_plus.zoo.tune.objective import Diverged, mean_of_last, resolve, score
 from ppo_plus.zoo.tune.plan import Plan
 
 SMALL = Experiment("CartPole-v1", 512, hyperparams={"n_steps": 128, "n_epochs": 1, "compile": False})
@@ -50,9 +55,42 @@ def test_no_update_no_score():
 def test_an_experiment_says_whether_it_is_compiled(monkeypatch):
     monkeypatch.setattr(objective, "compiles", lambda _: True)
     auto = SMALL.replace(hyperparams={"n_steps": 128, "n_epochs": 1})
-    short, long = (resolve_compile(auto, Plan(n, n_evals=1, last_evals=1)) for n in (512, 2**20))
+    short, long = (resolve(auto, Plan(n, n_evals=1, last_evals=1)) for n in (512, 2**20))
     assert (short.hyperparams["compile"], long.hyperparams["compile"]) == (False, True)
     monkeypatch.setattr(objective, "compiles", lambda _: False)
-    assert resolve_compile(auto, Plan(2**20)).hyperparams["compile"] is False
+    assert resolve(auto, Plan(2**20)).hyperparams["compile"] is False
     given = auto.replace(hyperparams={"compile": True})
-    assert resolve_compile(given, PLAN) is given
+    assert resolve(given, PLAN) == given
+
+
+def test_the_score_does_not_depend_on_the_machines_threads():
+    """Settings that were recorded by a process with one thread score the same in a process with two."""
+    code = """
+import json, sys
+import torch as th
+from ppo_plus.zoo.experiment import parse_settings
+from tests.zoo.tune.test_objective import PLAN, resolve, run
+settings = json.loads(sys.argv[1])
+experiment = parse_settings("CartPole-v1", settings)
+recorded = resolve(experiment, PLAN)
+print(json.dumps([th.get_num_threads(), recorded.settings(), run(recorded)]))
+"""
+
+    def process(threads, settings):
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(settings)],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    wide = SMALL.with_hyperparams({"batch_size": 128, "policy_kwargs": {"net_arch": [512, 512]}}).settings()
+    one, recorded, tuned = process(1, wide)
+    two, again, retrained = process(2, recorded)
+    assert (one, two) == (1, 2)
+    assert recorded["n_threads"] == again["n_threads"] == 1
+    assert retrained == tuned
+    assert "n_threads" not in resolve(SMALL, PLAN).hyperparams

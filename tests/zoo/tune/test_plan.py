@@ -62,7 +62,9 @@ def test_the_discount_reaches_the_normalization():
 def test_seeds_do_not_overlap():
     plan = Plan(1000, n_seeds=3, race_seeds=4, confirm_seeds=12, seed=5)
     seeds = [*plan.screening_seeds, *plan.racing_seeds, *plan.confirmation_seeds]
-    assert len(set(seeds)) == len(seeds) == 19 and min(seeds) == 5
+    assert len(seeds) == 19 and min(seeds) == 5
+    environments = [seed + k for seed in seeds for k in range(1_000)]
+    assert len(set(environments)) == len(environments)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,8 @@ def test_seeds_do_not_overlap():
         ({"race_share": 1.5}, "race_share=1.5"),
         ({"confirm_seeds": 5}, "at least 10"),
         ({"race_seeds": -1}, "race_seeds=-1"),
+        ({"race_seeds": 1000}, "at most 1000"),
+        ({"seed": 2**32 - 1}, "a smaller one"),
     ],
 )
 def test_a_plan_that_cannot_be(argument, message):

@@ -56,7 +56,7 @@ def test_from_stage_to_stage(study):
     do_all(screening, [9.0, 2.0, 5.0, None, 4.0, 3.0])
     # Half of the four that have a score, without the default.
     race = prepare_race(study, PLAN, 6)
-    assert runs(race) == [(2, 1), (4, 1)]
+    assert runs(race) == [(2, 1000), (4, 1000)]
     do_all(race, [1.0, 8.0])
     # Trial 4 has the higher mean over both seeds now.
     confirmation = prepare_confirmation(study, PLAN, 6)
@@ -85,7 +85,7 @@ def test_a_larger_budget_does_not_disturb_the_stages_of_the_smaller_one(study):
     create(study, TASK, 8)
     assert study.attributes()[BUDGET] == 8
     do_all(prepare_screening(study, TASK, 8), [7.0, 6.0])
-    assert runs(prepare_race(study, PLAN, 6)) == [(2, 1), (4, 1)]
+    assert runs(prepare_race(study, PLAN, 6)) == [(2, 1000), (4, 1000)]
     assert [trial for trial, _ in runs(prepare_race(study, PLAN, 8))] == [6, 7, 2]
     # And a smaller one changes nothing.
     create(study, TASK, 3)
