@@ -2,10 +2,19 @@
 
 import numpy as np
 import pytest
+import torch as th
 
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.models import load_model, load_statistics, make_callbacks, make_model, save_model, statistics_path
+from ppo_plus.zoo.models import (
+    load_model,
+    load_statistics,
+    make_callbacks,
+    make_model,
+    save_model,
+    statistics_path,
+    torch_threads,
+)
 
 EXPERIMENT = load_experiment("CartPole-v1", seed=5, overrides={"n_envs": 2, "normalize": True, "compile": False})
 
@@ -18,6 +27,16 @@ def test_hyperparameters_arrive():
     assert model.policy.action_net.in_features == 7
     assert (model.n_steps, model.gamma, model.seed) == (16, 0.98, 5)
     assert model.learning_rate(0.5) == pytest.approx(0.005)
+
+
+def test_weights_do_not_depend_on_the_number_of_threads():
+    weights = []
+    for number in (1, 2):
+        with torch_threads(number):
+            model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+            assert th.get_num_threads() == number
+        weights.append(th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    assert th.equal(*weights)
 
 
 def test_the_experiment_is_left_alone():

@@ -1,11 +1,14 @@
 """A confirmed winner as an entry of a settings file, with where it comes from."""
 
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
 from ppo_plus import __version__
+from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.verdict import Verdict
 
@@ -39,11 +42,22 @@ def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
 
 def retrain_command(task: Task, path: Path) -> str:
     """The command that trains with an exported entry as its trial did."""
-    plan = task.plan
-    return (
-        f"ppo-plus train --env {task.experiment.env_id} -conf {path.name} --seed {plan.seed} "
-        f"--eval-freq {plan.eval_freq} --eval-episodes {plan.n_eval_episodes} --n-eval-envs {plan.n_eval_envs}"
-    )
+    plan, experiment = task.plan, task.experiment
+    words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path.name, "--seed", plan.seed]
+    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes]
+    words += ["--n-eval-envs", plan.n_eval_envs]
+    if experiment.eval_env_kwargs:
+        given = experiment.eval_env_kwargs.items()
+        words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in given)]
+    for field in ("vec_env", "device"):
+        value = getattr(experiment, field)
+        if value != Experiment.__dataclass_fields__[field].default:
+            words += [f"--{field.replace('_', '-')}", value]
+    if task.gym_packages:
+        words += ["--gym-packages", *task.gym_packages]
+    if task.packages is None:
+        words.append("--trust-config")
+    return shlex.join(map(str, words))
 
 
 def versions() -> str:

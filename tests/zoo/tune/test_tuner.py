@@ -1,6 +1,7 @@
 """Whole studies, as users run them: processes on a real database, one of them killed."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -219,14 +220,13 @@ def test_journal_takes_back_what_was_running(tmp_path):
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
-def test_trained_again_the_score_is_the_same(tuned, tmp_path):
-    """``ppo-plus train`` with a trial's settings and seed ends with the very returns that the trial was scored by."""
-    study, _, _, (_, _, plan) = tuned
-    for trial in study.screening.trials()[1:]:
-        path = tmp_path / f"{trial.number}.yml"
-        path.write_text(yaml.safe_dump({"CartPole-v1": trial.user_attrs[SETTINGS]}))
-        arguments = ["train", "--env", "CartPole-v1", "-conf", path.name, "--seed", "3", "--eval-freq", "2048"]
-        finish(start(tmp_path, "", *arguments, "--eval-episodes", "3", "-f", str(trial.number)))
-        (evaluations,) = (tmp_path / str(trial.number)).rglob("evaluations.npz")
-        returns = np.load(evaluations)["results"]
-        assert float(returns[-1:].mean()) == trial.user_attrs[SCORES][0] == trial.value
+def test_trained_again_the_score_is_the_same(tuned):
+    """The command in the exported file ends with the very returns that the winner's trial was scored by."""
+    _, verdict, folder, _ = tuned
+    winner = verdict.finalists[verdict.winner].trial
+    lines = (folder / "CartPole-v1.yml").read_text().splitlines()
+    (command,) = [line for line in lines if line.startswith("# ppo-plus train ")]
+    finish(start(folder, "", *shlex.split(command)[2:], "-f", "again"))
+    (evaluations,) = (folder / "again").rglob("evaluations.npz")
+    returns = np.load(evaluations)["results"]
+    assert float(returns[-1:].mean()) == winner.user_attrs[SCORES][0] == winner.value

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,8 +12,11 @@ import pytest
 import yaml
 from optuna.trial import TrialState, create_trial
 
+from ppo_plus.zoo.cli import make_parser
+from ppo_plus.zoo.cli_train import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.tune.export import export
+from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.tune.export import export, retrain_command
 from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
@@ -68,6 +72,19 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     # What an earlier run found is not left beside a verdict that says otherwise.
     assert not export(compare(finalist(LOW), [finalist(LOW, 7)]), task, "my study", path)
     assert not path.exists()
+
+
+def test_the_command_trains_as_the_trial_did():
+    """Read by the command line, it is the experiment again."""
+    run = {"vec_env": "subproc", "device": "cpu", "eval_env_kwargs": {"sutton_barto_reward": True, "render_mode": None}}
+    experiment = load_experiment("CartPole-v1", seed=4, **run)
+    task = make_task(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",))
+    words = shlex.split(retrain_command(task, builtin_file()))
+    args = make_parser().parse_args([*words[1:], "--conf-file", str(builtin_file())])
+    assert make_experiment(args) == experiment
+    assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
+    plain = make_task(load_experiment("CartPole-v1"), read_space(), Plan(50_000))
+    assert retrain_command(plain, builtin_file()).endswith("--n-eval-envs 1")
 
 
 @pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
