@@ -109,10 +109,11 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
+    from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.tuner import WorkersDied, finish
     from ppo_plus.zoo.tune.worker import StudyStopped
 
-    with _ending_well(StudyStopped, WorkersDied):
+    with _ending_well({StudyStopped: 1, WorkersDied: 1, StorageError: 2}):
         verdict = finish(study, task, folder, workers)
     print(verdict)
     print(f"report: {folder / 'report.md'}")
@@ -122,15 +123,15 @@ def _work(worker: Any) -> None:
     from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.worker import StudyStopped
 
-    with _ending_well(StudyStopped, StorageError):
+    with _ending_well({StudyStopped: 1, StorageError: 2}):
         worker.work()
 
 
 @contextmanager
-def _ending_well(*errors: type[Exception]) -> Iterator[None]:
+def _ending_well(codes: dict[type[Exception], int]) -> Iterator[None]:
     """Turn what ends a study early into a line and an exit code.
 
-    :param errors: what is no surprise; anything else shows its traceback
+    :param codes: the exit codes of what is no surprise; anything else shows its traceback
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         # SIGTERM is what a scheduler sends before it kills. Jobs are put back as for Ctrl-C.
@@ -140,9 +141,9 @@ def _ending_well(*errors: type[Exception]) -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted: its jobs wait for whoever goes on", file=sys.stderr)
         sys.exit(130)
-    except errors as error:
+    except tuple(codes) as error:
         print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(codes[type(error)])
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -206,10 +206,7 @@ def setting(experiment: Experiment, name: str) -> Any:
     """The value of a setting in an experiment, given or by default."""
     if name.startswith(f"{POLICY}."):
         key = name.removeprefix(f"{POLICY}.")
-        policy = (
-            experiment.policy if isinstance(experiment.policy, type) else PPO_Plus.policy_aliases[experiment.policy]
-        )
-        return experiment.policy_kwargs.get(key, _default(policy, key))
+        return experiment.policy_kwargs.get(key, _default(_policy_class(experiment), key))
     if name in SETTINGS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value
@@ -229,7 +226,9 @@ def split_schedule(value: Any) -> tuple[str, Any]:
     if isinstance(value, str):
         schedule, _, number = value.partition("_")
         try:
-            return schedule, float(number)
+            # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
+            if "_" not in number:
+                return schedule, float(number)
         except ValueError:
             pass
     return "constant", value

@@ -16,6 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 JOURNAL = "journal:"
 
+#: What a database that is away makes Optuna raise.
+STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
+
 #: Seconds that a connection attempt, or a wait for another process's lock, may take.
 TIMEOUT = 60
 
@@ -61,6 +64,18 @@ def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
 
 
 @contextmanager
+def named_errors() -> Iterator[None]:
+    """Turn what a storage raises in the block when it is gone into one line.
+
+    :raises StorageError: the storage went away
+    """
+    try:
+        yield
+    except STORAGE_ERRORS as error:
+        raise StorageError(f"the storage is gone: {reason(error)}") from error
+
+
+@contextmanager
 def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
     """Show signs of life of a trial, from a thread of its own, while the block runs.
 
@@ -86,7 +101,7 @@ def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
     while not done.wait(storage.get_heartbeat_interval()):  # type: ignore[attr-defined]
         try:
             record_heartbeat(storage, trial_id)
-        except (StorageInternalError, SQLAlchemyError):
+        except STORAGE_ERRORS:
             # The server may be back for the next one; the grace period is what decides.
             continue
     storage.remove_session()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import ERROR, Study, create, stage_names
-from ppo_plus.zoo.tune.storage import has_heartbeats
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, has_heartbeats, named_errors
 from ppo_plus.zoo.tune.verdict import Verdict
 from ppo_plus.zoo.tune.watch import Watch
 from ppo_plus.zoo.tune.worker import StudyStopped, Worker
@@ -68,6 +69,7 @@ def tune(
     :raises ValueError: something does not fit, or the study is about something else
     :raises StudyStopped: a run met an error which is no property of its hyperparameters
     :raises WorkersDied: no worker is left, and the study has not ended
+    :raises StorageError: the storage went away; the same call goes on
     """
     task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
     begin(study, task, max_total_trials)
@@ -87,11 +89,12 @@ def begin(study: Study, task: Task, max_total_trials: int) -> None:
 
 def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
     """Do what is left of a study, and report; for the parameters see :func:`tune`."""
-    if workers is None:
-        Worker(study, task.packages).work()
-    elif not Worker(study, task.packages).is_over():
-        _supervise(study, task.plan, workers)
-    return write_report(study, task, folder)
+    with named_errors():
+        if workers is None:
+            Worker(study, task.packages).work()
+        elif not Worker(study, task.packages).is_over():
+            _supervise(study, task.plan, workers)
+        return write_report(study, task, folder)
 
 
 def check(
@@ -120,10 +123,13 @@ def _supervise(study: Study, plan: Plan, workers: Workers) -> None:
     try:
         with Watch(study, plan).running() as watch:
             while any(process.poll() is None for process in processes):
-                watch.update()
-                _check_journal(study, processes)
+                # Where the storage is away the workers decide what becomes of them.
+                with suppress(*STORAGE_ERRORS):
+                    watch.update()
+                    _check_journal(study, processes)
                 time.sleep(1)
-            watch.update()
+            with suppress(*STORAGE_ERRORS):
+                watch.update()
     except BaseException:
         # Ctrl-C reaches the workers as well; they put their jobs back and end.
         for process in processes:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import optuna
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
@@ -31,7 +30,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import StorageError, heartbeats, reason
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, heartbeats, named_errors
 
 #: Seconds between two looks for work.
 POLL = 1.0
@@ -63,8 +62,9 @@ class Worker:
         :raises StorageError: the storage went away; the others go on if it comes back
         :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
         """
-        for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
-            self._do_all(jobs, objective)
+        with named_errors():
+            for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
+                self._do_all(jobs, objective)
 
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
@@ -103,9 +103,9 @@ class Worker:
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
             raise
-        except (StorageInternalError, SQLAlchemyError) as error:
+        except STORAGE_ERRORS:
             # Not the study's fault, and where the database is away there is nothing to put back: silence will do it.
-            raise StorageError(f"the storage is gone: {reason(error)}") from error
+            raise
         except Exception:
             self.study.set(ERROR, traceback.format_exc())
             jobs.interrupt(claimed)

@@ -84,11 +84,12 @@ def test_schedules():
     space = space.including(experiment)
     assert space.params(experiment) == {"clip_range": 0.3, "clip_range_schedule": "cos"}
     assert space.settings(space.params(experiment)) == {"clip_range": "cos_0.3"}
-    assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None)] == [
+    assert [split_schedule(value) for value in ("lin_0.1", 0.1, "stop", None, "lin_1e-3_0")] == [
         ("lin", 0.1),
         ("constant", 0.1),
         ("constant", "stop"),
         ("constant", None),
+        ("constant", "lin_1e-3_0"),
     ]
 
 
