@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -238,13 +239,32 @@ def make_task(
     :param plan: how; its budget replaces the experiment's
     :param packages: see :class:`Task`
     :param gym_packages: see :class:`Task`
-    :raises ValueError: something in the space does not fit
+    :raises ValueError: something in the space does not fit, or no budget near the plan's ends where rollouts end
     """
     task = Task(experiment.replace(seed=0), space, plan, packages, gym_packages)
     task = replace(task, plan=plan.on_rollouts(*task.baselines().values()))
+    _check_budget(plan, task)
     task = replace(task, experiment=task.experiment.replace(n_timesteps=task.plan.n_timesteps))
     task.search_space()
     return task
+
+
+def _check_budget(plan: Plan, task: Task) -> None:
+    """Say it where the budget has become another one, and refuse one that is not what was meant."""
+    asked, resolved = plan.n_timesteps, task.plan.n_timesteps
+    sizes = " and ".join(f"{rollout_size(experiment):,} ({name})" for name, experiment in task.baselines().items())
+    if resolved > 2 * asked:
+        raise ValueError(
+            f"n_timesteps={asked} becomes {resolved}, because runs end where rollouts of {sizes} timesteps end: give "
+            f"n_timesteps={math.ceil(resolved / 2)} or more, or another n_steps or n_envs (-params, --n-envs), so that "
+            "one rollout divides the other"
+        )
+    if resolved != asked:
+        print(
+            f"runs get {resolved:,} timesteps instead of {asked:,}, and {task.plan.n_evals} evaluations: rollouts of "
+            f"{sizes} timesteps fit in",
+            file=sys.stderr,
+        )
 
 
 def rollout_size(experiment: Experiment) -> int:

@@ -13,17 +13,21 @@ import optuna
 import yaml
 from matplotlib.figure import Figure
 from optuna.exceptions import ExperimentalWarning
+from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from ppo_plus.zoo.tune.export import export, versions
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON
 from ppo_plus.zoo.tune.plan import Task
-from ppo_plus.zoo.tune.stages import BASELINE, SCORES, Study, ranking, stage_names
+from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
 from ppo_plus.zoo.tune.verdict import Finalist, Verdict, decide
 
-#: Trials that the report shows.
-N_SHOWN = 10
+#: Trials that the report shows, and parameters that its slices do.
+N_SHOWN, N_SLICES = 10, 6
+
+#: Finished trials from which on parameters are ranked: with fewer, nothing varies.
+N_RANKED = 4
 
 
 def write_report(study: Study, task: Task, folder: Path) -> Verdict:
@@ -58,10 +62,10 @@ def _write_table(trials: list[FrozenTrial], path: Path) -> None:
     with path.open("w", newline="") as file:
         params = sorted({name for trial in trials for name in trial.params})
         table = csv.writer(file)
-        table.writerow(["trial", "state", "score", *params])
+        # Not always what ran: a trial's settings are mended where they do not fit each other.
+        table.writerow(["trial", "state", "score", *(f"sampled {name}" for name in params)])
         for trial in trials:
-            score = "" if trial.values is None else trial.values[0]
-            row = [trial.user_attrs[JOB], trial.state.name, score]
+            row = [trial.user_attrs[JOB], trial.state.name, score_of(trial)]
             table.writerow([*row, *(trial.params.get(name, "") for name in params)])
 
 
@@ -114,13 +118,13 @@ def _trials(study: Study) -> Iterator[str]:
     trials = study.screening.trials()
     ranked = ranking(trials)
     yield "## Screening\n"
-    yield "| trial | score | seeds | parameters |"
+    yield "| trial | score | seeds | settings |"
     yield "|---|---|---|---|"
     for trial in [*ranked[:N_SHOWN], *(trial for trial in ranked[N_SHOWN:] if BASELINE in trial.user_attrs)]:
         baseline = trial.user_attrs.get(BASELINE)
         name = f"{trial.user_attrs[JOB]}" + (f", {baseline}" if baseline else "")
-        params = ", ".join(f"{key}={_short(value)}" for key, value in sorted(trial.params.items()))
-        yield f"| {name} | {trial.values[0]:.2f} | {len(trial.user_attrs[SCORES])} | {params} |"
+        settings = ", ".join(f"{key}={_short(value)}" for key, value in sorted(trial.user_attrs[SETTINGS].items()))
+        yield f"| {name} | {trial.values[0]:.2f} | {len(trial.user_attrs[SCORES])} | {settings} |"
     yield ""
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     yield from (f"- trial {trial.user_attrs[JOB]} failed: {_reason(trial)}" for trial in failed)
@@ -159,11 +163,18 @@ def _draw_all(study: optuna.Study, folder: Path) -> list[Path]:
     if n_complete:
         drawings["history"] = plots.plot_optimization_history
         drawings["intermediate_values"] = plots.plot_intermediate_values
-        drawings["slices"] = plots.plot_slice
-    # With fewer, nothing varies.
-    if n_complete >= 4:
+        drawings["slices"] = _plot_slices
+    if n_complete >= N_RANKED:
         drawings["importances"] = plots.plot_param_importances
     return [_draw(draw, study, folder / f"{name}.png") for name, draw in drawings.items()]
+
+
+def _plot_slices(study: optuna.Study) -> Any:
+    """The parameters that matter most, so that the picture can be read."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    ranked = len(complete) >= N_RANKED
+    names = get_param_importances(study) if ranked else sorted({name for trial in complete for name in trial.params})
+    return plots.plot_slice(study, list(names)[:N_SLICES])
 
 
 def _draw(draw: Callable[[optuna.Study], Any], study: optuna.Study, path: Path) -> Path:

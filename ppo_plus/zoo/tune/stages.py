@@ -133,7 +133,8 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the finalists and the default, on unseen seeds."""
     screening = screened(study, budget)
     best = finalists(screening, study.runs("race", budget).trials(), plan)
-    chosen = [*filter(is_default, screening), *best] if best else []
+    default = [trial for trial in screening if is_default(trial) and has_settings(trial)]
+    chosen = [*default, *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
     return _prepare(study.runs("confirmation", budget), jobs, study.storage)
 
@@ -141,6 +142,11 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
 def screened(study: Study, budget: int) -> list[FrozenTrial]:
     """The trials of a budget. There may be more: somebody may have given the study a larger one meanwhile."""
     return [trial for trial in study.screening.trials() if trial.user_attrs[JOB] < budget]
+
+
+def has_settings(trial: FrozenTrial) -> bool:
+    """Whether it is known what a trial ran: not if its workers died before it began."""
+    return SETTINGS in trial.user_attrs
 
 
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
@@ -171,6 +177,11 @@ def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials that have a score, the best first."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return sorted(complete, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
+
+
+def score_of(trial: FrozenTrial) -> float | None:
+    """The score of a trial or run. A pruned one has none: what Optuna calls its value is its last report."""
+    return trial.values[0] if trial.state == TrialState.COMPLETE else None
 
 
 def scores_by_candidate(runs: Sequence[FrozenTrial]) -> dict[int, list[float]]:

@@ -71,7 +71,13 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.default is None:
-            return "No confirmation: nothing is exported."
+            reason = ": the default never ran" if self.finalists else ""
+            return f"No confirmation{reason}. Nothing is exported."
+        if not self.default.scores:
+            return (
+                f"Undecided: the default has no score on any of the {self.default.n_failed} unseen seeds, so nothing "
+                "can be compared with it. Nothing is exported."
+            )
         if self.winner is None:
             return (
                 f"The default stays: none of the {len(self.finalists)} best trials is surely better on "

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ppo_plus.zoo.tune.jobs import JOB, WORKER, is_done
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BUDGET, Study, ranking, stage_names
+from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, ranking, score_of, stage_names
 
 
 class Watch:
@@ -49,10 +49,9 @@ class Watch:
         for stage, trial in self._finished():
             if (stage, trial.number) not in self.told:
                 self.told.add((stage, trial.number))
-                value = "" if trial.values is None else f" {trial.values[0]:.2f}"
-                self.console.print(
-                    f"{stage} {trial.user_attrs[JOB]}: {trial.state.name.lower()}{value}", soft_wrap=True
-                )
+                score = score_of(trial)
+                value = "" if score is None else f" {score:.2f}"
+                self.console.print(f"{stage}, {name(trial)}: {trial.state.name.lower()}{value}", soft_wrap=True)
 
     def table(self) -> Group:
         """The study's line, and a bar per worker."""
@@ -73,7 +72,7 @@ class Watch:
             f"{self.study.name}, {stage}: {n_done} of {n_jobs} done",
             f"{sum(trial.state == TrialState.PRUNED for trial in trials)} pruned",
             f"{sum(trial.state == TrialState.FAIL for trial in trials)} failed",
-            f"best {best[0].values[0]:.2f} (trial {best[0].user_attrs[JOB]})" if best else "no score yet",
+            f"best {best[0].values[0]:.2f} ({name(best[0])})" if best else "no score yet",
             f"{(time.monotonic() - self.start) / 60:.1f} min",
         ]
         return ", ".join(parts)
@@ -83,8 +82,15 @@ class Watch:
         last = trial.last_step
         value = "starting" if last is None else f"{last:,} of {total:,} steps, {trial.intermediate_values[last]:.2f}"
         worker = trial.user_attrs.get(WORKER, "")
-        bars.add_task(f"{worker}  trial {trial.user_attrs[JOB]}", total=total, completed=last or 0, value=value)
+        bars.add_task(f"{worker}  {name(trial)}", total=total, completed=last or 0, value=value)
 
     def _finished(self) -> Iterator[tuple[str, FrozenTrial]]:
         for stage, jobs in stage_names(self.study):
             yield from ((stage, trial) for trial in jobs.trials() if is_done(trial))
+
+
+def name(trial: FrozenTrial) -> str:
+    """A trial of the screening, or a run of a later stage, for people."""
+    if CANDIDATE in trial.user_attrs:
+        return f"trial {trial.user_attrs[CANDIDATE]}, seed {trial.user_attrs[SEED]}"
+    return f"trial {trial.user_attrs[JOB]}"

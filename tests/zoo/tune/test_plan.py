@@ -1,7 +1,7 @@
 """Budgets end where rollouts end, seeds do not overlap, and settings fit each other."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
@@ -23,6 +23,7 @@ def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n
     assert 1 <= plan.last_evals <= plan.n_evals <= n_evals
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([32, 100, 2048, 4096]),
     st.sampled_from([32, 1024, 100_000]),
@@ -40,6 +41,17 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
     assert setting(experiment, "batch_size") == min(batch_size, rollout)
     assert setting(experiment, "sde_sample_freq") == (4 if use_sde else -1)
     assert setting(experiment, "kl_control") == ("stop" if target_kl is None else "penalty")
+
+
+def test_a_budget_that_grows_says_so(capsys):
+    make_task(CARTPOLE, SPACE, Plan(20_480))
+    assert capsys.readouterr().err == ""
+    task = make_task(CARTPOLE, SPACE, Plan(20_000))
+    assert f"runs get {task.plan.n_timesteps:,} timesteps instead of 20,000" in capsys.readouterr().err
+    odd = CARTPOLE.with_hyperparams({"n_steps": 125})
+    with pytest.raises(ValueError, match="n_timesteps=20000 becomes 256000.*give n_timesteps=128000"):
+        make_task(odd, SPACE, Plan(20_000))
+    assert make_task(odd, SPACE, Plan(128_000)).plan.n_timesteps == 256_000
 
 
 def test_every_choice_of_n_steps_fits_the_interval():

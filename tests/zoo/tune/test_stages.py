@@ -74,6 +74,14 @@ def test_who_fails_in_the_race_is_out(study):
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 4}
 
 
+def test_a_default_that_never_began_is_not_run_again(study):
+    screening = prepare_screening(study, TASK, 6)
+    screening.fail(screening.claim(), "its worker died")
+    do_all(screening, [2.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {2, 4}
+
+
 def test_without_a_score_there_is_nothing_to_confirm(study):
     do_all(prepare_screening(study, TASK, 6), [None] * 6)
     assert runs(prepare_race(study, PLAN, 6)) == runs(prepare_confirmation(study, PLAN, 6)) == []

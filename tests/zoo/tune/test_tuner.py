@@ -3,9 +3,11 @@
 import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -16,11 +18,13 @@ import yaml
 from optuna.trial import TrialState
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
-from ppo_plus.zoo.tune.plan import Plan
+from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.verdict import Finalist, compare
 from ppo_plus.zoo.tune.worker import Worker
 
 ROOT = Path(__file__).parents[3]
@@ -160,7 +164,10 @@ def test_report(tuned):
     assert str(verdict) in report
     for name in ("history", "slices", "intermediate_values", "confirmation"):
         assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
-    assert len((folder / "trials.csv").read_text().splitlines()) == 4
+    table = (folder / "trials.csv").read_text().splitlines()
+    assert table[0] == "trial,state,score,sampled learning_rate,sampled net_arch" and len(table) == 4
+    # What ran, not only what was sampled.
+    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
 def test_again_does_nothing_but_write_the_report(tuned):
@@ -184,7 +191,7 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
         "Overflowing-v0", lambda: gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda _: float("inf"))
     )
     try:
-        verdict = tune(Experiment("Overflowing-v0", 64), SPACE, study, Plan(64), 2, tmp_path)
+        verdict = tune(Experiment("Overflowing-v0", 64), SPACE, study, Plan(2048), 2, tmp_path)
     finally:
         gym.registry.pop("Overflowing-v0")
     trials = study.screening.trials()
@@ -209,6 +216,24 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
+def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
+    """Here in the middle of a trial: its tables are gone."""
+    database = tmp_path / "study.db"
+    command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--search-space", write_space(tmp_path)]
+    process = start(tmp_path, f"sqlite:///{database}", *command)
+    study = wait_for_study(f"sqlite:///{database}", "CartPole-v1")
+    while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        time.sleep(0.1)
+    with closing(sqlite3.connect(database, timeout=60)) as connection:
+        connection.execute("DROP TABLE trial_user_attributes")
+        connection.execute("DROP TABLE study_user_attributes")
+        connection.commit()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    # The worker's line, and the tuner's.
+    assert [line.startswith("ppo-plus: error: the storage is gone: ") for line in err.splitlines()] == [True, True]
+
+
 def test_journal_takes_back_what_was_running(tmp_path):
     study = Study("journal", open_storage(f"journal:{tmp_path / 'study.log'}"))
     experiment = Experiment("CartPole-v1", 2048)
@@ -220,13 +245,17 @@ def test_journal_takes_back_what_was_running(tmp_path):
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
-def test_trained_again_the_score_is_the_same(tuned):
-    """The command in the exported file ends with the very returns that the winner's trial was scored by."""
-    _, verdict, folder, _ = tuned
-    winner = verdict.finalists[verdict.winner].trial
-    lines = (folder / "CartPole-v1.yml").read_text().splitlines()
-    (command,) = [line for line in lines if line.startswith("# ppo-plus train ")]
-    finish(start(folder, "", *shlex.split(command)[2:], "-f", "again"))
-    (evaluations,) = (folder / "again").rglob("evaluations.npz")
-    returns = np.load(evaluations)["results"]
-    assert float(returns[-1:].mean()) == winner.user_attrs[SCORES][0] == winner.value
+def test_trained_again_the_score_is_the_same(tuned, tmp_path):
+    """Whichever trial wins: the command in the exported file ends with the very returns that it was scored by."""
+    study, _, _, (experiment, space, plan) = tuned
+    default, *others = study.screening.trials()
+    task = make_task(experiment, space, plan)
+    for trial in others:
+        verdict = compare(Finalist(default, [0.0] * 10, 0), [Finalist(trial, [1.0] * 10, 0)])
+        path = tmp_path / f"{trial.number}.yml"
+        assert export(verdict, task, study.name, path)
+        (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]
+        finish(start(tmp_path, "", *shlex.split(command)[2:], "-f", path.stem))
+        (evaluations,) = (tmp_path / path.stem).rglob("evaluations.npz")
+        returns = np.load(evaluations)["results"]
+        assert float(returns[-1:].mean()) == trial.user_attrs[SCORES][0] == trial.value

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BUDGET, Study
+from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, make_study
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.watch import Watch
 
@@ -49,7 +49,22 @@ def test_plain_lines_without_a_terminal(study):
         study.screening.tell(study.screening.trials()[2], TrialState.COMPLETE, -300.25)
         watch.update()
         watch.update()
-    assert console.file.getvalue() == "screening 2: complete -300.25\n"
+    assert console.file.getvalue() == "screening, trial 2: complete -300.25\n"
+
+
+def test_a_pruned_trial_has_no_score_and_a_run_says_of_what(study):
+    console, watch = shown(study, terminal=False)
+    with watch.running():
+        study.screening.tell(study.screening.trials()[2], TrialState.PRUNED)
+        confirmation = study.runs("confirmation", 4)
+        make_study(study.storage, confirmation.name)
+        confirmation.fill([{CANDIDATE: 3, SEED: 1_000_000}])
+        confirmation.tell(confirmation.claim(), TrialState.COMPLETE, 1.5)
+        watch.update()
+    assert console.file.getvalue().splitlines() == [
+        "screening, trial 2: pruned",
+        "confirmation, trial 3, seed 1000000: complete 1.50",
+    ]
 
 
 def test_dashboard_shows_the_storage(study):
