@@ -1,6 +1,7 @@
 """``ppo-plus train``: rl_zoo3's flags, where they mean something for PPO_Plus."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ import yaml
 from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, key_value, seed, whole_number
 from ppo_plus.zoo.envs import BATCHED, VEC_ENVS, find_env
 from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.folders import ALGO
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
 from ppo_plus.zoo.tracking import run_name, track
 from ppo_plus.zoo.train import Options, set_up, train
@@ -27,6 +29,7 @@ def add_parser(commands: Any) -> None:
     """
     command = commands.add_parser("train", help="train, evaluate and save a model, and plot its learning curve")
     command.set_defaults(prepare=prepare)
+    command.add_argument("--algo", choices=[ALGO], default=ALGO, help="there is one; for rl_zoo3's command lines")
     add_env_arguments(command, "--log-folder")
     add_experiment_arguments(command)
     _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
@@ -121,6 +124,8 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     run = set_up(experiment, options)
 
     def work() -> None:
+        # What a scheduler sends before it kills ends the training as Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         if name:
             track(args, experiment, name)
         train(run)

@@ -33,8 +33,9 @@ and the settings file's own entry are tried first. The same command again goes o
 STORAGE_HELP = (
     "where the study is: sqlite:///FILE for processes on one machine, postgresql+psycopg://USER@HOST/DATABASE for any "
     "number of machines. With both, a worker that is killed loses nothing but its trial's progress: the trial is done "
-    "again, and counts once. journal:FILE needs no database, and has no such guarantee, because only databases have "
-    "heartbeats. (default: the environment variable PPO_PLUS_STORAGE, else sqlite in the study's folder)"
+    "again, and counts once (a trial that loses its third worker has failed: it may be what kills them). journal:FILE "
+    "needs no database, and has no such guarantee, because only databases have heartbeats. (default: the environment "
+    "variable PPO_PLUS_STORAGE, else sqlite in the study's folder)"
 )
 
 
@@ -109,6 +110,7 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
+    from ppo_plus.zoo.tune.export import entry_path, retrain_command
     from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.tuner import WorkersDied, finish
     from ppo_plus.zoo.tune.worker import StudyStopped
@@ -117,13 +119,17 @@ def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
         verdict = finish(study, task, folder, workers)
     print(verdict)
     print(f"report: {folder / 'report.md'}")
+    if verdict.winner is not None:
+        entry = entry_path(task, folder)
+        print(f"settings: {entry}")
+        print(f"train with them: {retrain_command(task, entry)}")
 
 
 def _work(worker: Any) -> None:
     from ppo_plus.zoo.tune.storage import StorageError
-    from ppo_plus.zoo.tune.worker import StudyStopped
+    from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped
 
-    with _ending_well({StudyStopped: 1, StorageError: 2}):
+    with _ending_well({StudyStopped: 1, CannotCompile: 1, StorageError: 2}):
         worker.work()
 
 

@@ -83,7 +83,8 @@ def test_progress_bar_on_a_terminal(tmp_path):
     assert "timesteps/s" not in text
 
 
-def test_ctrl_c_saves_what_was_learned(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_what_was_learned(tmp_path, number):
     command = [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1"]
     process = subprocess.Popen(
         [*command, "-n", "1e7", "-params", "normalize:true", "compile:false"],
@@ -98,7 +99,7 @@ def test_ctrl_c_saves_what_was_learned(tmp_path):
     # An episode has been written: training is on.
     while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert "interrupted" in stderr and "CartPole-v1: " in stdout
@@ -357,10 +358,10 @@ def test_every_argument_is_explained():
 
 def test_rl_zoo3s_flags_are_there():
     flags = (
-        "--env -n --n-timesteps --seed --n-envs -params --hyperparams -conf --conf-file --eval-freq --eval-episodes "
-        "--n-eval-envs --save-freq -tb --tensorboard-log -i --trained-agent --vec-env --device -f --log-folder -P "
-        "--progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose --num-threads -uuid "
-        "--uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
+        "--algo --env -n --n-timesteps --seed --n-envs -params --hyperparams -conf --conf-file --eval-freq "
+        "--eval-episodes --n-eval-envs --save-freq -tb --tensorboard-log -i --trained-agent --vec-env --device -f "
+        "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose --num-threads "
+        "-uuid --uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
     )
     subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
     assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)

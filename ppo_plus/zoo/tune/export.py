@@ -8,6 +8,7 @@ import yaml
 
 from ppo_plus import __version__
 from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.folders import file_name
 from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.verdict import Verdict
@@ -33,17 +34,22 @@ def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
         str(verdict),
         f"On seed {task.plan.seed} the trial's score was {finalist.screening_scores[0]!r}, the mean of the last "
         f"{task.plan.last_evals} evaluations, and is again:",
-        retrain_command(task, path),
+        retrain_command(task, Path(path.name)),
     ]
     entry = yaml.safe_dump({task.experiment.env_id: finalist.settings}, sort_keys=False)
     path.write_text("".join(f"# {line}\n" for line in origin) + entry)
     return True
 
 
+def entry_path(task: Task, folder: Path) -> Path:
+    """Where a winner's entry is written."""
+    return folder / f"{file_name(task.experiment.env_id)}.yml"
+
+
 def retrain_command(task: Task, path: Path) -> str:
     """The command that trains with an exported entry as its trial did."""
     plan, experiment = task.plan, task.experiment
-    words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path.name, "--seed", plan.seed]
+    words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
     words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes]
     words += ["--n-eval-envs", plan.n_eval_envs]
     if experiment.eval_env_kwargs:

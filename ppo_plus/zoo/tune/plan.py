@@ -243,28 +243,37 @@ def make_task(
     """
     task = Task(experiment.replace(seed=0), space, plan, packages, gym_packages)
     task = replace(task, plan=plan.on_rollouts(*task.baselines().values()))
-    _check_budget(plan, task)
+    _check_budget(plan.n_timesteps, task)
     task = replace(task, experiment=task.experiment.replace(n_timesteps=task.plan.n_timesteps))
     task.search_space()
     return task
 
 
-def _check_budget(plan: Plan, task: Task) -> None:
-    """Say it where the budget has become another one, and refuse one that is not what was meant."""
-    asked, resolved = plan.n_timesteps, task.plan.n_timesteps
-    sizes = " and ".join(f"{rollout_size(experiment):,} ({name})" for name, experiment in task.baselines().items())
-    if resolved > 2 * asked:
+def _check_budget(asked: int, task: Task) -> None:
+    """Refuse a budget that is not what was meant."""
+    if task.plan.n_timesteps > 2 * asked:
         raise ValueError(
-            f"n_timesteps={asked} becomes {resolved}, because runs end where rollouts of {sizes} timesteps end: give "
-            f"n_timesteps={math.ceil(resolved / 2)} or more, or another n_steps or n_envs (-params, --n-envs), so that "
-            "one rollout divides the other"
+            f"n_timesteps={asked} becomes {task.plan.n_timesteps}, because runs end where {_rollouts(task)} end: give "
+            f"n_timesteps={math.ceil(task.plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
+            "--n-envs), so that one rollout divides the other"
         )
-    if resolved != asked:
-        print(
-            f"runs get {resolved:,} timesteps instead of {asked:,}, and {task.plan.n_evals} evaluations: rollouts of "
-            f"{sizes} timesteps fit in",
-            file=sys.stderr,
-        )
+
+
+def tell_budget(asked: int, task: Task) -> None:
+    """Say it where the budget has become another one.
+
+    :param asked: environment steps of each run that were asked for
+    :param task: what came of it
+    """
+    n_timesteps, n_evals = task.plan.n_timesteps, task.plan.n_evals
+    if n_timesteps != asked:
+        change = f"runs get {n_timesteps:,} timesteps instead of {asked:,}, and {n_evals} evaluations"
+        print(f"{change}: they end where {_rollouts(task)} end", file=sys.stderr)
+
+
+def _rollouts(task: Task) -> str:
+    sizes = (f"{rollout_size(experiment):,} timesteps ({name})" for name, experiment in task.baselines().items())
+    return f"rollouts of {' and '.join(sizes)}"
 
 
 def rollout_size(experiment: Experiment) -> int:

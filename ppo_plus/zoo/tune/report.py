@@ -17,7 +17,7 @@ from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
-from ppo_plus.zoo.tune.export import export, versions
+from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
@@ -41,7 +41,7 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     """
     folder.mkdir(parents=True, exist_ok=True)
     verdict = decide(study, task.plan)
-    entry = folder / f"{task.experiment.env_id.replace('/', '-').replace(':', '-')}.yml"
+    entry = entry_path(task, folder)
     exported = export(verdict, task, study.name, entry)
     _write_table(study.screening.trials(), folder / "trials.csv")
     pictures = [*_draw_all(study.screening.study(), folder), *_draw_confirmation(verdict, folder)]

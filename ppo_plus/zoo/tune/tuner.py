@@ -13,7 +13,7 @@ from ppo_plus.zoo.cli_tune import STORAGE_VARIABLE
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.models import make_model
-from ppo_plus.zoo.tune.plan import Plan, Task, make_task
+from ppo_plus.zoo.tune.plan import Plan, Task, make_task, tell_budget
 from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
@@ -114,6 +114,7 @@ def check(
         envs = make_envs(baseline)
         make_model(baseline, envs)
         envs.close()
+    tell_budget(plan.n_timesteps, task)
     return task
 
 

@@ -10,6 +10,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from ppo_plus.fused import CompileError
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
@@ -30,7 +31,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, heartbeats, named_errors
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, heartbeats, named_errors, reason
 
 #: Seconds between two looks for work.
 POLL = 1.0
@@ -38,6 +39,10 @@ POLL = 1.0
 
 class StudyStopped(Exception):
     """Another worker met an error that is no trial's own."""
+
+
+class CannotCompile(Exception):
+    """This machine cannot run what another one has compiled; workers elsewhere go on."""
 
 
 class Worker:
@@ -59,6 +64,7 @@ class Worker:
         """Do jobs until the study has ended.
 
         :raises StudyStopped: another worker stopped the study
+        :raises CannotCompile: this machine cannot; its trial waits for another worker
         :raises StorageError: the storage went away; the others go on if it comes back
         :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
         """
@@ -103,6 +109,9 @@ class Worker:
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
             raise
+        except CompileError as error:
+            jobs.interrupt(claimed)
+            raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
         except STORAGE_ERRORS:
             # Not the study's fault, and where the database is away there is nothing to put back: silence will do it.
             raise

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size
+from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size, tell_budget
 from ppo_plus.zoo.tune.space import read_space, setting
 
 CARTPOLE = load_experiment("CartPole-v1")
@@ -44,9 +44,10 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
 
 
 def test_a_budget_that_grows_says_so(capsys):
-    make_task(CARTPOLE, SPACE, Plan(20_480))
+    tell_budget(20_480, make_task(CARTPOLE, SPACE, Plan(20_480)))
     assert capsys.readouterr().err == ""
     task = make_task(CARTPOLE, SPACE, Plan(20_000))
+    tell_budget(20_000, task)
     assert f"runs get {task.plan.n_timesteps:,} timesteps instead of 20,000" in capsys.readouterr().err
     odd = CARTPOLE.with_hyperparams({"n_steps": 125})
     with pytest.raises(ValueError, match="n_timesteps=20000 becomes 256000.*give n_timesteps=128000"):

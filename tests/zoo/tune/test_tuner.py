@@ -17,6 +17,7 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
+from ppo_plus.fused import CompileError
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
@@ -25,7 +26,7 @@ from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.tuner import tune
 from ppo_plus.zoo.tune.verdict import Finalist, compare
-from ppo_plus.zoo.tune.worker import Worker
+from ppo_plus.zoo.tune.worker import CannotCompile, Worker
 
 ROOT = Path(__file__).parents[3]
 #: A search of four trials on runs of two rollouts of the default.
@@ -232,6 +233,23 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     assert process.returncode == 2
     # The worker's line, and the tuner's.
     assert [line.startswith("ppo-plus: error: the storage is gone: ") for line in err.splitlines()] == [True, True]
+
+
+def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monkeypatch):
+    study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+
+    def fail(*_):
+        raise CompileError("there is no C++ compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo_plus.zoo.tune.worker.score", fail)
+        with pytest.raises(CannotCompile, match="no C.. compiler"):
+            tune(experiment, SPACE, study, plan, 1, tmp_path)
+    assert not study.attributes()[ERROR]
+    Worker(study).work()
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
 
 
 def test_journal_takes_back_what_was_running(tmp_path):

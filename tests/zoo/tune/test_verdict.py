@@ -81,7 +81,7 @@ def test_the_command_trains_as_the_trial_did():
     experiment = load_experiment("CartPole-v1", seed=4, **run)
     task = make_task(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",))
     words = shlex.split(retrain_command(task, builtin_file()))
-    args = make_parser().parse_args([*words[1:], "--conf-file", str(builtin_file())])
+    args = make_parser().parse_args(words[1:])
     assert make_experiment(args) == experiment
     assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
     plain = make_task(load_experiment("CartPole-v1"), read_space(), Plan(50_000))
