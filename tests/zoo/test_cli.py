@@ -360,8 +360,8 @@ def test_rl_zoo3s_flags_are_there():
     flags = (
         "--algo --env -n --n-timesteps --seed --n-envs -params --hyperparams -conf --conf-file --eval-freq "
         "--eval-episodes --n-eval-envs --save-freq -tb --tensorboard-log -i --trained-agent --vec-env --device -f "
-        "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose --num-threads "
-        "-uuid --uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
+        "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose "
+        "--num-threads -uuid --uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
     )
     subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
     assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)

@@ -113,7 +113,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     process = start(tmp_path, url, *command)
     study = wait_for_study(url, "CartPole-v1")
     while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        time.sleep(0.1)
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "interrupted" in err
