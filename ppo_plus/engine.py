@@ -353,6 +353,9 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
     state = _pack_state(optimizer, params, vector.device)
     if state:
         lent.state[vector] = state
+    for p in params:
+        # The state is twice as large as the weights: it is kept in one place at a time.
+        optimizer.state.pop(p, None)
     own = [p.data for p in params]
     for p, part in zip(params, _views(vector.data, params), strict=True):
         p.data = part
