@@ -140,7 +140,8 @@ class Update:
         batch = data if indices is None else pick(data, indices)
         params: list[th.Tensor] = list(self.weights.params)
         if live:
-            standing_in: Any = nullcontext()
+            # What a module puts in place of a buffer is written into it, as the compiled form expects.
+            standing_in: Any = swapped(self.policy, buffers, buffers) if buffers else nullcontext()
         else:
             own = [*params, *self.buffers]
             params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
@@ -173,7 +174,13 @@ class Update:
 
         self.names = (*FLAGS, "loss", *losses.diagnostics, "grad_norm")
         record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
-        return next_state, th.stack(record)
+        try:
+            return next_state, th.stack(record)
+        except (TypeError, RuntimeError):
+            wrong = [name for name, value in losses.diagnostics.items() if getattr(value, "shape", None) != ()]
+            raise ValueError(
+                f"compute_loss returned diagnostics {wrong} that are not 0-d tensors: return means"
+            ) from None
 
     def _measured(self, losses: Losses) -> th.Tensor:
         try:
@@ -212,7 +219,7 @@ class Update:
             settled = self.weights.vector, self.weights.moments, self.buffers, coefficients, learning_rate, target_kl
             # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
             # trace is a full one, as the first is.
-            size = 0 if indices is None else len(indices)
+            size = len(data.returns) if indices is None else len(indices)
             full_size = max(full_size, size)
             if fused is None or fresh or size < full_size:
                 fresh = False
@@ -346,6 +353,9 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
     state = _pack_state(optimizer, params, vector.device)
     if state:
         lent.state[vector] = state
+    for p in params:
+        # The state is twice as large as the weights: it is kept in one place at a time.
+        optimizer.state.pop(p, None)
     own = [p.data for p in params]
     for p, part in zip(params, _views(vector.data, params), strict=True):
         p.data = part

@@ -15,7 +15,7 @@ from ppo_plus.inductor import Compiled, compile_graph, trace
 TESTED = ("2.13",)
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
-#: What has to be traced more often than this reads something that changes all the time.
+#: What has to be traced more often than this during one ``learn`` reads something that changes all the time.
 MAX_TRACES = 4
 
 
@@ -24,7 +24,7 @@ class CompileError(RuntimeError):
 
 
 class Fused:
-    """A pure function of tensors that compiles itself at the first call.
+    """A pure function of tensors that compiles itself at the first call of what :meth:`bind` returns.
 
     The function takes and returns any nesting of tuples, lists, dicts and ``None`` around tensors. It may change its
     first ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant
@@ -50,11 +50,12 @@ class Fused:
         """Forget the compiled form: the next call traces anew."""
         self._run: Compiled | None = None
         self._signature: list[Any] = []
+        self._static_form: Any = None
         self._build: Callable[[Iterator[th.Tensor]], Any] = next
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_build": next}
+        return vars(self) | {"_run": None, "_signature": [], "_static_form": None, "_build": next}
 
     def bind(self, *static: Any) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
@@ -65,8 +66,10 @@ class Fused:
         static_tensors: list[th.Tensor] = []
         _collect(static, static_tensors)
         n_static = len(static_tensors)
-        if self._signature[:n_static] != _signature(static_tensors):
+        form = _form(static)
+        if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
             self.reset()
+            self._static_form = form
 
         def call(*varying: Any) -> Any:
             if self._failed and not self.strict:
@@ -107,7 +110,7 @@ class Fused:
                 results.append((function(*mutable, *args[self.n_mutable :]), mutable))
         eager, compiled = (tree_flatten(result)[0] for result in results)
         return all(
-            a is b or th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+            a is b or (a.shape == b.shape and th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True))
             for a, b in zip(eager, compiled, strict=True)
         )
 
@@ -160,6 +163,7 @@ class Fused:
             return outputs
 
         graph = trace(flat, tensors)
+        _refuse_weights(graph)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
         return compile_graph(graph, tensors)
@@ -225,6 +229,23 @@ def _builder(structure: Any) -> Callable[[Iterator[th.Tensor]], Any]:
         make = getattr(structure, "_make", type(structure))
         return lambda tensors: make([build(tensors) for build in parts])
     return lambda tensors: None
+
+
+def _form(tree: Any) -> Any:
+    """What a nesting is but for its tensors: their number and shapes do not tell the order of keys and the ``None``."""
+    leaves, spec = tree_flatten(tree)
+    return spec, [leaf is None for leaf in leaves]
+
+
+def _refuse_weights(graph: th.fx.GraphModule) -> None:
+    """:raises CompileError: a weight would be a constant, and never learned"""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        constant = getattr(graph, str(node.target))
+        if isinstance(constant, th.Tensor) and constant.requires_grad:
+            raise CompileError(
+                f"it reads a weight of shape {tuple(constant.shape)} elsewhere than in its module, such as from a list "
+                "or the optimizer's groups"
+            )
 
 
 def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:

@@ -47,7 +47,7 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Compile
         "cpp_wrapper": on_cpu,
         # The compiled form draws the numbers that eager mode would draw.
         "fallback_random": True,
-        # By one exponential, exact to 1e-7; the library's own takes a fifth of the update of a small network.
+        # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
         "cpp.use_decompose_tanh": True,
     }
     # Inductor keeps on disk only what it compiled for a mode with shapes.

@@ -104,7 +104,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating. ``"auto"``: where a call of ``learn`` makes at least
+    :param compile: compile acting and updating. ``"auto"``: on a CPU, where a call of ``learn`` makes at least
         :data:`WORTH_COMPILING` updates of the weights, of a policy without memory; ``True``: always, with an error
         where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
@@ -329,6 +329,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         elif self._carry is not None:
             self._carry = tree_map(lambda tensor: tensor.to(self.device), self._carry)
         self._compiling = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
+        for _, fused in self._functions.values():
+            # What was changed between two calls did not change all the time.
+            fused.n_traces = 0
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
@@ -505,7 +508,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             with th.no_grad(), th.random.fork_rng():
                 carry = self.policy.init_carry(self.n_envs)
                 fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
-        return fused.bind([tensor.detach() for tensor in act.tensors()])
+        return th.no_grad()(fused.bind(act.tensors()))
 
     def _has_foreign_code(self) -> bool:
         """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
@@ -520,7 +523,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """The last observations on the device, in the layout that the compiled form expects."""
         tensors = utils.obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
         if isinstance(tensors, dict):
-            return {key: _regular(tensor) for key, tensor in tensors.items()}
+            return {key: _regular(tensors[key]) for key in self.observation_space.spaces}  # type: ignore[attr-defined]
         return _regular(tensors)
 
     def _starts_tensor(self) -> th.Tensor | None:
@@ -661,6 +664,10 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _prepare_update(self, weights: Weights, control: KLControl) -> tuple[Update, Fused | None]:
         """The update on these weights, and its compiled form if it is wanted and possible."""
+        if not self._compiling:
+            update = Update(self.policy, self.compute_loss, control, self.max_grad_norm)
+            update.weights = weights
+            return update, None
         optimizer = self.policy.optimizer
         options = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
         fused = self._fused(
@@ -681,10 +688,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             ),
             n_mutable=3,
         )
-        update: Update = fused.function  # type: ignore[assignment]
+        update = fused.function  # type: ignore[assignment]
         update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
-        if self._compiling and self.compile is True:
+        if self.compile is True:
             if weights.vector is None:
                 raise CompileError(
                     f"compile=True, but {type(optimizer).__name__} cannot be packed (see ppo_plus.engine.packed; "
@@ -692,7 +699,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 )
             if not packed_buffer:
                 raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-        return update, fused if self._compiling and packed_buffer and weights.vector is not None else None
+        return update, fused if packed_buffer and weights.vector is not None else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""
@@ -704,11 +711,14 @@ class PPO_Plus(OnPolicyAlgorithm):
             type(noise),
             vars(noise).copy(),
             self.policy.action_dist,
+            self.policy.autocast,
+            # Kernels are made for so many threads.
+            th.get_num_threads(),
             self.compile,
             constants,
         )
         held = self._functions.get(name)
-        if held is None or held[0] != constants:
+        if held is None or not _equal(held[0], constants):
             fused = Fused(make(), name, n_mutable, strict=self.compile is True)
             fused.n_traces = 0 if held is None else held[1].n_traces
             held = self._functions[name] = (constants, fused)
@@ -864,7 +874,15 @@ class PPO_Plus(OnPolicyAlgorithm):
 
 def _same(control: KLControl, other: KLControl) -> bool:
     """Whether two controls are of the same kind with the same options."""
-    return type(control) is type(other) and vars(control) == vars(other)
+    return type(control) is type(other) and _equal(vars(control), vars(other))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two nestings are equal; those with tensors or arrays that are not the same object are not."""
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):
+        return False
 
 
 def _is_known(part: Any) -> bool:

@@ -1,5 +1,6 @@
 """Compiled training is the same training: a few representatives, since each takes seconds to compile."""
 
+import contextlib
 import copy
 import shutil
 
@@ -178,16 +179,17 @@ def test_terms_that_vanish_at_first_are_never_stale():
 
 def test_what_changes_all_the_time_is_soon_left_uncompiled():
     model = Weighted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
-    traces = []
+
+    def change(locals_, globals_):
+        model.weight = float(model.num_timesteps)
+        return True
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
         patch.setattr("ppo_plus.fused.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="what it reads changed"):
-            for weight in (0.0, 10.0, 20.0):
-                model.weight = weight
-                model.learn(64)
-                traces.append(model._functions["the update"][1].n_traces)
-    assert traces == [1, 1, 1]
+            model.learn(3 * 64, callback=change)
+    assert model._functions["the update"][1].n_traces == 1
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -208,8 +210,9 @@ class RunningMean(th.nn.Module):
 def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     def learn(compile):
         env = make_vec_env("CartPole-v1", 4, seed=0)
-        arguments = dict(n_steps=64, n_epochs=2, seed=0, device="cpu", compile=compile)
-        return PPO_Plus("MlpPolicy", env, policy_kwargs=dict(critic=RunningMean), **arguments).learn(256)
+        # The last minibatch is smaller, and so is computed by the module itself.
+        arguments = dict(n_steps=64, batch_size=100, n_epochs=4, seed=0, device="cpu", compile=compile)
+        return PPO_Plus("MlpPolicy", env, policy_kwargs=dict(critic=RunningMean), **arguments).learn(512)
 
     eager, compiled = learn(False), learn(True)
     means = [dict(model.policy.named_buffers())["value_net.mean"] for model in (eager, compiled)]
@@ -225,6 +228,109 @@ def test_full_minibatches_are_the_compiled_ones():
     fused = model._functions["the update"][1]
     shapes = [shape for shape, *_ in fused._signature]
     assert shapes[-1] == (64,)
+
+
+class Decayed(PPO_Plus):
+    """Reaches the weights through the optimizer, not through their modules."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        weights = [weight for group in self.policy.optimizer.param_groups for weight in group["params"]]
+        return losses.plus("decay", 0.1 * sum(weight.square().sum() for weight in weights))
+
+
+def test_weights_that_would_not_be_learned_are_refused():
+    with pytest.raises(CompileError, match="reads a weight of shape .* elsewhere than in its module"):
+        Decayed("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, compile=True, device="cpu").learn(16)
+
+
+class Sometimes(PPO_Plus):
+    """Logs one number more from a certain moment on."""
+
+    extra = False
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses.plus("extra", 0.1 * losses.total) if self.extra else losses
+
+
+def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
+    results = []
+    for compile in (False, True):
+        sizes = dict(n_steps=16, batch_size=16, n_epochs=2)
+        penalty = dict(kl_control="penalty", target_kl=0.01)
+        model = Sometimes(
+            "MlpPolicy", vec(ACTIONS["box"]), seed=0, device="cpu", compile=compile, **sizes, **penalty
+        ).learn(64)
+        model.extra = True
+        model.learn(64)
+        # As many tensors as before, with another meaning.
+        model.clip_range, model.clip_range_vf = None, 0.2
+        model.learn(64)
+        results.append(parameters(model))
+    th.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_means_nothing():
+    space = spaces.Dict({"a": VECTOR, "b": VECTOR})
+    model = PPO_Plus(
+        "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
+    ).learn(16)
+    act = model._prepare_act(None)
+
+    def agrees():
+        step, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
+        with th.no_grad():
+            values, _ = model.policy.evaluate(model._obs_tensor())
+        th.testing.assert_close(step.values, values, rtol=1e-4, atol=1e-5)
+
+    agrees()
+    th.nn.utils.vector_to_parameters(parameters(model) + 0.1, model.policy.parameters())
+    agrees()
+    model._last_obs = dict(reversed(model._last_obs.items()))
+    agrees()
+
+
+def test_settings_may_change_between_calls_as_often_as_one_likes():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16, n_epochs=2, device="cpu", compile=True)
+    for batch_size in (32, 16, 8, 4, 2):
+        model.batch_size = batch_size
+        model.learn(32)
+        assert model._functions["the update"][1]._run is not None
+
+
+class Remembering(ColoredNoise):
+    """Keeps a tensor, which cannot be compared to one truth value."""
+
+    def init(self, n_envs, latent_dim, noise_dim, device="cpu"):
+        carry = super().init(n_envs, latent_dim, noise_dim, device)
+        object.__setattr__(self, "last", th.randn(3))
+        return carry
+
+
+@pytest.mark.parametrize("compile", [False, "auto"])
+def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
+    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
+    sizes = dict(n_steps=8, batch_size=8)
+    model = PPO_Plus(
+        "MlpPolicy", vec(ACTIONS["box"]), exploration=Remembering(), device="cpu", compile=compile, **sizes
+    )
+    with pytest.warns(RuntimeWarning) if compile else contextlib.nullcontext():
+        assert model.learn(16 * 8)._n_updates > 0
+
+
+def test_without_a_compiler_everything_is_as_uncompiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.fused.compile_graph", lambda graph, tensors: 1 / 0)
+    results = []
+    for compile in (False, "auto"):
+        model = PPO_Plus(
+            "MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16, batch_size=16, seed=0, device="cpu", compile=compile
+        )
+        with pytest.warns(RuntimeWarning, match="runs uncompiled") if compile else contextlib.nullcontext():
+            model.learn(32)
+        results.append(parameters(model))
+    assert th.equal(*results)
 
 
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):

@@ -10,7 +10,8 @@ from envs import ACTIONS, vec
 from torch import nn, optim
 
 from ppo_plus import PPO_Plus
-from ppo_plus.engine import ELEMENTWISE, Weights, clip_factor, packed
+from ppo_plus.engine import ELEMENTWISE, Update, Weights, clip_factor, packed
+from ppo_plus.kl_control import KLControl
 
 #: Beside the plain ones: state that is only there with certain options.
 OPTIONS = {
@@ -287,3 +288,36 @@ def test_adam_counts_every_step_of_every_update():
     model = make(optim.Adam, n_epochs=3).learn(32)
     counts = {state["step"].item() for state in model.policy.optimizer.state.values()}
     assert counts == {2 * 3 * 2}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("Adam_fused", "Adam_foreach")])
+def test_the_step_that_is_compiled_is_the_optimizers(name):
+    """Made with a learning rate of 1 and scaled, and with a tensor for everything that changes."""
+    plain, compiled = network(), network()
+    optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
+    steps(optimizers[0], plain, range(3))
+    with packed(optimizers[1]) as weights:
+        steps(weights, compiled, [0])
+        update = Update(compiled, None, KLControl(), 1.0)
+        update.weights = weights
+        for seed in (1, 2):
+            _, grads = gradients(compiled, seed)
+            grad = th.cat([part.reshape(-1) for part in grads])
+            update._functional_step(weights.vector, weights.moments, grad, th.tensor(0.01), th.tensor(True))
+        before = weights.vector.clone()
+        update._functional_step(weights.vector, weights.moments, grad, th.tensor(0.01), th.tensor(False))
+        assert th.equal(weights.vector, before)
+    for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
+
+
+class WrongDiagnostic(PPO_Plus):
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
+
+
+def test_a_diagnostic_that_is_no_tensor_is_named():
+    model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
+    with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
+        model.learn(8)
