@@ -273,6 +273,17 @@ class Update:
             moment.copy_(th.where(applied, new_moments[name], moment))
 
 
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads in the block."""
+    before = th.get_num_threads()
+    th.set_num_threads(number)
+    try:
+        yield
+    finally:
+        th.set_num_threads(before)
+
+
 def clip_factor(grads: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:
     r"""What to multiply a gradient by so that its norm is at most :math:`c`: :math:`\min(1, c / (\|g\| + 10^{-6}))`.
 

@@ -8,8 +8,7 @@ import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, packed
+from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused
@@ -376,7 +375,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_arguments(self)
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
-        with _torch_threads(self._choose_threads()):
+        with torch_threads(self._choose_threads()):
             return super().learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
             )
@@ -892,16 +891,6 @@ def _is_known(part: Any) -> bool:
 def _graph_if(needed: bool) -> th.set_grad_enabled:
     """Record gradients only where they are needed (and wanted at all)."""
     return th.set_grad_enabled(needed and th.is_grad_enabled())
-
-
-@contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    before = th.get_num_threads()
-    th.set_num_threads(number)
-    try:
-        yield
-    finally:
-        th.set_num_threads(before)
 
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:

@@ -1,16 +1,15 @@
 """Models of an experiment: made, saved and loaded together with the statistics that their observations need."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.engine import torch_threads
 from ppo_plus.zoo.experiment import Experiment
 
 
@@ -33,17 +32,6 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
             device=experiment.device,
             **{**hyperparams, **arguments},
         )
-
-
-@contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in the block."""
-    before = th.get_num_threads()
-    th.set_num_threads(number)
-    try:
-        yield
-    finally:
-        th.set_num_threads(before)
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:

@@ -35,18 +35,6 @@ Foo-v0:
 """
 
 
-@pytest.fixture
-def settings(tmp_path):
-    """Write a settings file and return its path."""
-
-    def write(text):
-        path = tmp_path / "settings.yml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def test_splits_an_entry(settings):
     wrappers = "stable_baselines3.common.atari_wrappers."
     assert load_experiment("Foo-v0", settings(FULL), seed=7, vec_env="subproc") == Experiment(

@@ -5,18 +5,6 @@ import pytest
 from ppo_plus.zoo.hyperparams import is_atari, positive_int, read_entry
 
 
-@pytest.fixture
-def settings(tmp_path):
-    """Write a settings file and return its path."""
-
-    def write(text):
-        path = tmp_path / "settings.yml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 def test_an_exact_id_comes_first_then_atari_then_default(settings):
     path = settings("default: {a: 1}\natari: {a: 2}\nFoo-v0: {a: 3}\nALE/Foo-v5: {a: 4}")
     assert read_entry("Foo-v0", path) == ("Foo-v0", {"a": 3})

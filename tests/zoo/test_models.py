@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
+from ppo_plus.engine import torch_threads
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import (
@@ -13,7 +14,6 @@ from ppo_plus.zoo.models import (
     make_model,
     save_model,
     statistics_path,
-    torch_threads,
 )
 
 EXPERIMENT = load_experiment("CartPole-v1", seed=5, overrides={"n_envs": 2, "normalize": True, "compile": False})

@@ -9,11 +9,12 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import PPO_Plus
+from ppo_plus.engine import torch_threads
 from ppo_plus.fused import CompileError
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.models import make_callbacks, make_model, torch_threads
+from ppo_plus.zoo.models import make_callbacks, make_model
 from ppo_plus.zoo.tune.plan import Plan
 
 #: Called with the timesteps and the mean return of each evaluation; it may raise to end the run.
