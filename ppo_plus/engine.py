@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ppo_plus.buffers import pick
 from ppo_plus.fused import Fused, as_if_compiling, swapped
+from ppo_plus.kernels import gradient, optimizer_step
 from ppo_plus.kl_control import KLControl, KLState
 from ppo_plus.losses import Coefficients, Losses
 
@@ -151,7 +152,7 @@ class Update:
             losses = self.compute_loss(data if indices is None else pick(data, indices), coefficients)
             if not isinstance(losses, Losses):
                 raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
-            grads: Gradient = th.autograd.grad(losses.total, params, allow_unused=True)
+            grads: Gradient = gradient(losses.total, params)
         if vector is not None:
             grads = (_concatenated(grads, params),)
         norm, factor = clip_factor(grads, self.max_grad_norm)
@@ -244,7 +245,7 @@ class Update:
             target.grad = grad
         for group in weights.optimizer.param_groups:
             group["lr"] = float(learning_rate) * float(state.lr_scale)
-        weights.optimizer.step()
+        optimizer_step(weights.optimizer, weights.vector)
 
     def _functional_step(
         self,
