@@ -1,15 +1,18 @@
 """Where studies live: Optuna's own storages, opened so that reading and then writing is one atomic step."""
 
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +22,7 @@ JOURNAL = "journal:"
 #: What a database that is away makes Optuna raise.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
-#: Seconds that a connection attempt, or a wait for another process's lock, may take.
+#: Seconds that a connection attempt, or a wait for another process's lock or for a server that is away, may take.
 TIMEOUT = 60
 
 
@@ -134,10 +137,14 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> 
             heartbeat_interval=heartbeat_interval,
             grace_period=grace_period,
         )
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    cached = get_storage(storage)
     if sqlite:
         _lock_at_begin(storage.engine)
-    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-    return get_storage(storage)
+    else:
+        _wait_for_server(storage.engine)
+        _repeat_when_cut_off(cached)
+    return cached
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
@@ -158,6 +165,46 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
 
     # Connections from before have not been told.
     engine.dispose()
+
+
+def _wait_for_server(engine: sqlalchemy.Engine) -> None:
+    """Make new connections wait, for a while, for a server that is away: somebody may be restarting it."""
+
+    @sqlalchemy.event.listens_for(engine, "do_connect")
+    def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                return dialect.connect(*args, **options)
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+
+
+def _repeat_when_cut_off(storage: BaseStorage) -> None:
+    """Make calls that lose their connection run once more, on a new one.
+
+    The database may have done, and only not confirmed, what is then done twice. Jobs bear that: of two trials that are
+    added for one job, one counts; a trial that was taken for running by nobody counts as dead after the grace period;
+    and one that has ended already is left alone.
+    """
+
+    def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return method(*args, **options)
+            except StorageInternalError as error:
+                if not getattr(error.__cause__, "connection_invalidated", False):
+                    raise
+                return method(*args, **options)
+
+        return call
+
+    for name in {*vars(BaseStorage), *vars(BaseHeartbeat)}:
+        if not name.startswith("__") and callable(getattr(storage, name, None)):
+            setattr(storage, name, repeated(getattr(storage, name)))
 
 
 def reason(error: BaseException) -> str:

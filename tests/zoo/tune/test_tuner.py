@@ -71,6 +71,16 @@ def kill_in_a_trial(study):
     raise AssertionError("no trial has reported")
 
 
+def wait_for_report(study):
+    """Wait until a trial is in its middle."""
+    while not any(trial.intermediate_values for trial in running(study)):
+        time.sleep(0.02)
+
+
+def running(study):
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
 def wait_for_study(url, name):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -105,6 +115,20 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
 
     assert Worker(Study("kill", open_storage(url))).is_over()
     assert len(study.get_trials()) == len(trials)
+
+
+def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
+    """Stopped for some seconds while two workers are in the middle of trials: they wait, and go on where they were."""
+    command = ["tune", *SEARCH, *ALONE, "--study-name", "restart", "--search-space", write_space(tmp_path)]
+    tuning = start(tmp_path, server.url, *command, "--workers", "2")
+    study = wait_for_study(server.url, "restart")
+    wait_for_report(study)
+    server.stop()
+    time.sleep(3)
+    assert tuning.poll() is None
+    server.start()
+    finish(tuning)
+    assert [trial.state for trial in study.get_trials(deepcopy=False)] == [TrialState.COMPLETE] * 4
 
 
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
