@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -18,17 +20,21 @@ import yaml
 from optuna.trial import TrialState
 
 from ppo_plus.fused import CompileError
-from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
-from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.tuner import begin, tune
+from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 from ppo_plus.zoo.tune.worker import CannotCompile, Worker
 
 ROOT = Path(__file__).parents[3]
+#: What processes import from: the package, and the environment of these tests.
+PYTHONPATH = f"{ROOT}:{Path(__file__).parent}"
 #: A search of four trials on runs of two rollouts of the default.
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
 ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
@@ -41,7 +47,7 @@ def start(folder, url, *arguments):
     return subprocess.Popen(
         [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PPO_PLUS_STORAGE": url},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "PPO_PLUS_STORAGE": url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -157,15 +163,29 @@ def write_space(folder):
     return str(path)
 
 
+TUNED_SPACE = {
+    "learning_rate": {"choices": [0.005, 0.01]},
+    "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
+}
+#: The study of the next fixture, as a command.
+TUNED = (
+    "--env Aiming-v0 --gym-packages aiming -n 2048 --n-envs 1 -params n_steps:128 learning_rate:0.005 --seed 3 "
+    "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
+    "--study-name whole"
+).split()
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A whole study, in this process: search, race, confirmation. The default has little chance: its one update."""
+    import_module("aiming")
     folder = tmp_path_factory.mktemp("tuned")
-    experiment = load_experiment("CartPole-v1", overrides={"n_envs": 1, "n_steps": 128, "n_epochs": 10})
+    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128, "learning_rate": 0.005})
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
-    space = {"learning_rate": {"choices": [0.001, 0.002]}, "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}}
-    return study, tune(experiment, space, study, plan, 3, folder), folder, (experiment, space, plan)
+    allowed = {"packages": (*ALLOWED_PACKAGES, "aiming"), "gym_packages": ("aiming",)}
+    verdict = tune(experiment, TUNED_SPACE, study, plan, 3, folder, **allowed)
+    return study, verdict, folder, make_task(experiment, TUNED_SPACE, plan, **allowed)
 
 
 def test_stages_of_a_study(tuned):
@@ -196,17 +216,18 @@ def test_report(tuned):
 
 
 def test_again_does_nothing_but_write_the_report(tuned):
-    study, verdict, folder, (experiment, space, plan) = tuned
+    study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
-    again = tune(experiment, space, study, plan, 3, folder)
+    begin(study, task, 3)
+    again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
 
 
 def test_a_study_is_about_one_thing(tuned):
-    study, _, folder, (experiment, space, plan) = tuned
+    study, _, _, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
-        tune(experiment, space, study, Plan(8192), 3, folder)
+        begin(study, replace(task, plan=Plan(8192)), 3)
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
@@ -287,17 +308,44 @@ def test_journal_takes_back_what_was_running(tmp_path):
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
+def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
+    """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
+    study, verdict, folder, _ = tuned
+    monkeypatch.chdir(tmp_path)
+    space = tmp_path / "space.yml"
+    space.write_text(yaml.safe_dump(TUNED_SPACE))
+    main(
+        ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
+    )
+    line, report, settings, command = capsys.readouterr().out.splitlines()
+    assert line == str(verdict) and line.startswith("Confirmed: trial ")
+    assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
+    assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
+    command = command.removeprefix("train with them: ")
+    program = tmp_path / "ppo-plus"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from ppo_plus.zoo.cli import main; main()' \"$@\"\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    winner = verdict.finalists[verdict.winner]
+    assert last_return(tmp_path / "logs") == winner.screening_scores[0]
+
+
 def test_trained_again_the_score_is_the_same(tuned, tmp_path):
     """Whichever trial wins: the command in the exported file ends with the very returns that it was scored by."""
-    study, _, _, (experiment, space, plan) = tuned
+    study, _, _, task = tuned
     default, *others = study.screening.trials()
-    task = make_task(experiment, space, plan)
     for trial in others:
         verdict = compare(Finalist(default, [0.0] * 10, 0), [Finalist(trial, [1.0] * 10, 0)])
         path = tmp_path / f"{trial.number}.yml"
         assert export(verdict, task, study.name, path)
         (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]
         finish(start(tmp_path, "", *shlex.split(command)[2:], "-f", path.stem))
-        (evaluations,) = (tmp_path / path.stem).rglob("evaluations.npz")
-        returns = np.load(evaluations)["results"]
-        assert float(returns[-1:].mean()) == trial.user_attrs[SCORES][0] == trial.value
+        assert last_return(tmp_path / path.stem) == trial.user_attrs[SCORES][0] == trial.value
+
+
+def last_return(logs):
+    """The mean return of the last evaluation of the only run."""
+    (evaluations,) = logs.rglob("evaluations.npz")
+    return float(np.load(evaluations)["results"][-1].mean())
