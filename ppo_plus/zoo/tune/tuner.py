@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from ppo_plus.zoo.cli_tune import STORAGE_VARIABLE
@@ -121,9 +122,11 @@ def check(
 def _supervise(study: Study, plan: Plan, workers: Workers) -> None:
     """Start worker processes, show what they do, and wait for their end."""
     processes = [_start(study, workers) for _ in range(workers.n)]
+    lost: set[int] = set()
     try:
         with Watch(study, plan).running() as watch:
             while any(process.poll() is None for process in processes):
+                _tell_lost(watch, processes, lost)
                 # Where the storage is away the workers decide what becomes of them.
                 with suppress(*STORAGE_ERRORS):
                     watch.update()
@@ -155,6 +158,20 @@ def _start(study: Study, workers: Workers) -> "subprocess.Popen[bytes]":
         # What a worker has to say is in the study; its errors are shown at the end.
         stdout=subprocess.DEVNULL,
     )
+
+
+def _tell_lost(watch: Watch, processes: "list[subprocess.Popen[bytes]]", lost: set[int]) -> None:
+    """Say it, once, where a worker has ended before the study."""
+    for number, process in enumerate(processes, 1):
+        code = process.poll()
+        if code and number not in lost:
+            lost.add(number)
+            what = (
+                f"was killed by {Signals(-code).name}: its trial is done again"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
+            watch.tell(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
 
 
 def _check_journal(study: Study, processes: "list[subprocess.Popen[bytes]]") -> None:

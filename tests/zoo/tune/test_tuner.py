@@ -1,6 +1,8 @@
 """Whole studies, as users run them: processes on a real database, one of them killed."""
 
+import csv
 import os
+import re
 import shlex
 import signal
 import sqlite3
@@ -105,6 +107,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     killed = kill_in_a_trial(study)
     out = finish(tuning)
     assert "No confirmation" in out
+    assert len(re.findall(r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial is done again\n", out)) == 1
 
     trials = study.get_trials(deepcopy=False)
     assert sorted(trial.user_attrs[JOB] for trial in trials if trial.state == TrialState.COMPLETE) == [0, 1, 2, 3]
@@ -207,10 +210,12 @@ def test_report(tuned):
     _, verdict, folder, _ = tuned
     report = (folder / "report.md").read_text()
     assert str(verdict) in report
-    for name in ("history", "slices", "intermediate_values", "confirmation"):
+    for name in ("history", "slices_1", "intermediate_values", "confirmation"):
         assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
-    table = (folder / "trials.csv").read_text().splitlines()
-    assert table[0] == "trial,state,score,sampled learning_rate,sampled net_arch" and len(table) == 4
+    table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
+    assert [row["trial"] for row in table] == ["0", "1", "2"]
+    assert (table[1]["state"], table[1]["timesteps"], table[1]["n_steps"]) == ("COMPLETE", "2048", "128")
+    assert table[1]["score"] == table[1]["last evaluation"] and table[0]["n_steps"] == ""
     # What ran, not only what was sampled.
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
