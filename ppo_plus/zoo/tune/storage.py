@@ -30,23 +30,31 @@ class StorageError(ValueError):
     """A storage that cannot be used: unreachable, unknown kind, or made by something else."""
 
 
-def open_storage(url: str, heartbeat_interval: int = 15, grace_period: int = 60) -> BaseStorage:
+def open_storage(
+    url: str, heartbeat_interval: int = 15, grace_period: int = 60, must_exist: bool = False
+) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
     :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
         ``journal:file.log``, which has no heartbeats
     :param heartbeat_interval: seconds between two signs of life of a worker, at least 1
     :param grace_period: seconds of silence after which a worker counts as dead
+    :param must_exist: refuse to create a file
     :return: the storage
     :raises StorageError: it cannot be used; one line, without the password
     """
+    if grace_period <= heartbeat_interval:
+        raise StorageError(
+            f"grace_period={grace_period} must be longer than heartbeat_interval={heartbeat_interval}: living workers "
+            "would count as dead"
+        )
     if url.startswith(JOURNAL):
-        return _open_journal(Path(url.removeprefix(JOURNAL)))
+        return _open_journal(Path(url.removeprefix(JOURNAL)), must_exist)
     shown = url
     try:
         address = make_url(url)
         shown = address.render_as_string(hide_password=True)
-        return _open_database(address, heartbeat_interval, grace_period)
+        return _open_database(address, heartbeat_interval, grace_period, must_exist)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         raise StorageError(f"cannot use the storage {shown!r}: {reason(error)}") from None
 
@@ -110,20 +118,26 @@ def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
     storage.remove_session()
 
 
-def _open_journal(path: Path) -> JournalStorage:
+def _prepare_file(path: Path, must_exist: bool) -> None:
+    if must_exist and not path.exists():
+        raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _open_journal(path: Path, must_exist: bool) -> JournalStorage:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _prepare_file(path, must_exist)
         return JournalStorage(JournalFileBackend(str(path)))
     except OSError as error:
         raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {reason(error)}") from None
 
 
-def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> BaseStorage:
+def _open_database(address: URL, heartbeat_interval: int, grace_period: int, must_exist: bool) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
     if sqlite and address.database in (None, "", ":memory:"):
         raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
     if sqlite:
-        Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
+        _prepare_file(Path(address.database or ""), must_exist)
     options = {
         "connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT},
         # Tried when taken from the pool: a server that was restarted in between is no error.

@@ -105,7 +105,8 @@ def check(
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
 ) -> Task:
-    """The task of a study, once it is known that its baselines can be built; nothing is trained or stored.
+    """The task of a study, once it is known that its baselines can be built, and a model with each value of the search
+    space; nothing is trained or stored.
 
     :raises Exception: they cannot; whatever environment, policy or algorithm has to say
     """
@@ -115,8 +116,34 @@ def check(
         envs = make_envs(baseline)
         make_model(baseline, envs)
         envs.close()
+    _check_space(task)
     tell_budget(plan.n_timesteps, task)
     return task
+
+
+#: Settings that some others count only with.
+CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
+
+
+def _check_space(task: Task) -> None:
+    """Build a model with each value of the search space: a mistake in it would else show in the middle of the study.
+
+    :raises ValueError: a value that cannot be
+    """
+    given = task.experiment.replace(vec_env="dummy")
+    envs = make_envs(given)
+    for name, value, settings in task.search_space().examples():
+        try:
+            candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
+            if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
+                make_model(candidate, envs)
+            else:
+                own = make_envs(candidate)
+                make_model(candidate, own)
+                own.close()
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
+    envs.close()
 
 
 def _supervise(study: Study, plan: Plan, workers: Workers) -> None:

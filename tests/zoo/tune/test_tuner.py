@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
 from ppo_plus.fused import CompileError
@@ -27,9 +28,9 @@ from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experimen
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
-from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
+from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
-from ppo_plus.zoo.tune.tuner import begin, tune
+from ppo_plus.zoo.tune.tuner import begin, check, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 from ppo_plus.zoo.tune.worker import CannotCompile, Worker
@@ -62,18 +63,21 @@ def finish(process):
     return out
 
 
-def kill_in_a_trial(study):
-    """Kill a worker that is in the middle of a trial: it has reported, and not ended."""
+def stop_in_a_trial(study):
+    """Stop a worker that is in the middle of a trial: it has reported, and not ended.
+
+    :return: the number of the trial, and the worker's process id
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in running(study):
             if trial.intermediate_values:
                 pid = int(trial.user_attrs[WORKER].split(":")[1])
                 os.kill(pid, signal.SIGSTOP)
-                (now,) = (t for t in study.get_trials(deepcopy=False) if t.number == trial.number)
-                if now.state == TrialState.RUNNING:
-                    os.kill(pid, signal.SIGKILL)
-                    return trial.number
+                # It may have been stopped while nobody else can read.
+                with suppress(StorageInternalError):
+                    if trial.number in {now.number for now in running(study)}:
+                        return trial.number, pid
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.02)
     raise AssertionError("no trial has reported")
@@ -90,10 +94,12 @@ def running(study):
 
 
 def wait_for_study(url, name):
+    """The study, once there is one; opened so that looking at it locks nothing, and waits for no lock for long."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            return optuna.load_study(study_name=name, storage=open_storage(url))
+            optuna.load_study(study_name=name, storage=open_storage(url))
+            return optuna.load_study(study_name=name, storage=url)
         except (KeyError, ValueError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
@@ -104,7 +110,8 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
     tuning = start(tmp_path, url, *command, "--workers", "2")
     study = wait_for_study(url, "kill")
-    killed = kill_in_a_trial(study)
+    killed, pid = stop_in_a_trial(study)
+    os.kill(pid, signal.SIGKILL)
     out = finish(tuning)
     assert "No confirmation" in out
     assert len(re.findall(r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial is done again\n", out)) == 1
@@ -145,18 +152,24 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, url, *command)
     study = wait_for_study(url, "CartPole-v1")
-    while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    interrupted, pid = stop_in_a_trial(study)
+    # Ctrl-C is for both. The worker finds it when it goes on, before it can end its trial.
+    for number in (process.pid, pid):
+        os.kill(number, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "interrupted" in err
-    assert not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    assert not running(study)
 
     finish(start(tmp_path, url, "tune", "worker"))
-    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 4]
-    assert study.get_trials()[-1].user_attrs[REPLACES] == 0 and study.get_trials()[-1].user_attrs[DEATHS] == 0
+    lost, *others = sorted(study.get_trials(), key=lambda trial: trial.number != interrupted)
+    assert lost.state == TrialState.FAIL and REASON not in lost.user_attrs
+    assert sorted(trial.user_attrs[JOB] for trial in others) == [0, 1, 2, 3]
+    assert {trial.state for trial in others} == {TrialState.COMPLETE}
+    (again,) = (trial for trial in others if trial.user_attrs.get(REPLACES) == interrupted)
+    assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
     finish(start(tmp_path, url, *command, "--max-total-trials", "5"))
-    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 5]
+    assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
 
 
 def write_space(folder):
@@ -235,6 +248,24 @@ def test_a_study_is_about_one_thing(tuned):
         begin(study, replace(task, plan=Plan(8192)), 3)
 
 
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"clip_range": {"choices": [0.2, -0.1]}}, "clip_range: -0.1 cannot be used: clip_range=-0.1 must be"),
+        ({"gamma": {"low": 0.9, "high": 1.1}}, "gamma: 1.1 cannot be used: gamma=1.1 must be a number in"),
+        ({"learning_rate_schedule": {"choices": ["fall"]}, **SPACE}, "learning_rate_schedule: 'fall' cannot be used"),
+        ({"policy_kwargs": {"activation_fn": {"choices": ["relu"]}}}, "'relu' must be a class, such as nn.ReLU"),
+        ({"policy_kwargs": {"net_arch": {"choices": [[-3]]}}}, r"net_arch: \[-3\] cannot be used"),
+        ({"sde_sample_freq": {"choices": [-1, -7]}}, "sde_sample_freq: -7 cannot be used"),
+        ({"kl_control": {"choices": ["stop", "go"]}}, "kl_control: 'go' cannot be used"),
+        ({"n_envs": {"choices": [1, 2]}, "ent_coef": {"choices": ["much"]}}, "ent_coef: 'much' cannot be used"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_before_anything_runs(space, message):
+    with pytest.raises(ValueError, match=f"search space: .*{message}"):
+        check(load_experiment("CartPole-v1"), space, Plan(2048))
+
+
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     """The environment's rewards overflow: no trial has a score, and the study ends nonetheless."""
     study = Study("nan", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
@@ -250,6 +281,19 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert all("reward" in trial.user_attrs[REASON] for trial in trials)
     assert verdict.winner is None
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
+
+
+def test_what_a_worker_finds_instead_of_a_study(tuned):
+    study, _, _, task = tuned
+    with pytest.raises(ValueError, match="there is no study 'none': start it"):
+        Worker(Study("none", study.storage))
+    other = Study("other version", study.storage)
+    make_study(other.storage, other.name)
+    with pytest.raises(ValueError, match="there is no study 'other version': start it"):
+        Worker(other)
+    other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
+    with pytest.raises(ValueError, match="another version of ppo_plus made the study 'other version' .its task: 'run'"):
+        Worker(other, None)
 
 
 def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
