@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     for name in entries:
         if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
-            raise ValueError(f"{name!r} is no key of a settings file that can be searched for")
+            nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown key {name!r}; the nearest one that can be searched for is {nearest!r}")
     space = Space({name: _dimension(name, entry) for name, entry in entries.items()})
     for name in set(COUNTS) & set(space.dimensions):
         for value in space.dimensions[name].examples():

@@ -120,7 +120,7 @@ def test_settings_by_default():
     ("contents", "message"),
     [
         ({}, "empty"),
-        ({"gama": {"choices": [1]}}, "'gama'"),
+        ({"gama": {"choices": [1]}}, "unknown key 'gama'; the nearest .* is 'gamma'"),
         ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
         ({"gamma": {"choices": []}}, "not empty"),
         ({"gamma": {"low": 0.9}}, "must have choices"),
