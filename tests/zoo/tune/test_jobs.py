@@ -50,7 +50,7 @@ def test_each_job_is_claimed_once(jobs, url):
     jobs.fill([{}] * 12)
 
     def claim_all(_):
-        own = Jobs(open_storage(url, 60, 60), jobs.name)
+        own = Jobs(open_storage(url, 60, 120), jobs.name)
         claimed = []
         while (trial := own.claim()) is not None:
             claimed.append(trial.number)

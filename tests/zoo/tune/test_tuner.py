@@ -144,6 +144,7 @@ def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
     assert tuning.poll() is None
     server.start()
     finish(tuning)
+    study = wait_for_study(server.url, "restart")
     assert [trial.state for trial in study.get_trials(deepcopy=False)] == [TrialState.COMPLETE] * 4
 
 
