@@ -168,11 +168,12 @@ class Update:
             if next_state is not state:
                 next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
             applied = counted & next_state.running
+        learning_rate = learning_rate * next_state.lr_scale
         if live:
-            self._step(grads, learning_rate, next_state, applied)
+            self._step(grads, learning_rate, applied)
         else:
             assert vector is not None and grads[0] is not None
-            self._functional_step(vector, moments, grads[0], learning_rate * next_state.lr_scale, applied)
+            self._functional_step(vector, moments, grads[0], learning_rate, applied)
 
         self.names = (*FLAGS, "loss", *losses.diagnostics, "grad_norm")
         record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
@@ -237,15 +238,11 @@ class Update:
 
         return step
 
-    def _step(self, grads: Gradient, learning_rate: th.Tensor, state: KLState, applied: th.Tensor) -> None:
-        if not applied:
-            return
+    def _step(self, grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
         weights = self.weights
         for target, grad in zip(weights.targets, grads, strict=True):
             target.grad = grad
-        for group in weights.optimizer.param_groups:
-            group["lr"] = float(learning_rate) * float(state.lr_scale)
-        optimizer_step(weights.optimizer, weights.vector)
+        optimizer_step(weights.optimizer, weights.vector, learning_rate, applied)
 
     def _functional_step(
         self,

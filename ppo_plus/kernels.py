@@ -13,6 +13,8 @@ from torch.autograd import Variable
 
 #: The torch versions whose less public parts are known to do what is expected here.
 TESTED = ("2.13",)
+#: Devices whose numbers can be read without waiting for much.
+CHEAP_TO_ASK = ("cpu",)
 
 
 def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
@@ -31,20 +33,32 @@ def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None
     return grads
 
 
-def optimizer_step(optimizer: optim.Optimizer, vector: th.Tensor | None) -> None:
-    """``optimizer.step()``; directly by the fused kernel where the optimizer is an Adam on one vector.
+def optimizer_step(
+    optimizer: optim.Optimizer, vector: th.Tensor | None, learning_rate: th.Tensor, applied: th.Tensor
+) -> None:
+    """``optimizer.step()`` where ``applied``; directly by the fused kernel for an Adam on one vector.
+
+    With the kernel, nobody waits for a GPU to say whether the step is applied.
 
     :param optimizer: with its gradients
     :param vector: the values of its only parameter; ``None`` if it has several
+    :param learning_rate: of all its groups, 0-d
+    :param applied: whether to step, 0-d
     """
     group = optimizer.param_groups[0]
     state = optimizer.state[group["params"][0]]
     is_plain = type(optimizer) in (optim.Adam, optim.AdamW) and group["fused"] and not group["amsgrad"]
-    if vector is None or not state or not is_plain or not th.__version__.startswith(TESTED):
+    direct = vector is not None and state and is_plain and th.__version__.startswith(TESTED)
+    waits = not direct or applied.device.type in CHEAP_TO_ASK
+    if waits and not applied:
+        return
+    if not direct:
+        for each in optimizer.param_groups:
+            each["lr"] = float(learning_rate)
         optimizer.step()
         return
-    kernel = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
-    state["step"].add_(1)
+    kernel: Any = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
+    state["step"].add_(1 if waits else applied)
     kernel(
         [vector],
         [group["params"][0].grad],
@@ -52,11 +66,13 @@ def optimizer_step(optimizer: optim.Optimizer, vector: th.Tensor | None) -> None
         [state["exp_avg_sq"]],
         [],
         [state["step"]],
-        lr=group["lr"],
+        lr=float(learning_rate) if waits else learning_rate,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         amsgrad=False,
         maximize=group["maximize"],
+        # Gradient scaling's name for what a step is not applied for.
+        found_inf=None if waits else applied.logical_not().float(),
     )

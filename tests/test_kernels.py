@@ -53,8 +53,10 @@ def test_gradient_of_several_numbers_or_of_no_graph_is_an_error(how, parts):
     betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9)]),
     fused=st.booleans(),
     tested=st.booleans(),
+    asks=st.booleans(),
+    applied=st.lists(st.booleans(), min_size=4, max_size=4),
 )
-def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested):
+def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested, asks, applied):
     options = {"weight_decay": weight_decay, "maximize": maximize, "fused": fused}
     if issubclass(kind, optim.Adam):
         options |= {"amsgrad": amsgrad, "eps": eps, "betas": betas}
@@ -65,13 +67,16 @@ def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, be
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not tested:
             monkeypatch.setattr(kernels, "TESTED", ("1.0",))
-        for step in range(4):
+        if not asks:
+            monkeypatch.setattr(kernels, "CHEAP_TO_ASK", ())
+        for i, is_applied in enumerate(applied):
             grad = th.randn(100, generator=generator)
             ours.grad, reference.grad = grad.clone(), grad.clone()
-            for each in (optimizer, expected):
-                each.param_groups[0]["lr"] = 0.1 / (step + 1)
-            optimizer_step(optimizer, ours.data)
-            expected.step()
+            learning_rate = th.tensor(0.1 / (i + 1))
+            optimizer_step(optimizer, ours.data, learning_rate, th.tensor(is_applied))
+            if is_applied:
+                expected.param_groups[0]["lr"] = learning_rate.item()
+                expected.step()
             assert th.equal(ours, reference)
     states = (each.state_dict()["state"][0] if each.state else {} for each in (optimizer, expected))
     assert all(th.equal(th.as_tensor(a), th.as_tensor(b)) for a, b in zip(*(s.values() for s in states), strict=True))
@@ -85,6 +90,6 @@ def test_several_parameters_are_stepped_by_their_optimizer(parts):
         gradients = gradient(network(th.ones(4, 3)).mean(), params)
         for p, grad in zip(params, gradients, strict=True):
             p.grad = grad
-        optimizer_step(optimizer, None)
+        optimizer_step(optimizer, None, th.tensor(1e-3), th.tensor(True))
     moved = [not th.equal(a, b) for a, b in zip(before, params, strict=True)]
     assert moved == [True] * 4 + [False]
