@@ -29,10 +29,11 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, keep_freed_memory, packed, torch_threads
+from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused, obstacle
+from ppo_plus.kernels import keep_freed_memory
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.masking import MaskSource, find_masks
