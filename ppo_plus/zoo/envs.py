@@ -1,13 +1,16 @@
 """The environments of an experiment, for training and for evaluation."""
 
+import re
 import time
 from copy import deepcopy
 from functools import partial, reduce
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import (
@@ -63,6 +66,8 @@ def make_envs(
     kwargs = {**deepcopy(kwargs), **env_kwargs}
     # Evaluation is of the single environment, whatever makes training faster.
     together = not evaluation and experiment.vec_env in BATCHED
+    if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
+        experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
     env = (_make_batched if together else _make_each)(experiment, n_envs, seed, monitor_dir, kwargs)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
@@ -97,12 +102,6 @@ def _make_batched(
     experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
 ) -> VecEnv:
     """Environments that are one object, which steps all of them at once."""
-    if experiment.vec_env == "envpool" and is_atari(experiment.env_id):
-        # With lives as episodes and clipped rewards, as for training, no monitor sees the game's own return.
-        raise ValueError(
-            "vec_env='envpool' is not for Atari, which EnvPool preprocesses by itself and knows by other names: use "
-            "'subproc', or hand envpool.make_gymnasium('Pong-v5', ...) to PPO_Plus in Python"
-        )
     if experiment.env_wrapper or experiment.monitor_kwargs:
         raise ValueError(
             f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
@@ -157,6 +156,37 @@ def _envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any
         raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
     # It takes 31 bits.
     return envpool.make_gymnasium(env_id, num_envs=n_envs, seed=seed % 2**31, **kwargs)
+
+
+def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
+    """An Atari experiment in the terms of EnvPool, which does by itself what ``AtariWrapper`` and frame stacking do.
+
+    :param experiment: the experiment
+    :param kwargs: arguments of the environment
+    :return: the same with EnvPool's name of the game and without wrapper and stacking, and EnvPool's arguments
+    :raises ValueError: EnvPool cannot make these environments
+    """
+    game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
+    if game is None or kwargs or [part.cls for part in experiment.env_wrapper] != [AtariWrapper]:
+        raise ValueError(
+            f"vec_env='envpool' makes Atari games named ...NoFrameskip-v4, in AtariWrapper and without env_kwargs, but "
+            f"not {experiment.env_id!r} in {[part.name for part in experiment.env_wrapper]} with {kwargs}: use "
+            "'subproc', or hand envpool.make_gymnasium(...) to PPO_Plus in Python"
+        )
+    wrapper = signature(AtariWrapper).bind(None, **experiment.env_wrapper[0].kwargs)
+    wrapper.apply_defaults()
+    given = wrapper.arguments
+    arguments = {
+        "noop_max": given["noop_max"],
+        "frame_skip": given["frame_skip"],
+        "img_height": given["screen_size"],
+        "img_width": given["screen_size"],
+        "episodic_life": given["terminal_on_life_loss"],
+        "reward_clip": given["clip_reward"],
+        "repeat_action_probability": given["action_repeat_probability"],
+        "stack_num": experiment.frame_stack or 1,
+    }
+    return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
 
 
 #: Kinds of vector environments that step all environments at once, and how they are made.

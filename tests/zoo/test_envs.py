@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
+from ppo_plus import PPO_Plus
 from ppo_plus.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
@@ -164,9 +165,30 @@ def test_envpool(tmp_path):
         make_envs(CARTPOLE.replace(vec_env="envpool", env_id="Nope-v1"))
 
 
-def test_envpool_is_not_for_atari():
-    with pytest.raises(ValueError, match="vec_env='envpool' is not for Atari.*use 'subproc'"):
-        make_envs(CARTPOLE.replace(vec_env="envpool", env_id="ALE/Pong-v5"))
+def atari(**changes):
+    return load_experiment("BreakoutNoFrameskip-v4").replace(n_envs=2, **changes)
+
+
+def test_atari_of_envpool_is_what_wrappers_and_stacking_make(tmp_path):
+    pytest.importorskip("envpool", reason="EnvPool is not installed")
+    pytest.importorskip("ale_py", reason="Atari is not installed")
+    single = make_envs(atari())
+    pool = make_envs(atari(vec_env="envpool"), monitor_dir=tmp_path)
+    inner = unwrapped(pool)
+    assert isinstance(inner, EnvPoolVecEnv)
+    assert (pool.observation_space, pool.action_space) == (single.observation_space, single.action_space)
+    config = inner.env.config
+    expected = {"episodic_life": True, "reward_clip": True, "stack_num": 4, "noop_max": 30}
+    assert {name: config[name] for name in expected} == expected
+    PPO_Plus("CnnPolicy", pool, n_steps=8, batch_size=16, n_epochs=1, device="cpu").learn(16)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"env_wrapper": ()}, {"env_kwargs": {"full_action_space": True}}, {"env_id": "ALE/Breakout-v5"}]
+)
+def test_what_envpool_cannot_make_of_atari_is_refused(changes):
+    with pytest.raises(ValueError, match="vec_env='envpool' makes Atari games named .*NoFrameskip-v4.*use 'subproc'"):
+        make_envs(atari(vec_env="envpool").replace(**changes))
 
 
 def test_a_missing_envpool_is_named():
