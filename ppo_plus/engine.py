@@ -13,6 +13,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn, optim
+from torch._utils import _flatten_dense_tensors
 from torch.optim import Optimizer
 
 from ppo_plus.buffers import pick
@@ -137,7 +138,6 @@ class Update:
         live = vector is self.weights.vector
         if self.control.penalizes:
             coefficients = coefficients._replace(kl_coef=state.beta)
-        batch = data if indices is None else pick(data, indices)
         params: list[th.Tensor] = list(self.weights.params)
         if live:
             # What a module puts in place of a buffer is written into it, as the compiled form expects.
@@ -147,7 +147,8 @@ class Update:
             params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
             standing_in = swapped(self.policy, own, [*params, *buffers])
         with standing_in:
-            losses = self.compute_loss(batch, coefficients)
+            # No name for the minibatch: images should not stay while there are gradients.
+            losses = self.compute_loss(data if indices is None else pick(data, indices), coefficients)
             if not isinstance(losses, Losses):
                 raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
             grads: Gradient = th.autograd.grad(losses.total, params, allow_unused=True)
@@ -158,14 +159,14 @@ class Update:
         grads = (grads[0].mul_(factor),) if vector is not None else _scaled(grads, factor)  # type: ignore[union-attr]
 
         total = losses.total.detach()
-        finite = th.isfinite(total + norm)
-        counted = finite & state.running
+        finite = counted = applied = th.isfinite(total + norm)
         next_state = state
         if type(self.control) is not KLControl:
+            counted = finite & state.running
             next_state = self.control.after_minibatch(state, self._measured(losses), target_kl)
-        if next_state is not state:
-            next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
-        applied = counted & next_state.running
+            if next_state is not state:
+                next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
+            applied = counted & next_state.running
         if live:
             self._step(grads, learning_rate, next_state, applied)
         else:
@@ -224,6 +225,9 @@ class Update:
             if fused is None or fresh or size < full_size:
                 fresh = False
                 return self(*settled, data, state, indices)
+            for target in self.weights.targets:
+                # The compiled form leaves none.
+                target.grad = None
             if verify and compiled is None:
                 # With other weights than those of the rollout, or terms of the KL and the ratio would not show.
                 fused.check(*settled, data, state, indices, noise=0.05)
@@ -239,7 +243,7 @@ class Update:
         for target, grad in zip(weights.targets, grads, strict=True):
             target.grad = grad
         for group in weights.optimizer.param_groups:
-            group["lr"] = float(learning_rate * state.lr_scale)
+            group["lr"] = float(learning_rate) * float(state.lr_scale)
         weights.optimizer.step()
 
     def _functional_step(
@@ -441,4 +445,6 @@ def _scaled(grads: Gradient, factor: th.Tensor) -> Gradient:
 
 
 def _concatenated(grads: Gradient, params: list[th.Tensor]) -> th.Tensor:
-    return th.cat([(th.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, params, strict=True)])
+    every = [th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    flat: th.Tensor = _flatten_dense_tensors(every)  # several times cheaper than reshaping one by one
+    return flat

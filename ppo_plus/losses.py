@@ -28,7 +28,7 @@ def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tens
     surrogate = advantages * ratio
     if clip_range is None:
         return -surrogate.mean()
-    return -th.min(surrogate, advantages + clip_range * advantages.abs()).mean()
+    return -surrogate.clamp(max=advantages + clip_range * advantages.abs()).mean()
 
 
 def value_loss(

@@ -583,7 +583,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         )
         with _graph_if(not self._ignores_entropy):
             entropy_loss = -dist.entropy(params).mean()
-        total = policy_loss + coefficients.ent_coef * entropy_loss + coefficients.vf_coef * value_loss
+        total = policy_loss + coefficients.vf_coef * value_loss
+        if not self._ignores_entropy:
+            total = total + coefficients.ent_coef * entropy_loss
 
         with th.no_grad():
             diagnostics = {

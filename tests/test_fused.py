@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from torch import nn
 
-from ppo_plus.fused import CompileError, Fused, swapped
+from ppo_plus.fused import PIECE, CompileError, Fused, _close, swapped
 
 #: Compiling takes seconds: everything that can be said of one compiled function is said of this one.
 
@@ -131,3 +131,14 @@ def test_inputs_of_another_dtype_or_layout_run_the_function_itself():
     assert call(th.ones(2, 3, dtype=th.int64)).tolist() == [[3.0] * 3] * 2
     transposed = th.arange(6.0).reshape(3, 2).T
     assert th.equal(call(transposed), transposed * 2 + 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
+def test_results_are_compared_to_their_very_end(size):
+    a = th.arange(size, dtype=th.float32)
+    assert _close(a, a.clone())
+    if size:
+        different = a.clone()
+        different[-1] += 1 + 0.01 * size
+        assert not _close(a, different)
+    assert not _close(a, th.zeros(size + 1))
