@@ -21,6 +21,7 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from ppo_plus import PPO_Plus, linear
@@ -104,22 +105,33 @@ MEMORY: dict[str, Any] = dict(lstm_hidden_size=64)
 STEPS, N_ENVS, N_EPISODES, N_SEEDS = 200_000, 16, 200, 3
 
 
-def learn_task(name: str, seed: int) -> Result:
+def make_env(name: str, seed: int) -> VecEnv:
+    return make_vec_env(Vault, N_ENVS, seed=seed, wrapper_class=None if CONTENDERS[name].masks else Unmasked)
+
+
+def make_model(name: str, seed: int) -> Any:
     contender = CONTENDERS[name]
-    env, eval_env = (
-        make_vec_env(Vault, N_ENVS, seed=s, wrapper_class=None if contender.masks else Unmasked)
-        for s in (1000 * seed, 1000 * seed + 500)
-    )
     policy, policy_kwargs = ("MlpLstmPolicy", NETWORK | MEMORY) if contender.memory else ("MlpPolicy", NETWORK)
-    model = contender.algorithm(
-        policy, env, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **ARGUMENTS, **contender.own
+    return contender.algorithm(
+        policy,
+        make_env(name, 1000 * seed),
+        seed=seed,
+        device="cpu",
+        policy_kwargs=policy_kwargs,
+        **ARGUMENTS,
+        **contender.own,
     )
+
+
+def learn_task(name: str, seed: int) -> Result:
+    model = make_model(name, seed)
     speed = learn(model, STEPS)
+    eval_env = make_env(name, 1000 * seed + 500)
     if isinstance(model, PPO_Plus):
         # With masks and memory: SB3's and sb3-contrib's evaluation have either.
         score, _ = model.evaluate(N_EPISODES, eval_env)
     else:
-        evaluate: Any = evaluate_masked if contender.masks else evaluate_policy
+        evaluate: Any = evaluate_masked if CONTENDERS[name].masks else evaluate_policy
         score, _ = evaluate(model, eval_env, N_EPISODES)
     return Result("Vault", name, seed, model.num_timesteps, speed, float(score))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from sb3_contrib.common.maskable.utils import is_masking_supported
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -84,3 +85,26 @@ def test_time_is_up_in_the_end(script):
     env.reset(seed=0)
     ends = [env.step(env.KEYS)[2:4] for _ in range(env.MAX_STEPS)]
     assert ends == [(False, False)] * (env.MAX_STEPS - 1) + [(False, True)]
+
+
+class Arrivals(BaseCallback):
+    """Count episodes, and those that ended at the vault."""
+
+    def _on_training_start(self):
+        self.n_episodes = self.n_arrived = 0
+
+    def _on_step(self):
+        for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
+            self.n_episodes += done
+            self.n_arrived += done and not info["TimeLimit.truncated"]
+        return self.num_timesteps < 4_000
+
+
+@pytest.mark.parametrize(("contender", "low", "high"), [(0, 0.25, 0.75), (1, 0.0, 0.1)], ids=["gSDE", "white"])
+def test_noise_held_for_an_episode_walks_to_the_vault_before_anything_is_learned(script, contender, low, high):
+    """Memory, masks and exploration of discrete actions at once."""
+    name = list(script.CONTENDERS)[contender]
+    model, arrivals = script.make_model(name, seed=0), Arrivals()
+    model.learn(10_000, callback=arrivals)
+    assert arrivals.n_episodes > 50
+    assert low < arrivals.n_arrived / arrivals.n_episodes + 1e-9 < high
