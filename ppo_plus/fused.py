@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ppo_plus.inductor import Compiled, compile_graph, trace
+from ppo_plus.kernels import TESTED
 
-#: The torch versions that this module is tested with; with others, functions run as they are.
-TESTED = ("2.13",)
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
 #: What has to be traced more often than this during one ``learn`` reads something that changes all the time.

@@ -29,7 +29,7 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
+from ppo_plus.engine import Act, Records, Update, Weights, keep_freed_memory, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused
@@ -375,6 +375,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_arguments(self)
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
+        keep_freed_memory()
         with torch_threads(self._choose_threads()):
             return super().learn(
                 total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar

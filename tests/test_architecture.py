@@ -28,6 +28,7 @@ FLOORS = {
     "recurrent": 3,
     "fused": 1,
     "inductor": 0,
+    "kernels": 0,
     "vec_env": 0,
     "engine": 3,
     "checks": 3,

@@ -34,8 +34,7 @@ STORAGE_HELP = (
     "where the study is: sqlite:///FILE for processes on one machine, postgresql+psycopg://USER@HOST/DATABASE for any "
     "number of machines. With both, a worker that is killed loses nothing but its trial's progress: the trial is done "
     "again, and counts once (a trial that loses its third worker has failed: it may be what kills them). journal:FILE "
-    "needs no database, and has no such guarantee, because only databases have heartbeats. (default: the environment "
-    "variable PPO_PLUS_STORAGE, else sqlite in the study's folder)"
+    "needs no database, and has no such guarantee, because only databases have heartbeats. (default: "
 )
 
 
@@ -52,7 +51,11 @@ def add_parser(commands: Any) -> None:
     command.set_defaults(prepare=prepare)
     _add_search_arguments(command.add_argument_group("the search"))
     _add_score_arguments(command.add_argument_group("the score of a run, and what confirms it"))
-    _add_study_arguments(command.add_argument_group("the study and its workers"))
+    group = command.add_argument_group("the study and its workers")
+    storage = f"the environment variable {STORAGE_VARIABLE}, else sqlite in the study's folder, below -f"
+    _add_study_arguments(group, storage, "the environment's id, with the variant's name")
+    group.add_argument("--workers", type=whole_number, default=1, metavar="N", help="processes on this machine "
+        "(%(default)s); others join with `ppo-plus tune worker`")  # fmt: skip
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     worker = below.add_parser(
         "worker",
@@ -62,7 +65,7 @@ def add_parser(commands: Any) -> None:
     worker.add_argument("--trust-config", action="store_true", help="let the study import wrappers, callbacks and "
         "policies from anywhere: whoever can write to the storage then runs code here")  # fmt: skip
     worker.set_defaults(prepare=prepare_worker)
-    _add_study_arguments(worker)
+    _add_study_arguments(worker, f"the environment variable {STORAGE_VARIABLE}", "the storage's only study")
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
@@ -105,7 +108,7 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError(f"the following arguments are required: --storage (or ${STORAGE_VARIABLE})")
     for package in args.gym_packages:
         import_module(package)
-    storage = _open(url, args)
+    storage = _open(url, args, must_exist=True)
     return partial(_work, Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args)))
 
 
@@ -189,13 +192,13 @@ def _url(args: argparse.Namespace) -> str | None:
     return args.storage or os.environ.get(STORAGE_VARIABLE)
 
 
-def _open(url: str, args: argparse.Namespace) -> "BaseStorage":
+def _open(url: str, args: argparse.Namespace, must_exist: bool = False) -> "BaseStorage":
     import optuna
 
     from ppo_plus.zoo.tune.storage import open_storage
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return open_storage(url, args.heartbeat_interval, args.grace_period)
+    return open_storage(url, args.heartbeat_interval, args.grace_period, must_exist)
 
 
 def _add_search_arguments(group: Any) -> None:
@@ -225,14 +228,17 @@ def _add_score_arguments(group: Any) -> None:
         "confirmation and no export (%(default)s)")  # fmt: skip
 
 
-def _add_study_arguments(group: Any) -> None:
+def _add_study_arguments(group: Any, storage: str, study_name: str) -> None:
+    """The arguments that the tuner and its workers have in common.
+
+    :param group: where they go
+    :param storage: where the study is by default, for people
+    :param study_name: its name by default, for people
+    """
     add = group.add_argument
-    add("--storage", metavar="URL", help=STORAGE_HELP)
-    add("--study-name", metavar="NAME", help="default: the environment's id; for a worker, the storage's only study")
+    add("--storage", metavar="URL", help=f"{STORAGE_HELP}{storage})")
+    add("--study-name", metavar="NAME", help=f"name of the study (default: {study_name})")
     add("--heartbeat-interval", type=whole_number, default=15, metavar="S", help="seconds between two signs of life of "
         "a worker (%(default)s)")  # fmt: skip
     add("--grace-period", type=whole_number, default=60, metavar="S", help="seconds of silence after which a worker "
         "counts as dead; the same for all workers of a study (%(default)s)")  # fmt: skip
-    if isinstance(group, argparse._ArgumentGroup):
-        add("--workers", type=whole_number, default=1, metavar="N", help="processes on this machine (%(default)s); "
-            "others join with `ppo-plus tune worker`")  # fmt: skip

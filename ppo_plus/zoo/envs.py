@@ -97,6 +97,12 @@ def _make_batched(
     experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
 ) -> VecEnv:
     """Environments that are one object, which steps all of them at once."""
+    if experiment.vec_env == "envpool" and is_atari(experiment.env_id):
+        # With lives as episodes and clipped rewards, as for training, no monitor sees the game's own return.
+        raise ValueError(
+            "vec_env='envpool' is not for Atari, which EnvPool preprocesses by itself and knows by other names: use "
+            "'subproc', or hand envpool.make_gymnasium('Pong-v5', ...) to PPO_Plus in Python"
+        )
     if experiment.env_wrapper or experiment.monitor_kwargs:
         raise ValueError(
             f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "

@@ -213,7 +213,7 @@ def parse_settings(
         frame_stack=None if frame_stack is None else positive_int("frame_stack", frame_stack),
         env_kwargs=_mapping("env_kwargs", take("env_kwargs")),
         monitor_kwargs=_mapping("monitor_kwargs", take("monitor_kwargs")),
-        policy_kwargs=_mapping("policy_kwargs", take("policy_kwargs")),
+        policy_kwargs=_policy_kwargs(take("policy_kwargs")),
         env_wrapper=_parts("env_wrapper", take("env_wrapper"), packages),
         vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
         callback=_parts("callback", take("callback"), packages),
@@ -292,6 +292,14 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
         value = _literal(name, value)
     mapping = require_mapping(name, {} if value is None else value)
     return {key: _literal(name, item) if _names_class(item) else item for key, item in mapping.items()}
+
+
+def _policy_kwargs(value: Any) -> dict[str, Any]:
+    arguments = _mapping("policy_kwargs", value)
+    for name, item in arguments.items():
+        if isinstance(item, str) and str(name).endswith(("_fn", "_class")):
+            raise ValueError(f"policy_kwargs: {name}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
+    return arguments
 
 
 def _literal(name: str, text: str) -> Any:

@@ -283,6 +283,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message)
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
+        (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
         (["fly"], "fly"),
         ([], "COMMAND"),
     ],
@@ -306,6 +307,7 @@ def test_mistake_in_the_other_commands(folder, capsys, arguments, message):
         ("CartPole-v1: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
         ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
         ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}", "'relu' must be a class, such as nn"),
         ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
     ],
 )

@@ -164,6 +164,11 @@ def test_envpool(tmp_path):
         make_envs(CARTPOLE.replace(vec_env="envpool", env_id="Nope-v1"))
 
 
+def test_envpool_is_not_for_atari():
+    with pytest.raises(ValueError, match="vec_env='envpool' is not for Atari.*use 'subproc'"):
+        make_envs(CARTPOLE.replace(vec_env="envpool", env_id="ALE/Pong-v5"))
+
+
 def test_a_missing_envpool_is_named():
     if importlib.util.find_spec("envpool"):
         pytest.skip("EnvPool is installed")

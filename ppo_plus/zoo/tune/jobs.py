@@ -173,6 +173,12 @@ def is_done(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and not is_lost(trial)
 
 
+def why_failed(trial: FrozenTrial) -> str:
+    """Why a trial failed whose job is done, for people."""
+    died = trial.user_attrs.get(DEATHS, 0) + 1
+    return str(trial.user_attrs.get(REASON, f"its worker died, {died} times"))
+
+
 def successor(trial: FrozenTrial) -> FrozenTrial:
     """A waiting trial with the parameters of one that was lost."""
     died = not trial.user_attrs.get(INTERRUPTED, False)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
-from ppo_plus.zoo.tune.space import Space, parse_space, setting
+from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
 #: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, for training and, from
 #: another start, for evaluation: with less in between, runs would share episodes and not be independent.
@@ -144,16 +144,33 @@ class Task:
         return named if self.default != self.experiment else {"default": self.default}
 
     def search_space(self) -> Space:
-        """The space, widened to hold the baselines, and narrowed to rollouts that fit the budget."""
+        """The space, narrowed to rollouts that fit the budget, and widened to hold the baselines.
+
+        :raises ValueError: no rollout fits
+        """
         space = parse_space(self.space)
+        if "n_envs" not in space.dimensions:
+            try:
+                space = space.choosing("n_steps", self._fits)
+            except ValueError as error:
+                raise ValueError(
+                    f"search space: {error}: with n_envs={self.experiment.n_envs}, rollouts must divide the "
+                    f"{self.plan.eval_freq:,} timesteps between evaluations; add other values, or change n_timesteps, "
+                    "n_evals or n_envs (-n, --n-evaluations, --n-envs)"
+                ) from None
         for experiment in self.baselines().values():
             space = space.including(experiment)
-        if "n_envs" in space.dimensions:
-            return space
-        sizes = {rollout_size(experiment) // experiment.n_envs for experiment in self.baselines().values()}
-        return space.choosing(
-            "n_steps", lambda n: n in sizes or self.plan.eval_freq % (n * self.experiment.n_envs) == 0
-        )
+        return space
+
+    def left_out(self) -> list[int]:
+        """The choices of ``n_steps`` in the space that do not fit the budget."""
+        choices, kept = (space.dimensions.get("n_steps") for space in (parse_space(self.space), self.search_space()))
+        if not isinstance(choices, Choices) or not isinstance(kept, Choices):
+            return []
+        return [n for n in choices.examples() if n not in kept.examples()]
+
+    def _fits(self, n_steps: int) -> bool:
+        return self.plan.eval_freq % (n_steps * self.experiment.n_envs) == 0
 
     def candidate(self, settings: dict[str, Any]) -> Experiment:
         """The experiment with settings that were sampled, mended where they do not fit each other."""
@@ -269,6 +286,10 @@ def tell_budget(asked: int, task: Task) -> None:
     if n_timesteps != asked:
         change = f"runs get {n_timesteps:,} timesteps instead of {asked:,}, and {n_evals} evaluations"
         print(f"{change}: they end where {_rollouts(task)} end", file=sys.stderr)
+    left_out = ", ".join(map(str, task.left_out()))
+    if left_out:
+        interval = f"the {task.plan.eval_freq:,} timesteps between evaluations do not divide into such rollouts"
+        print(f"n_steps={left_out} of the search space will not be tried: {interval}", file=sys.stderr)
 
 
 def _rollouts(task: Task) -> str:

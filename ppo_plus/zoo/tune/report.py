@@ -4,6 +4,7 @@ import csv
 import platform
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from ppo_plus.zoo.tune.export import entry_path, export, versions
-from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON
+from ppo_plus.zoo.tune.jobs import JOB, why_failed
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
 from ppo_plus.zoo.tune.verdict import Finalist, Verdict, decide
 
-#: Trials that the report shows, and parameters that its slices do.
+#: Trials that the report shows, and parameters in each picture of slices.
 N_SHOWN, N_SLICES = 10, 6
 
 #: Finished trials from which on parameters are ranked: with fewer, nothing varies.
@@ -58,15 +59,17 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
 
 
 def _write_table(trials: list[FrozenTrial], path: Path) -> None:
-    """All trials of the screening, a line for each."""
+    """All trials of the screening, a line for each: how far it got, and the settings that it ran with."""
+    settings = [trial.user_attrs.get(SETTINGS, {}) for trial in trials]
+    names = sorted(set().union(*settings))
     with path.open("w", newline="") as file:
-        params = sorted({name for trial in trials for name in trial.params})
         table = csv.writer(file)
-        # Not always what ran: a trial's settings are mended where they do not fit each other.
-        table.writerow(["trial", "state", "score", *(f"sampled {name}" for name in params)])
-        for trial in trials:
-            row = [trial.user_attrs[JOB], trial.state.name, score_of(trial)]
-            table.writerow([*row, *(trial.params.get(name, "") for name in params)])
+        table.writerow(["trial", "state", "score", "timesteps", "last evaluation", *names])
+        for trial, ran in zip(trials, settings, strict=True):
+            last = trial.last_step
+            evaluated = None if last is None else trial.intermediate_values[last]
+            row = [trial.user_attrs[JOB], trial.state.name, score_of(trial), last, evaluated]
+            table.writerow([*row, *(ran.get(name, "") for name in names)])
 
 
 def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
@@ -127,14 +130,9 @@ def _trials(study: Study) -> Iterator[str]:
         yield f"| {name} | {trial.values[0]:.2f} | {len(trial.user_attrs[SCORES])} | {settings} |"
     yield ""
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
-    yield from (f"- trial {trial.user_attrs[JOB]} failed: {_reason(trial)}" for trial in failed)
+    yield from (f"- trial {trial.user_attrs[JOB]} failed: {why_failed(trial)}" for trial in failed)
     if failed:
         yield ""
-
-
-def _reason(trial: FrozenTrial) -> str:
-    died = trial.user_attrs.get(DEATHS, 0) + 1
-    return str(trial.user_attrs.get(REASON, f"its worker died, {died} times"))
 
 
 def _short(value: Any) -> str:
@@ -144,6 +142,7 @@ def _short(value: Any) -> str:
 def _pictures(paths: list[Path]) -> Iterator[str]:
     if paths:
         yield "## Pictures\n"
+        yield "Slices show the score over each parameter; the most important ones are in the first picture.\n"
         yield from (f"![{path.stem.replace('_', ' ')}]({path.name})" for path in paths)
         yield ""
 
@@ -163,28 +162,29 @@ def _draw_all(study: optuna.Study, folder: Path) -> list[Path]:
     if n_complete:
         drawings["history"] = plots.plot_optimization_history
         drawings["intermediate_values"] = plots.plot_intermediate_values
-        drawings["slices"] = _plot_slices
     if n_complete >= N_RANKED:
         drawings["importances"] = plots.plot_param_importances
+    # The parameters that matter most come first; in one picture all of them could not be read.
+    ranked = get_param_importances(study) if n_complete >= N_RANKED else {}
+    names = list(ranked or dict.fromkeys(name for trial in study.get_trials(deepcopy=False) for name in trial.params))
+    for number, first in enumerate(range(0, len(names), N_SLICES) if n_complete else (), 1):
+        drawings[f"slices_{number}"] = partial(plots.plot_slice, params=names[first : first + N_SLICES])
     return [_draw(draw, study, folder / f"{name}.png") for name, draw in drawings.items()]
-
-
-def _plot_slices(study: optuna.Study) -> Any:
-    """The parameters that matter most, so that the picture can be read."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    ranked = len(complete) >= N_RANKED
-    names = get_param_importances(study) if ranked else sorted({name for trial in complete for name in trial.params})
-    return plots.plot_slice(study, list(names)[:N_SLICES])
 
 
 def _draw(draw: Callable[[optuna.Study], Any], study: optuna.Study, path: Path) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
+        # A parameter with one value has no width.
+        warnings.filterwarnings("ignore", "Attempting to set identical")
         axes = np.ravel(draw(study))
     figure = axes[0].figure
     if path.stem == "intermediate_values" and axes[0].get_legend() is not None:
         # One entry per trial would hide the picture.
         axes[0].get_legend().remove()
+    if path.stem.startswith("slices"):
+        for axis in axes:
+            axis.tick_params("x", rotation=30)
     figure.savefig(path, dpi=100, bbox_inches="tight")
     plt.close(figure)
     return path

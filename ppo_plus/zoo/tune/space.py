@@ -2,8 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from ppo_plus.zoo.literals import parse_literal
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 SCALES = ("linear", "log", "near_one")
+
+#: Settings that are counted.
+COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Choices:
             if known == value and isinstance(known, bool) == isinstance(value, bool):
                 return label
         raise ValueError(f"{value!r} is none of {list(self.values.values())}")
+
+    def examples(self) -> list[Any]:
+        """All values."""
+        return list(self.values.values())
 
     def including(self, value: Any) -> "Choices":
         """The choices, with one more if the value is none of them."""
@@ -86,6 +94,10 @@ class Range:
             raise ValueError(f"{value!r} is no number")
         return self.decode(min(max(value, self.low), self.high))
 
+    def examples(self) -> list[Any]:
+        """The lowest and the highest value."""
+        return [self.low, self.high]
+
     def including(self, value: Any) -> "Range":
         """The range, widened to a value; where a log scale cannot reach it, or it is no number, as it is."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -114,7 +126,16 @@ class Space:
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as settings, in the format of a settings file."""
-        values = {name: item.decode(params[label(name, item)]) for name, item in self.dimensions.items()}
+        return self._settings({name: item.decode(params[label(name, item)]) for name, item in self.dimensions.items()})
+
+    def examples(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """Each value of each dimension, and of a range its ends: the name, the value, and both as settings."""
+        for name, dimension in self.dimensions.items():
+            base = self.dimensions.get(name.removesuffix(SCHEDULE), dimension).examples()[0]
+            for value in dimension.examples():
+                yield name, value, self._settings({name.removesuffix(SCHEDULE): base, name: value})
+
+    def _settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         for name, value in values.items():
             if name.startswith(POLICY):
@@ -139,19 +160,22 @@ class Space:
         return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
 
     def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
-        """The space without the choices of one name that do not fit.
+        """The space without the choices of one name that do not fit. A range stays as it is, if anything in it fits.
 
-        :param name: a dimension; where it is missing, or a range, nothing changes
+        :param name: a dimension; where it is missing, nothing changes
         :param fits: whether a value fits
         :raises ValueError: none does
         """
         dimension = self.dimensions.get(name)
-        if not isinstance(dimension, Choices):
+        if dimension is None:
             return self
-        values = {key: value for key, value in dimension.values.items() if fits(value)}
+        if isinstance(dimension, Range):
+            values = {value: value for value in range(int(dimension.low), int(dimension.high) + 1) if fits(value)}
+        else:
+            values = {key: value for key, value in dimension.values.items() if fits(value)}
         if not values:
-            raise ValueError(f"{name}: none of {list(dimension.values.values())} fits the budget")
-        return Space({**self.dimensions, name: Choices(values)})
+            raise ValueError(f"{name}: none of {dimension.examples()} fits")
+        return self if isinstance(dimension, Range) else Space({**self.dimensions, name: Choices(values)})
 
     def _value(self, experiment: Experiment, name: str) -> Any:
         scheduled = name.removesuffix(SCHEDULE)
@@ -192,8 +216,14 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     for name in entries:
         if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
-            raise ValueError(f"{name!r} is no key of a settings file that can be searched for")
-    return Space({name: _dimension(name, entry) for name, entry in entries.items()})
+            nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown key {name!r}; the nearest one that can be searched for is {nearest!r}")
+    space = Space({name: _dimension(name, entry) for name, entry in entries.items()})
+    for name in set(COUNTS) & set(space.dimensions):
+        for value in space.dimensions[name].examples():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: {value!r} must be a whole number, at least 1")
+    return space
 
 
 def label(name: str, dimension: Choices | Range) -> str:

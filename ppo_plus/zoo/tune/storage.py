@@ -1,15 +1,18 @@
 """Where studies live: Optuna's own storages, opened so that reading and then writing is one atomic step."""
 
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +22,7 @@ JOURNAL = "journal:"
 #: What a database that is away makes Optuna raise.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
-#: Seconds that a connection attempt, or a wait for another process's lock, may take.
+#: Seconds that a connection attempt, or a wait for another process's lock or for a server that is away, may take.
 TIMEOUT = 60
 
 
@@ -27,23 +30,31 @@ class StorageError(ValueError):
     """A storage that cannot be used: unreachable, unknown kind, or made by something else."""
 
 
-def open_storage(url: str, heartbeat_interval: int = 15, grace_period: int = 60) -> BaseStorage:
+def open_storage(
+    url: str, heartbeat_interval: int = 15, grace_period: int = 60, must_exist: bool = False
+) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
     :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
         ``journal:file.log``, which has no heartbeats
     :param heartbeat_interval: seconds between two signs of life of a worker, at least 1
     :param grace_period: seconds of silence after which a worker counts as dead
+    :param must_exist: refuse to create a file
     :return: the storage
     :raises StorageError: it cannot be used; one line, without the password
     """
+    if grace_period <= heartbeat_interval:
+        raise StorageError(
+            f"grace_period={grace_period} must be longer than heartbeat_interval={heartbeat_interval}: living workers "
+            "would count as dead"
+        )
     if url.startswith(JOURNAL):
-        return _open_journal(Path(url.removeprefix(JOURNAL)))
+        return _open_journal(Path(url.removeprefix(JOURNAL)), must_exist)
     shown = url
     try:
         address = make_url(url)
         shown = address.render_as_string(hide_password=True)
-        return _open_database(address, heartbeat_interval, grace_period)
+        return _open_database(address, heartbeat_interval, grace_period, must_exist)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         raise StorageError(f"cannot use the storage {shown!r}: {reason(error)}") from None
 
@@ -107,20 +118,26 @@ def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
     storage.remove_session()
 
 
-def _open_journal(path: Path) -> JournalStorage:
+def _prepare_file(path: Path, must_exist: bool) -> None:
+    if must_exist and not path.exists():
+        raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _open_journal(path: Path, must_exist: bool) -> JournalStorage:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _prepare_file(path, must_exist)
         return JournalStorage(JournalFileBackend(str(path)))
     except OSError as error:
         raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {reason(error)}") from None
 
 
-def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> BaseStorage:
+def _open_database(address: URL, heartbeat_interval: int, grace_period: int, must_exist: bool) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
     if sqlite and address.database in (None, "", ":memory:"):
         raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
     if sqlite:
-        Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
+        _prepare_file(Path(address.database or ""), must_exist)
     options = {
         "connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT},
         # Tried when taken from the pool: a server that was restarted in between is no error.
@@ -134,10 +151,14 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int) -> 
             heartbeat_interval=heartbeat_interval,
             grace_period=grace_period,
         )
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    cached = get_storage(storage)
     if sqlite:
         _lock_at_begin(storage.engine)
-    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-    return get_storage(storage)
+    else:
+        _wait_for_server(storage.engine)
+        _repeat_when_cut_off(cached)
+    return cached
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
@@ -158,6 +179,46 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
 
     # Connections from before have not been told.
     engine.dispose()
+
+
+def _wait_for_server(engine: sqlalchemy.Engine) -> None:
+    """Make new connections wait, for a while, for a server that is away: somebody may be restarting it."""
+
+    @sqlalchemy.event.listens_for(engine, "do_connect")
+    def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                return dialect.connect(*args, **options)
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
+
+
+def _repeat_when_cut_off(storage: BaseStorage) -> None:
+    """Make calls that lose their connection run once more, on a new one.
+
+    The database may have done, and only not confirmed, what is then done twice. Jobs bear that: of two trials that are
+    added for one job, one counts; a trial that was taken for running by nobody counts as dead after the grace period;
+    and one that has ended already is left alone.
+    """
+
+    def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return method(*args, **options)
+            except StorageInternalError as error:
+                if not getattr(error.__cause__, "connection_invalidated", False):
+                    raise
+                return method(*args, **options)
+
+        return call
+
+    for name in {*vars(BaseStorage), *vars(BaseHeartbeat)}:
+        if not name.startswith("__") and callable(getattr(storage, name, None)):
+            setattr(storage, name, repeated(getattr(storage, name)))
 
 
 def reason(error: BaseException) -> str:

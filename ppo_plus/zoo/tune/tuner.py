@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from ppo_plus.zoo.cli_tune import STORAGE_VARIABLE
@@ -104,7 +105,8 @@ def check(
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
 ) -> Task:
-    """The task of a study, once it is known that its baselines can be built; nothing is trained or stored.
+    """The task of a study, once it is known that its baselines can be built, and a model with each value of the search
+    space; nothing is trained or stored.
 
     :raises Exception: they cannot; whatever environment, policy or algorithm has to say
     """
@@ -114,16 +116,44 @@ def check(
         envs = make_envs(baseline)
         make_model(baseline, envs)
         envs.close()
+    _check_space(task)
     tell_budget(plan.n_timesteps, task)
     return task
+
+
+#: Settings that some others count only with.
+CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
+
+
+def _check_space(task: Task) -> None:
+    """Build a model with each value of the search space: a mistake in it would else show in the middle of the study.
+
+    :raises ValueError: a value that cannot be
+    """
+    given = task.experiment.replace(vec_env="dummy")
+    envs = make_envs(given)
+    for name, value, settings in task.search_space().examples():
+        try:
+            candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
+            if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
+                make_model(candidate, envs)
+            else:
+                own = make_envs(candidate)
+                make_model(candidate, own)
+                own.close()
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
+    envs.close()
 
 
 def _supervise(study: Study, plan: Plan, workers: Workers) -> None:
     """Start worker processes, show what they do, and wait for their end."""
     processes = [_start(study, workers) for _ in range(workers.n)]
+    lost: set[int] = set()
     try:
         with Watch(study, plan).running() as watch:
             while any(process.poll() is None for process in processes):
+                _tell_lost(watch, processes, lost)
                 # Where the storage is away the workers decide what becomes of them.
                 with suppress(*STORAGE_ERRORS):
                     watch.update()
@@ -155,6 +185,20 @@ def _start(study: Study, workers: Workers) -> "subprocess.Popen[bytes]":
         # What a worker has to say is in the study; its errors are shown at the end.
         stdout=subprocess.DEVNULL,
     )
+
+
+def _tell_lost(watch: Watch, processes: "list[subprocess.Popen[bytes]]", lost: set[int]) -> None:
+    """Say it, once, where a worker has ended before the study."""
+    for number, process in enumerate(processes, 1):
+        code = process.poll()
+        if code and number not in lost:
+            lost.add(number)
+            what = (
+                f"was killed by {Signals(-code).name}: its trial is done again"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
+            watch.tell(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
 
 
 def _check_journal(study: Study, processes: "list[subprocess.Popen[bytes]]") -> None:

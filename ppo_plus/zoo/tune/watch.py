@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from ppo_plus.zoo.tune.jobs import JOB, WORKER, is_done
+from ppo_plus.zoo.tune.jobs import JOB, WORKER, is_done, why_failed
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, ranking, score_of, stage_names
+from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, ranking, stage_names
 
 
 class Watch:
@@ -49,9 +49,11 @@ class Watch:
         for stage, trial in self._finished():
             if (stage, trial.number) not in self.told:
                 self.told.add((stage, trial.number))
-                score = score_of(trial)
-                value = "" if score is None else f" {score:.2f}"
-                self.console.print(f"{stage}, {name(trial)}: {trial.state.name.lower()}{value}", soft_wrap=True)
+                self.tell(f"{stage}, {name(trial)}: {outcome(trial)}")
+
+    def tell(self, line: str) -> None:
+        """Show a line that stays."""
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def table(self) -> Group:
         """The study's line, and a bar per worker."""
@@ -87,6 +89,16 @@ class Watch:
     def _finished(self) -> Iterator[tuple[str, FrozenTrial]]:
         for stage, jobs in stage_names(self.study):
             yield from ((stage, trial) for trial in jobs.trials() if is_done(trial))
+
+
+def outcome(trial: FrozenTrial) -> str:
+    """What became of a trial whose job is done, for people."""
+    match trial.state:
+        case TrialState.COMPLETE:
+            return f"complete {trial.values[0]:.2f}"
+        case TrialState.PRUNED:
+            return f"pruned after {trial.last_step:,} steps"
+    return f"failed: {why_failed(trial)}"
 
 
 def name(trial: FrozenTrial) -> str:

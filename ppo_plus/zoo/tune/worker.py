@@ -56,9 +56,16 @@ class Worker:
     def __init__(self, study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES):
         self.study = study
         try:
-            self.task = Task.from_json(study.attributes()[TASK], packages)
+            data = study.attributes()[TASK]
         except KeyError:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
+        try:
+            self.task = Task.from_json(data, packages)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"another version of ppo_plus made the study {study.name!r} (its task: {reason(error)}): "
+                "start a new one with `ppo-plus tune` and another --study-name"
+            ) from None
 
     def work(self) -> None:
         """Do jobs until the study has ended.

@@ -18,14 +18,20 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @pytest.fixture(scope="session")
-def postgres():
-    """URL of a database of an own server on loopback, which trusts everybody on this machine."""
+def server():
+    """An own server on loopback, which trusts everybody on this machine."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'psycopg[binary]')")
-    with running(binaries) as port:
-        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
+    with running(binaries) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(server):
+    """URL of its database."""
+    return server.url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -52,29 +58,50 @@ def find_binaries():
     return next((folder for folder in found if (folder / "initdb").exists()), None)
 
 
-@contextmanager
-def running(binaries):
-    """Run a server; its port."""
-    # It refuses to run as root, and then its files must not be root's.
-    account = pwd.getpwnam("postgres") if os.getuid() == 0 else None
-    options = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+class Server:
+    """A PostgreSQL server.
 
-    def call(program, *arguments):
-        command = [str(binaries / program), *arguments]
-        done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.DEVNULL, timeout=120, **options)
+    :param binaries: folder of its programs
+    :param folder: where its files go
+    :param account: whose it is; ``None``: of who runs the tests
+    """
+
+    def __init__(self, binaries, folder, account):
+        self.binaries, self.folder, self.port = binaries, folder, free_port()
+        self.options = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        self.url = f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+        self.call("initdb", "-A", "trust", "-U", "postgres", "--no-sync")
+
+    def start(self):
+        settings = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder} -c fsync=off"
+        self.call("pg_ctl", "start", "-w", "-o", settings, "-l", f"{self.folder}/log")
+
+    def stop(self, mode="fast"):
+        """As for a restart: sessions are ended, whatever they are at."""
+        self.call("pg_ctl", "stop", "-m", mode)
+
+    def call(self, program, *arguments):
+        command = [str(self.binaries / program), "-D", f"{self.folder}/data", *arguments]
+        done = subprocess.run(
+            command, cwd=self.folder, text=True, stdout=subprocess.DEVNULL, timeout=120, **self.options
+        )
         assert done.returncode == 0, command
 
+
+@contextmanager
+def running(binaries):
+    """Run a server."""
+    # It refuses to run as root, and then its files must not be root's.
+    account = pwd.getpwnam("postgres") if os.getuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix="postgres", ignore_cleanup_errors=True) as folder:
         if account:
             os.chown(folder, account.pw_uid, account.pw_gid)
-        data, port = f"{folder}/data", free_port()
-        settings = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        call("initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync")
-        call("pg_ctl", "start", "-w", "-D", data, "-o", settings, "-l", f"{folder}/log")
+        server = Server(binaries, folder, account)
+        server.start()
         try:
-            yield port
+            yield server
         finally:
-            call("pg_ctl", "stop", "-D", data, "-m", "immediate")
+            server.stop("immediate")
 
 
 def free_port():

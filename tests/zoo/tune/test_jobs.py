@@ -11,6 +11,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import UpdateFinishedTrialError
@@ -49,7 +50,7 @@ def test_each_job_is_claimed_once(jobs, url):
     jobs.fill([{}] * 12)
 
     def claim_all(_):
-        own = Jobs(open_storage(url, 60, 60), jobs.name)
+        own = Jobs(open_storage(url, 60, 120), jobs.name)
         claimed = []
         while (trial := own.claim()) is not None:
             claimed.append(trial.number)
@@ -103,6 +104,31 @@ def test_signs_of_life_keep_a_trial_and_silence_loses_it(jobs):
     jobs.interrupt(claimed)
     jobs.tell(again, TrialState.COMPLETE, 2.0)
     assert states(jobs) == ["FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("at", ["SELECT", "INSERT INTO trial_heartbeats", "UPDATE trials"])
+def test_a_connection_that_is_cut_in_a_transaction_loses_nothing(postgres, at):
+    """As a server that is shut down does it: here by ending the session at the first statement of a kind."""
+    storage = open_storage(postgres)
+    jobs = Jobs(storage, next(names))
+    optuna.create_study(study_name=jobs.name, storage=storage, direction="maximize")
+    engine = storage._backend.engine
+    cut = []
+
+    def cut_off(connection, cursor, statement, *_):
+        if statement.startswith(at) and not cut:
+            cut.append(statement)
+            pid = connection.connection.dbapi_connection.info.backend_pid
+            with sqlalchemy.create_engine(postgres).connect() as other:
+                assert other.scalar(sqlalchemy.text(f"SELECT pg_terminate_backend({pid}, 5000)"))
+
+    sqlalchemy.event.listen(engine, "before_cursor_execute", cut_off)
+    jobs.fill([{}, {}])
+    while (claimed := jobs.claim()) is not None:
+        jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+    assert cut and states(jobs) == ["COMPLETE"] * 2
+    storage.remove_session()
+    engine.dispose()
 
 
 def test_what_kills_its_workers_is_given_up(jobs):

@@ -44,7 +44,7 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
 
 
 def test_a_budget_that_grows_says_so(capsys):
-    tell_budget(20_480, make_task(CARTPOLE, SPACE, Plan(20_480)))
+    tell_budget(20_480, make_task(CARTPOLE, {"gamma": {"choices": [0.9]}}, Plan(20_480)))
     assert capsys.readouterr().err == ""
     task = make_task(CARTPOLE, SPACE, Plan(20_000))
     tell_budget(20_000, task)
@@ -61,6 +61,17 @@ def test_every_choice_of_n_steps_fits_the_interval():
     assert {32, 2048} <= set(choices)
     for n_steps in set(choices) - {2048}:
         assert setting(task.candidate({"n_steps": n_steps}), "n_steps") == n_steps
+
+
+def test_rollouts_that_fit_no_interval_are_refused_and_the_others_left_out(capsys):
+    with pytest.raises(ValueError, match=r"n_steps: none of \[500, 5000\] fits: with n_envs=8, rollouts must divide"):
+        make_task(CARTPOLE, {"n_steps": {"choices": [500, 5000]}}, Plan(20_480))
+    with pytest.raises(ValueError, match=r"n_steps: none of \[300, 400\] fits"):
+        make_task(CARTPOLE, {"n_steps": {"low": 300, "high": 400}}, Plan(20_480))
+    task = make_task(CARTPOLE, {"n_steps": {"choices": [64, 500]}}, Plan(20_480))
+    assert set(task.search_space().dimensions["n_steps"].values) == {64, 32, 2048}
+    tell_budget(20_480, task)
+    assert "n_steps=500 of the search space will not be tried: the 2,048" in capsys.readouterr().err
 
 
 def test_the_discount_reaches_the_normalization():

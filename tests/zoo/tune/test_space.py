@@ -93,6 +93,21 @@ def test_schedules():
     ]
 
 
+def test_examples_are_all_choices_and_the_ends_of_ranges():
+    space = parse_space({
+        "clip_range": {"low": 0.1, "high": 0.4},
+        "clip_range_schedule": {"choices": ["constant", "cos"]},
+        "policy_kwargs": {"net_arch": {"choices": {"small": [8]}}},
+    })  # fmt: skip
+    assert list(space.examples()) == [
+        ("clip_range", 0.1, {"clip_range": 0.1}),
+        ("clip_range", 0.4, {"clip_range": 0.4}),
+        ("clip_range_schedule", "constant", {"clip_range": 0.1}),
+        ("clip_range_schedule", "cos", {"clip_range": "cos_0.1"}),
+        ("policy_kwargs.net_arch", [8], {"policy_kwargs": {"net_arch": [8]}}),
+    ]
+
+
 def test_settings_by_default():
     assert setting(DEFAULT, "n_steps") == 2048
     assert setting(DEFAULT, "policy_kwargs.activation_fn") is nn.Tanh
@@ -105,7 +120,7 @@ def test_settings_by_default():
     ("contents", "message"),
     [
         ({}, "empty"),
-        ({"gama": {"choices": [1]}}, "'gama'"),
+        ({"gama": {"choices": [1]}}, "unknown key 'gama'; the nearest .* is 'gamma'"),
         ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
         ({"gamma": {"choices": []}}, "not empty"),
         ({"gamma": {"low": 0.9}}, "must have choices"),
@@ -116,6 +131,8 @@ def test_settings_by_default():
         ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale must be one of"),
         ({"policy_kwargs": {"activation_fn": {"choices": {"x": "nn.Nope"}}}}, "nn.Nope"),
         ({"policy_kwargs": [1]}, "policy_kwargs must be a mapping"),
+        ({"n_steps": {"choices": [64, 2.5]}}, "n_steps: 2.5 must be a whole number"),
+        ({"batch_size": {"low": 0, "high": 64}}, "batch_size: 0 must be a whole number"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path, contents, message):

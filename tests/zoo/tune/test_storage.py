@@ -32,3 +32,15 @@ def test_a_file_that_is_no_database(tmp_path):
 def test_only_databases_have_heartbeats(url, tmp_path):
     assert has_heartbeats(open_storage(url))
     assert not has_heartbeats(open_storage(f"journal:{tmp_path / 'new' / 'study.log'}"))
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/none.db", "journal:{}/none.log"])
+def test_a_file_that_must_exist_is_not_created(url, tmp_path):
+    with pytest.raises(StorageError, match="none.*no such file: start a study"):
+        open_storage(url.format(tmp_path / "new"), must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_may_count_as_dead_between_two_signs_of_life(tmp_path):
+    with pytest.raises(StorageError, match="grace_period=15 must be longer"):
+        open_storage(f"sqlite:///{tmp_path / 'study.db'}", 15, 15)

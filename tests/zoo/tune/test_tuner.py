@@ -1,13 +1,17 @@
 """Whole studies, as users run them: processes on a real database, one of them killed."""
 
+import csv
 import os
+import re
 import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,20 +19,25 @@ import numpy as np
 import optuna
 import pytest
 import yaml
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
 from ppo_plus.fused import CompileError
-from ppo_plus.zoo.experiment import Experiment, load_experiment
+from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
-from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, Study, stage_names
+from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
-from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.tuner import begin, check, tune
+from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 from ppo_plus.zoo.tune.worker import CannotCompile, Worker
 
 ROOT = Path(__file__).parents[3]
+#: What processes import from: the package, and the environment of these tests.
+PYTHONPATH = f"{ROOT}:{Path(__file__).parent}"
 #: A search of four trials on runs of two rollouts of the default.
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
 ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
@@ -41,7 +50,7 @@ def start(folder, url, *arguments):
     return subprocess.Popen(
         [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PPO_PLUS_STORAGE": url},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "PPO_PLUS_STORAGE": url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,28 +63,43 @@ def finish(process):
     return out
 
 
-def kill_in_a_trial(study):
-    """Kill a worker that is in the middle of a trial: it has reported, and not ended."""
+def stop_in_a_trial(study):
+    """Stop a worker that is in the middle of a trial: it has reported, and not ended.
+
+    :return: the number of the trial, and the worker's process id
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in running(study):
             if trial.intermediate_values:
                 pid = int(trial.user_attrs[WORKER].split(":")[1])
                 os.kill(pid, signal.SIGSTOP)
-                (now,) = (t for t in study.get_trials(deepcopy=False) if t.number == trial.number)
-                if now.state == TrialState.RUNNING:
-                    os.kill(pid, signal.SIGKILL)
-                    return trial.number
+                # It may have been stopped while nobody else can read.
+                with suppress(StorageInternalError):
+                    if trial.number in {now.number for now in running(study)}:
+                        return trial.number, pid
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.02)
     raise AssertionError("no trial has reported")
 
 
+def wait_for_report(study):
+    """Wait until a trial is in its middle."""
+    while not any(trial.intermediate_values for trial in running(study)):
+        time.sleep(0.02)
+
+
+def running(study):
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
 def wait_for_study(url, name):
+    """The study, once there is one; opened so that looking at it locks nothing, and waits for no lock for long."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            return optuna.load_study(study_name=name, storage=open_storage(url))
+            optuna.load_study(study_name=name, storage=open_storage(url))
+            return optuna.load_study(study_name=name, storage=url)
         except (KeyError, ValueError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
@@ -86,9 +110,11 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
     tuning = start(tmp_path, url, *command, "--workers", "2")
     study = wait_for_study(url, "kill")
-    killed = kill_in_a_trial(study)
+    killed, pid = stop_in_a_trial(study)
+    os.kill(pid, signal.SIGKILL)
     out = finish(tuning)
     assert "No confirmation" in out
+    assert len(re.findall(r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial is done again\n", out)) == 1
 
     trials = study.get_trials(deepcopy=False)
     assert sorted(trial.user_attrs[JOB] for trial in trials if trial.state == TrialState.COMPLETE) == [0, 1, 2, 3]
@@ -107,23 +133,44 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     assert len(study.get_trials()) == len(trials)
 
 
+def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
+    """Stopped for some seconds while two workers are in the middle of trials: they wait, and go on where they were."""
+    command = ["tune", *SEARCH, *ALONE, "--study-name", "restart", "--search-space", write_space(tmp_path)]
+    tuning = start(tmp_path, server.url, *command, "--workers", "2")
+    study = wait_for_study(server.url, "restart")
+    wait_for_report(study)
+    server.stop()
+    time.sleep(3)
+    assert tuning.poll() is None
+    server.start()
+    finish(tuning)
+    study = wait_for_study(server.url, "restart")
+    assert [trial.state for trial in study.get_trials(deepcopy=False)] == [TrialState.COMPLETE] * 4
+
+
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, url, *command)
     study = wait_for_study(url, "CartPole-v1")
-    while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    interrupted, pid = stop_in_a_trial(study)
+    # Ctrl-C is for both. The worker finds it when it goes on, before it can end its trial.
+    for number in (process.pid, pid):
+        os.kill(number, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "interrupted" in err
-    assert not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    assert not running(study)
 
     finish(start(tmp_path, url, "tune", "worker"))
-    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 4]
-    assert study.get_trials()[-1].user_attrs[REPLACES] == 0 and study.get_trials()[-1].user_attrs[DEATHS] == 0
+    lost, *others = sorted(study.get_trials(), key=lambda trial: trial.number != interrupted)
+    assert lost.state == TrialState.FAIL and REASON not in lost.user_attrs
+    assert sorted(trial.user_attrs[JOB] for trial in others) == [0, 1, 2, 3]
+    assert {trial.state for trial in others} == {TrialState.COMPLETE}
+    (again,) = (trial for trial in others if trial.user_attrs.get(REPLACES) == interrupted)
+    assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
     finish(start(tmp_path, url, *command, "--max-total-trials", "5"))
-    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", *["COMPLETE"] * 5]
+    assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
 
 
 def write_space(folder):
@@ -133,15 +180,29 @@ def write_space(folder):
     return str(path)
 
 
+TUNED_SPACE = {
+    "learning_rate": {"choices": [0.005, 0.01]},
+    "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
+}
+#: The study of the next fixture, as a command.
+TUNED = (
+    "--env Aiming-v0 --gym-packages aiming -n 2048 --n-envs 1 -params n_steps:128 learning_rate:0.005 --seed 3 "
+    "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
+    "--study-name whole"
+).split()
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A whole study, in this process: search, race, confirmation. The default has little chance: its one update."""
+    import_module("aiming")
     folder = tmp_path_factory.mktemp("tuned")
-    experiment = load_experiment("CartPole-v1", overrides={"n_envs": 1, "n_steps": 128, "n_epochs": 10})
+    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128, "learning_rate": 0.005})
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
-    space = {"learning_rate": {"choices": [0.001, 0.002]}, "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}}}
-    return study, tune(experiment, space, study, plan, 3, folder), folder, (experiment, space, plan)
+    allowed = {"packages": (*ALLOWED_PACKAGES, "aiming"), "gym_packages": ("aiming",)}
+    verdict = tune(experiment, TUNED_SPACE, study, plan, 3, folder, **allowed)
+    return study, verdict, folder, make_task(experiment, TUNED_SPACE, plan, **allowed)
 
 
 def test_stages_of_a_study(tuned):
@@ -163,26 +224,47 @@ def test_report(tuned):
     _, verdict, folder, _ = tuned
     report = (folder / "report.md").read_text()
     assert str(verdict) in report
-    for name in ("history", "slices", "intermediate_values", "confirmation"):
+    for name in ("history", "slices_1", "intermediate_values", "confirmation"):
         assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
-    table = (folder / "trials.csv").read_text().splitlines()
-    assert table[0] == "trial,state,score,sampled learning_rate,sampled net_arch" and len(table) == 4
+    table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
+    assert [row["trial"] for row in table] == ["0", "1", "2"]
+    assert (table[1]["state"], table[1]["timesteps"], table[1]["n_steps"]) == ("COMPLETE", "2048", "128")
+    assert table[1]["score"] == table[1]["last evaluation"] and table[0]["n_steps"] == ""
     # What ran, not only what was sampled.
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
 def test_again_does_nothing_but_write_the_report(tuned):
-    study, verdict, folder, (experiment, space, plan) = tuned
+    study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
-    again = tune(experiment, space, study, plan, 3, folder)
+    begin(study, task, 3)
+    again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
 
 
 def test_a_study_is_about_one_thing(tuned):
-    study, _, folder, (experiment, space, plan) = tuned
+    study, _, _, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
-        tune(experiment, space, study, Plan(8192), 3, folder)
+        begin(study, replace(task, plan=Plan(8192)), 3)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"clip_range": {"choices": [0.2, -0.1]}}, "clip_range: -0.1 cannot be used: clip_range=-0.1 must be"),
+        ({"gamma": {"low": 0.9, "high": 1.1}}, "gamma: 1.1 cannot be used: gamma=1.1 must be a number in"),
+        ({"learning_rate_schedule": {"choices": ["fall"]}, **SPACE}, "learning_rate_schedule: 'fall' cannot be used"),
+        ({"policy_kwargs": {"activation_fn": {"choices": ["relu"]}}}, "'relu' must be a class, such as nn.ReLU"),
+        ({"policy_kwargs": {"net_arch": {"choices": [[-3]]}}}, r"net_arch: \[-3\] cannot be used"),
+        ({"sde_sample_freq": {"choices": [-1, -7]}}, "sde_sample_freq: -7 cannot be used"),
+        ({"kl_control": {"choices": ["stop", "go"]}}, "kl_control: 'go' cannot be used"),
+        ({"n_envs": {"choices": [1, 2]}, "ent_coef": {"choices": ["much"]}}, "ent_coef: 'much' cannot be used"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_before_anything_runs(space, message):
+    with pytest.raises(ValueError, match=f"search space: .*{message}"):
+        check(load_experiment("CartPole-v1"), space, Plan(2048))
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
@@ -200,6 +282,19 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert all("reward" in trial.user_attrs[REASON] for trial in trials)
     assert verdict.winner is None
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
+
+
+def test_what_a_worker_finds_instead_of_a_study(tuned):
+    study, _, _, task = tuned
+    with pytest.raises(ValueError, match="there is no study 'none': start it"):
+        Worker(Study("none", study.storage))
+    other = Study("other version", study.storage)
+    make_study(other.storage, other.name)
+    with pytest.raises(ValueError, match="there is no study 'other version': start it"):
+        Worker(other)
+    other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
+    with pytest.raises(ValueError, match="another version of ppo_plus made the study 'other version' .its task: 'run'"):
+        Worker(other, None)
 
 
 def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
@@ -263,17 +358,44 @@ def test_journal_takes_back_what_was_running(tmp_path):
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
+def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
+    """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
+    study, verdict, folder, _ = tuned
+    monkeypatch.chdir(tmp_path)
+    space = tmp_path / "space.yml"
+    space.write_text(yaml.safe_dump(TUNED_SPACE))
+    main(
+        ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
+    )
+    line, report, settings, command = capsys.readouterr().out.splitlines()
+    assert line == str(verdict) and line.startswith("Confirmed: trial ")
+    assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
+    assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
+    command = command.removeprefix("train with them: ")
+    program = tmp_path / "ppo-plus"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from ppo_plus.zoo.cli import main; main()' \"$@\"\n")
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    winner = verdict.finalists[verdict.winner]
+    assert last_return(tmp_path / "logs") == winner.screening_scores[0]
+
+
 def test_trained_again_the_score_is_the_same(tuned, tmp_path):
     """Whichever trial wins: the command in the exported file ends with the very returns that it was scored by."""
-    study, _, _, (experiment, space, plan) = tuned
+    study, _, _, task = tuned
     default, *others = study.screening.trials()
-    task = make_task(experiment, space, plan)
     for trial in others:
         verdict = compare(Finalist(default, [0.0] * 10, 0), [Finalist(trial, [1.0] * 10, 0)])
         path = tmp_path / f"{trial.number}.yml"
         assert export(verdict, task, study.name, path)
         (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]
         finish(start(tmp_path, "", *shlex.split(command)[2:], "-f", path.stem))
-        (evaluations,) = (tmp_path / path.stem).rglob("evaluations.npz")
-        returns = np.load(evaluations)["results"]
-        assert float(returns[-1:].mean()) == trial.user_attrs[SCORES][0] == trial.value
+        assert last_return(tmp_path / path.stem) == trial.user_attrs[SCORES][0] == trial.value
+
+
+def last_return(logs):
+    """The mean return of the last evaluation of the only run."""
+    (evaluations,) = logs.rglob("evaluations.npz")
+    return float(np.load(evaluations)["results"][-1].mean())

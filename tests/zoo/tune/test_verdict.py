@@ -8,19 +8,22 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from optuna.trial import TrialState, create_trial
+from scipy.stats import binom
 
 from ppo_plus.zoo.cli import make_parser
 from ppo_plus.zoo.cli_train import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.tune import statistics
 from ppo_plus.zoo.tune.export import export, retrain_command
 from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
-from ppo_plus.zoo.tune.verdict import Finalist, compare
+from ppo_plus.zoo.tune.verdict import ERROR_RATE, Finalist, compare
 
 ROOT = Path(__file__).parents[3]
 LOW = [10.0, 12, 11, 13, 9, 10, 12, 11, 13, 9]
@@ -57,6 +60,20 @@ def test_what_failed_on_a_seed_is_not_confirmed():
 def test_no_confirmation_no_winner():
     assert compare(None, []).winner is None
     assert "No confirmation" in str(compare(None, []))
+
+
+def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch):
+    """Where all settings are equal, the best of three finalists beats the default in at most 5 % of studies."""
+    monkeypatch.setattr(statistics, "N_RESAMPLES", 300)
+    rng = np.random.default_rng(0)
+    returns = (rng.normal, rng.exponential, lambda size: rng.normal(size=size) + 10 * (rng.random(size) < 0.5))
+    n_studies, wrong = 900, 0
+    for study in range(n_studies):
+        default, *others = (finalist(list(scores), job) for job, scores in enumerate(returns[study % 3](size=(4, 10))))
+        wrong += compare(default, others).winner is not None
+    assert wrong <= binom.ppf(0.999, n_studies, ERROR_RATE)
+    # It is no test if nothing ever wins.
+    assert wrong >= binom.ppf(0.001, n_studies, 0.01)
 
 
 def test_export_is_an_entry_that_reads_back(tmp_path):

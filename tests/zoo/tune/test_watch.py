@@ -56,13 +56,15 @@ def test_a_pruned_trial_has_no_score_and_a_run_says_of_what(study):
     console, watch = shown(study, terminal=False)
     with watch.running():
         study.screening.tell(study.screening.trials()[2], TrialState.PRUNED)
+        study.screening.fail(study.screening.claim(), "it [really] diverged")
         confirmation = study.runs("confirmation", 4)
         make_study(study.storage, confirmation.name)
         confirmation.fill([{CANDIDATE: 3, SEED: 1_000_000}])
         confirmation.tell(confirmation.claim(), TrialState.COMPLETE, 1.5)
         watch.update()
     assert console.file.getvalue().splitlines() == [
-        "screening, trial 2: pruned",
+        "screening, trial 2: pruned after 500 steps",
+        "screening, trial 3: failed: it [really] diverged",
         "confirmation, trial 3, seed 1000000: complete 1.50",
     ]
 

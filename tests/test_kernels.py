@@ -1,0 +1,95 @@
+"""Engine and kernels called directly: the very bits of the public functions."""
+
+import copy
+
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn, optim
+
+from ppo_plus import kernels
+from ppo_plus.kernels import gradient, optimizer_step
+
+
+@pytest.fixture(params=["direct", "public"])
+def how(request, monkeypatch):
+    if request.param == "public":
+        monkeypatch.setattr(kernels, "TESTED", ("1.0",))
+
+
+@pytest.fixture
+def parts():
+    th.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    return network, [*network.parameters(), nn.Parameter(th.ones(2))]
+
+
+def test_gradient_is_autograds(how, parts):
+    network, params = parts
+    x = th.randn(16, 3)
+    expected = th.autograd.grad(network(x).square().mean(), params, allow_unused=True)
+    grads = gradient(network(x).square().mean(), params)
+    assert grads[-1] is None and expected[-1] is None
+    assert all(th.equal(a, b) for a, b in zip(grads[:-1], expected[:-1], strict=True))
+    assert all(p.grad is None for p in params), "nothing is accumulated"
+
+
+def test_gradient_of_several_numbers_or_of_no_graph_is_an_error(how, parts):
+    network, params = parts
+    with pytest.raises(RuntimeError, match="scalar"):
+        gradient(network(th.randn(16, 3)).squeeze(1), params)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradient(th.tensor(1.0), params)
+
+
+@settings(deadline=None)
+@given(
+    kind=st.sampled_from([optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad]),
+    amsgrad=st.booleans(),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    maximize=st.booleans(),
+    eps=st.sampled_from([1e-8, 1e-5]),
+    betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9)]),
+    fused=st.booleans(),
+    tested=st.booleans(),
+    asks=st.booleans(),
+    applied=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested, asks, applied):
+    options = {"weight_decay": weight_decay, "maximize": maximize, "fused": fused}
+    if issubclass(kind, optim.Adam):
+        options |= {"amsgrad": amsgrad, "eps": eps, "betas": betas}
+    generator = th.Generator().manual_seed(0)
+    ours = nn.Parameter(th.randn(100, generator=generator))
+    reference = copy.deepcopy(ours)
+    optimizer, expected = (kind([p], lr=0.1, **options) for p in (ours, reference))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not tested:
+            monkeypatch.setattr(kernels, "TESTED", ("1.0",))
+        if not asks:
+            monkeypatch.setattr(kernels, "CHEAP_TO_ASK", ())
+        for i, is_applied in enumerate(applied):
+            grad = th.randn(100, generator=generator)
+            ours.grad, reference.grad = grad.clone(), grad.clone()
+            learning_rate = th.tensor(0.1 / (i + 1))
+            optimizer_step(optimizer, ours.data, learning_rate, th.tensor(is_applied))
+            if is_applied:
+                expected.param_groups[0]["lr"] = learning_rate.item()
+                expected.step()
+            assert th.equal(ours, reference)
+    states = (each.state_dict()["state"][0] if each.state else {} for each in (optimizer, expected))
+    assert all(th.equal(th.as_tensor(a), th.as_tensor(b)) for a, b in zip(*(s.values() for s in states), strict=True))
+
+
+def test_several_parameters_are_stepped_by_their_optimizer(parts):
+    network, params = parts
+    optimizer = optim.Adam(params, fused=True)
+    before = [p.detach().clone() for p in params]
+    for _ in range(2):
+        gradients = gradient(network(th.ones(4, 3)).mean(), params)
+        for p, grad in zip(params, gradients, strict=True):
+            p.grad = grad
+        optimizer_step(optimizer, None, th.tensor(1e-3), th.tensor(True))
+    moved = [not th.equal(a, b) for a, b in zip(before, params, strict=True)]
+    assert moved == [True] * 4 + [False]
