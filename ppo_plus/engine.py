@@ -286,17 +286,6 @@ def torch_threads(number: int) -> Iterator[None]:
         th.set_num_threads(before)
 
 
-def keep_freed_memory() -> None:
-    """Have this process keep the memory that a minibatch frees for the next one.
-
-    Linux's allocator (glibc) returns a large free area to the system, and gets it back page by page: with recurrent
-    layers that takes up to a fifth of the time. From when on an area is large it learns from the largest block that was
-    ever freed (``mallopt(3)``, M_MMAP_THRESHOLD), so one of the size up to which it learns, 32 MiB, is freed here.
-    Untouched, it takes no memory. Other allocators take no notice.
-    """
-    th.empty(2**25 - 2**16, dtype=th.uint8)
-
-
 def clip_factor(grads: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:
     r"""What to multiply a gradient by so that its norm is at most :math:`c`: :math:`\min(1, c / (\|g\| + 10^{-6}))`.
 

@@ -9,7 +9,7 @@ import torch as th
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ppo_plus.inductor import Compiled, compile_graph, trace
+from ppo_plus.inductor import Compiled, compile_graph, find_compiler, trace
 from ppo_plus.kernels import TESTED
 
 #: Graphs beyond this many operations take minutes to compile.
@@ -125,8 +125,6 @@ class Fused:
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
-            if not th.__version__.startswith(TESTED):
-                raise CompileError(f"torch {th.__version__} is not among the tested versions {', '.join(TESTED)}")
             if self.n_traces >= MAX_TRACES:
                 raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it had to be traced anew")
             self.n_traces += 1
@@ -139,7 +137,7 @@ class Fused:
         except Exception as error:
             self.reset()
             self._failed = True
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            reason = _in_one_line(error)
             if self.strict:
                 raise CompileError(
                     f"compile=True, but {self.name} could not be compiled ({reason}): use compile=False"
@@ -165,6 +163,21 @@ class Fused:
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
         return compile_graph(graph, tensors)
+
+
+def obstacle(device: th.device) -> str | None:
+    """Why nothing can be compiled here, whatever it is; ``None`` if something can.
+
+    :param device: where it would run
+    """
+    if not th.__version__.startswith(TESTED):
+        return f"torch {th.__version__} is not among the tested versions {', '.join(TESTED)}"
+    if device.type == "cpu":
+        try:
+            find_compiler()
+        except Exception as error:
+            return _in_one_line(error)
+    return None
 
 
 @contextmanager
@@ -209,6 +222,10 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
         for store, kept in zip(stores, before, strict=True):
             store.clear()
             store.update(kept)
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 #: Stands for a tensor in the structure of a result.

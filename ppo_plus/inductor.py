@@ -21,6 +21,13 @@ SMALL_PRODUCT = 40_000
 VECTOR = 16
 
 
+def find_compiler() -> None:
+    """:raises Exception: Inductor finds no C++ compiler"""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    get_cpp_compiler()
+
+
 def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
     """The operations that a function makes of these tensors.
 

@@ -29,10 +29,11 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, keep_freed_memory, packed, torch_threads
+from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
-from ppo_plus.fused import CompileError, Fused
+from ppo_plus.fused import CompileError, Fused, obstacle
+from ppo_plus.kernels import keep_freed_memory
 from ppo_plus.kl_control import KLControl, KLState, make_kl_control
 from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.masking import MaskSource, find_masks
@@ -327,7 +328,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._carry = None
         elif self._carry is not None:
             self._carry = tree_map(lambda tensor: tensor.to(self.device), self._carry)
-        self._compiling = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
+        self._compiling = self._can_compile(total_timesteps)
         for _, fused in self._functions.values():
             # What was changed between two calls did not change all the time.
             fused.n_traces = 0
@@ -336,6 +337,21 @@ class PPO_Plus(OnPolicyAlgorithm):
         )
         require_finite("observation", self._last_obs, step=0)
         return total, callbacks
+
+    def _can_compile(self, total_timesteps: int) -> bool:
+        """Whether to compile, which is wanted and possible.
+
+        :raises CompileError: ``compile=True``, and nothing can be compiled here
+        """
+        if not (self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))):
+            return False
+        reason = obstacle(self.device)
+        if reason is None:
+            return True
+        if self.compile is True:
+            raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
+        warnings.warn(f"training runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
+        return False
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """What ``compile="auto"`` means for training so many timesteps.

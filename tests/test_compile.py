@@ -319,18 +319,39 @@ def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
         assert model.learn(16 * 8)._n_updates > 0
 
 
-def test_without_a_compiler_everything_is_as_uncompiled(tmp_path, monkeypatch):
+def no_graph(graph, tensors):
+    raise NotImplementedError("no such operation")
+
+
+def no_compiler():
+    raise FileNotFoundError("no g++")
+
+
+@pytest.mark.parametrize(
+    ("name", "failing", "reason", "warnings"),
+    [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
+)
+def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
-    monkeypatch.setattr("ppo_plus.fused.compile_graph", lambda graph, tensors: 1 / 0)
+    monkeypatch.setattr(f"ppo_plus.fused.{name}", failing)
     results = []
     for compile in (False, "auto"):
         model = PPO_Plus(
             "MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16, batch_size=16, seed=0, device="cpu", compile=compile
         )
-        with pytest.warns(RuntimeWarning, match="runs uncompiled") if compile else contextlib.nullcontext():
+        with pytest.warns(RuntimeWarning, match=reason) if compile else contextlib.nullcontext() as record:
             model.learn(32)
         results.append(parameters(model))
     assert th.equal(*results)
+    assert len([warning for warning in record if "runs uncompiled" in str(warning.message)]) == warnings
+
+
+def test_true_refuses_before_training_where_there_is_no_compiler(monkeypatch):
+    monkeypatch.setattr("ppo_plus.fused.find_compiler", no_compiler)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu", compile=True)
+    with pytest.raises(CompileError, match="no g[+][+].*use compile=False"):
+        model.learn(64)
+    assert model.num_timesteps == 0
 
 
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
