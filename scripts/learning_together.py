@@ -5,7 +5,8 @@
 
 :class:`Vault` is learned by a policy with memory and masks that explores its discrete actions by gSDE, and with each of
 the three left out in turn; and by sb3-contrib's algorithms, which have one of the three each. All get the same
-hyperparameters; the score is the mean return of 200 deterministic episodes: at best 0.65, without memory -0.225.
+hyperparameters; the score is the mean return of 200 deterministic episodes: at best 0.65, without memory on average
+-0.225.
 """
 
 from dataclasses import dataclass, field

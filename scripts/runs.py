@@ -113,7 +113,7 @@ def _returns(runs: list[Result]) -> str:
 
 def _interval(runs: list[Result]) -> str:
     point, low, high = iqm_interval([run.score for run in runs])
-    return f"{point:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{point:.2f} [{low:.2f}, {high:.2f}]" if len(runs) > 1 else f"{point:.2f}"
 
 
 #: Columns of a table: what stands there for the runs of one contender.
