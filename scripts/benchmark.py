@@ -434,7 +434,7 @@ def details_table(results: Results) -> str:
 
 def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
     """Interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
-    from learning import iqm_interval  # the script beside this one
+    from ppo_plus.zoo.tune.statistics import iqm_interval
 
     intervals = [iqm_interval(scores) for scores in returns.values()]
     overlap = max(low for _, low, _ in intervals) <= min(high for _, _, high in intervals)

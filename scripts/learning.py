@@ -10,29 +10,21 @@ environments (a rollout is 2048 transitions, as with one environment): after how
 20 training episodes reaches -130, by exploration, with raw and with normalized observations and rewards.
 """
 
-import argparse
-import json
-import platform
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from os import cpu_count
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numpy as np
-import torch as th
-from scipy.stats import binomtest, bootstrap, trim_mean
-from stable_baselines3 import __version__ as sb3_version
+from runs import Result, learn, parser, run  # the script beside this one
+from scipy.stats import binomtest
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from ppo_plus import PPO_Plus, __version__
+from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.tune.statistics import iqm_interval
 
 #: Environment, steps (None: those of the YAML file), seeds, goal.
 TASKS = [
@@ -49,16 +41,6 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
 }
 OBSERVATIONS = ("raw", "normalized")
 MOUNTAIN_CAR_SEEDS, MOUNTAIN_CAR_STEPS, MOUNTAIN_CAR_GOAL = 10, 102_400, -130.0
-
-
-@dataclass
-class Result:
-    """One training run: what, with which seed, how many steps, and what came out."""
-
-    task: str
-    seed: int
-    steps: int
-    score: float
 
 
 class StepsToGoal(BaseCallback):
@@ -80,39 +62,24 @@ class StepsToGoal(BaseCallback):
 
 def learn_task(env_id: str, steps: int | None, seed: int) -> Result:
     """Train by the YAML file and evaluate."""
-    th.set_num_threads(1)
     experiment = load_experiment(env_id, seed=seed, device="cpu")
     env = make_envs(experiment)
     model = make_model(experiment, env)
-    model.learn(steps or experiment.n_timesteps)
+    speed = learn(model, steps or experiment.n_timesteps)
     score, _ = model.evaluate(n_eval_episodes=20)
     env.close()
-    return Result(env_id, seed, model.num_timesteps, score)
+    return Result(env_id, "PPO_Plus", seed, model.num_timesteps, speed, score)
 
 
 def learn_mountain_car(observations: str, exploration: str, seed: int) -> Result:
     """Train with SB3's defaults; the score is the number of steps to the goal."""
-    th.set_num_threads(1)
     env: VecEnv = make_vec_env("MountainCar-v0", 8, seed=1000 * seed)
     if observations == "normalized":
         env = VecNormalize(env)
     model = PPO_Plus("MlpPolicy", env, n_steps=256, seed=seed, device="cpu", **EXPLORATIONS[exploration])
     reached = StepsToGoal(MOUNTAIN_CAR_GOAL)
-    model.learn(MOUNTAIN_CAR_STEPS, callback=reached)
-    return Result(f"{observations}, {exploration}", seed, model.num_timesteps, reached.steps)
-
-
-def iqm(scores: Any, axis: int = -1) -> Any:
-    """Interquartile mean over seeds, as rliable recommends (Agarwal et al. 2021, arXiv:2108.13264)."""
-    return trim_mean(scores, 0.25, axis=axis)
-
-
-def iqm_interval(scores: list[float]) -> tuple[float, float, float]:
-    """:func:`iqm` with its 95 % bootstrap interval."""
-    if min(scores) == max(scores):
-        return scores[0], scores[0], scores[0]
-    interval = bootstrap((scores,), iqm, method="percentile", rng=0).confidence_interval
-    return float(iqm(scores)), float(interval.low), float(interval.high)
+    speed = learn(model, MOUNTAIN_CAR_STEPS, reached)
+    return Result(f"{observations}, {exploration}", "PPO_Plus", seed, model.num_timesteps, speed, reached.steps)
 
 
 def task_rows(results: list[Result]) -> list[str]:
@@ -147,44 +114,24 @@ def mountain_car_rows(results: list[Result]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [task[0] for task in TASKS] + ["MountainCar-v0"]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="tasks to run")
-    parser.add_argument("--jobs", type=int, default=cpu_count(), help="runs at a time")
-    parser.add_argument("--json", type=Path, help="file for all results")
-    arguments = parser.parse_args()
-
-    machine = {
-        "python": platform.python_version(),
-        "torch": th.__version__,
-        "stable_baselines3": sb3_version,
-        "ppo_plus": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(learn_task, env_id, steps, seed)
-            for env_id, steps, seeds, _ in TASKS
-            if env_id in arguments.only
-            for seed in range(seeds)
+    arguments = parser(__doc__, [task[0] for task in TASKS] + ["MountainCar-v0"]).parse_args()
+    jobs = [
+        partial(learn_task, env_id, steps, seed)
+        for env_id, steps, seeds, _ in TASKS
+        if env_id in arguments.only
+        for seed in range(seeds)
+    ]
+    if "MountainCar-v0" in arguments.only:
+        jobs += [
+            partial(learn_mountain_car, observations, exploration, seed)
+            for observations in OBSERVATIONS
+            for exploration in EXPLORATIONS
+            for seed in range(MOUNTAIN_CAR_SEEDS)
         ]
-        if "MountainCar-v0" in arguments.only:
-            jobs += [
-                pool.submit(learn_mountain_car, observations, exploration, seed)
-                for observations in OBSERVATIONS
-                for exploration in EXPLORATIONS
-                for seed in range(MOUNTAIN_CAR_SEEDS)
-            ]
-        results = [job.result() for job in jobs]
+    results = run(jobs, arguments)
     for rows in (task_rows(results), mountain_car_rows(results)):
         if len(rows) > 2:
             print("\n" + "\n".join(rows))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        # JSON has no infinity: null stands for a goal that was never reached.
-        runs = [asdict(r) | {"score": r.score if np.isfinite(r.score) else None} for r in results]
-        arguments.json.write_text(json.dumps({"versions": machine, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

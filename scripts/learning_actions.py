@@ -9,34 +9,24 @@ actions, with and without their masks, beside MaskablePPO with the same hyperpar
 return of deterministic episodes at the end.
 """
 
-import argparse
-import json
-import platform
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import pi
-from multiprocessing import get_context
-from os import cpu_count
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from gymnasium import spaces
-from learning import iqm_interval  # the script beside this one
+from runs import Result, learn, parser, rows, run  # the script beside this one
 from sb3_contrib import MaskablePPO
-from sb3_contrib import __version__ as contrib_version
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3 import PPO
-from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from ppo_plus import PPO_Plus, __version__
+from ppo_plus import PPO_Plus
 
 
 class Courier(gym.Env[np.ndarray, dict[str, Any]]):
@@ -143,75 +133,30 @@ TASKS = {
 N_ENVS, N_EPISODES, N_SEEDS = 8, 100, 5
 
 
-@dataclass
-class Result:
-    """One training run: what, by whom, with which seed, how many steps, and what came out."""
-
-    task: str
-    contender: str
-    seed: int
-    steps: int
-    score: float
-
-
-def learn(kind: str, name: str, contender: str, seed: int) -> Result:
-    th.set_num_threads(1)
+def learn_task(kind: str, name: str, contender: str, seed: int) -> Result:
     task = TASKS[kind][name]
     algorithm, wrapper = task.contenders[contender]
     np.random.seed(seed)
     env, eval_env = (
         make_vec_env(task.make, N_ENVS, seed=s, wrapper_class=wrapper) for s in (1000 * seed, 1000 * seed + 500)
     )
-    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **task.arguments).learn(task.steps)
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **task.arguments)
+    speed = learn(model, task.steps)
     evaluate: Any = evaluate_masked if kind == "masked" and wrapper is None else evaluate_policy
     score, _ = evaluate(model, eval_env, n_eval_episodes=N_EPISODES)
-    return Result(name, contender, seed, model.num_timesteps, float(score))
-
-
-def rows(results: list[Result]) -> list[str]:
-    lines = ["| task | contender | steps | returns | IQM [95 %] |", "|---|---|---|---|---|"]
-    for task, contender in dict.fromkeys((run.task, run.contender) for run in results):
-        runs = [run for run in results if (run.task, run.contender) == (task, contender)]
-        scores = [run.score for run in runs]
-        point, low, high = iqm_interval(scores)
-        returns = ", ".join(f"{score:.2f}" for score in scores)
-        lines.append(f"| {task} | {contender} | {runs[0].steps:,} | {returns} | {point:.2f} [{low:.2f}, {high:.2f}] |")
-    return lines
+    return Result(name, contender, seed, model.num_timesteps, speed, float(score))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), help="tables to make")
-    parser.add_argument("--seeds", type=int, default=N_SEEDS, help="runs of each contender")
-    parser.add_argument("--jobs", type=int, default=cpu_count(), help="runs at a time")
-    parser.add_argument("--json", type=Path, help="file for all results")
-    arguments = parser.parse_args()
-    machine = {
-        "python": platform.python_version(),
-        "torch": th.__version__,
-        "stable_baselines3": sb3_version,
-        "sb3_contrib": contrib_version,
-        "ppo_plus": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
-        jobs = {
-            kind: [
-                pool.submit(learn, kind, name, contender, seed)
-                for name, task in TASKS[kind].items()
-                for contender in task.contenders
-                for seed in range(arguments.seeds)
-            ]
-            for kind in arguments.only
-        }
-        results = {kind: [job.result() for job in jobs[kind]] for kind in jobs}
-    for runs in results.values():
-        print("\n" + "\n".join(rows(runs)))
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        everything = {"versions": machine, "runs": [asdict(run) for runs in results.values() for run in runs]}
-        arguments.json.write_text(json.dumps(everything, indent=1) + "\n")
+    arguments = parser(__doc__, TASKS, N_SEEDS).parse_args()
+    jobs = [
+        partial(learn_task, kind, name, contender, seed)
+        for kind in arguments.only
+        for name, task in TASKS[kind].items()
+        for contender in task.contenders
+        for seed in range(arguments.seeds)
+    ]
+    print("\n" + "\n".join(rows(run(jobs, arguments))))
 
 
 if __name__ == "__main__":

@@ -70,10 +70,3 @@ def test_masks_can_be_hidden(script):
 
     assert is_masking_supported(DummyVecEnv([make_env]))
     assert not is_masking_supported(DummyVecEnv([lambda: script.Unmasked(make_env())]))
-
-
-def test_rows_have_a_line_for_each_contender(script):
-    results = [script.Result("task", name, seed, 10, 2.5) for name in ("a", "b") for seed in range(3)]
-    assert script.rows(results)[2:] == [
-        f"| task | {name} | 10 | 2.50, 2.50, 2.50 | 2.50 [2.50, 2.50] |" for name in ("a", "b")
-    ]

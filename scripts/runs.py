@@ -1,0 +1,142 @@
+"""What the learning scripts share: training runs side by side, kept in a file, and tables of them."""
+
+import argparse
+import json
+import math
+import platform
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import torch as th
+from sb3_contrib import __version__ as contrib_version
+from stable_baselines3 import __version__ as sb3_version
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from ppo_plus import __version__
+from ppo_plus.zoo.tune.statistics import iqm_interval
+
+
+@dataclass
+class Result:
+    """One training run: what was learned by whom with which seed, in how many steps, how many of them per second of CPU
+    time, and what came out."""
+
+    task: str
+    contender: str
+    seed: int
+    steps: int
+    steps_per_second: float
+    score: float
+
+
+def parser(
+    doc: str | None, tables: Iterable[str], seeds: int | None = None, contenders: Iterable[str] = ()
+) -> argparse.ArgumentParser:
+    """What learning scripts can be asked for.
+
+    :param doc: the script's docstring
+    :param tables: what it can be limited to
+    :param seeds: runs of each contender by default; ``None``: not to be chosen
+    :param contenders: those that can be left out
+    """
+    tables, contenders = list(tables), list(contenders)
+    result = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if len(tables) > 1:
+        result.add_argument("--only", nargs="+", choices=tables, default=tables, help="what to learn")
+    if contenders:
+        result.add_argument("--without", nargs="+", choices=contenders, default=[], help="contenders to leave out")
+    if seeds is not None:
+        result.add_argument("--seeds", type=int, default=seeds, help="runs of each contender")
+    result.add_argument("--jobs", type=int, default=cpu_count(), help="runs at a time")
+    result.add_argument("--json", type=Path, help="file for all results")
+    return result
+
+
+def facts() -> dict[str, str]:
+    """What the results depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": th.__version__,
+        "stable_baselines3": sb3_version,
+        "sb3_contrib": contrib_version,
+        "ppo_plus": __version__,
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
+    }
+
+
+def learn(model: Any, steps: int, callback: MaybeCallback = None) -> float:
+    """Train a model.
+
+    :return: environment steps per second of CPU time
+    """
+    start = process_time()
+    model.learn(steps, callback=callback)
+    return float(model.num_timesteps / (process_time() - start))
+
+
+def run(jobs: Iterable[Callable[[], Result]], arguments: argparse.Namespace) -> list[Result]:
+    """Run jobs in processes with one thread each, and keep what there is after each of them: a table takes long.
+
+    :param jobs: functions that can be sent to a process
+    :param arguments: of :func:`parser`
+    :return: the results, in the order of the jobs
+    """
+    print(", ".join(f"{key} {value}" for key, value in facts().items()))
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), th.set_num_threads, (1,)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        for future in as_completed(futures):
+            done = future.result()
+            print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
+            results = [other.result() for other in futures if other.done()]
+            if arguments.json:
+                save(results, arguments.json)
+    return results
+
+
+def save(results: list[Result], path: Path) -> None:
+    # JSON has no infinity: null stands for a goal that was never reached.
+    runs = [asdict(result) | {"score": result.score if math.isfinite(result.score) else None} for result in results]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"versions": facts(), "runs": runs}, indent=1) + "\n")
+
+
+def _returns(runs: list[Result]) -> str:
+    return ", ".join(f"{run.score:.2f}" for run in runs)
+
+
+def _interval(runs: list[Result]) -> str:
+    point, low, high = iqm_interval([run.score for run in runs])
+    return f"{point:.2f} [{low:.2f}, {high:.2f}]" if len(runs) > 1 else f"{point:.2f}"
+
+
+#: Columns of a table: what stands there for the runs of one contender.
+COLUMNS: dict[str, Callable[[list[Result]], str]] = {
+    "task": lambda runs: runs[0].task,
+    "contender": lambda runs: runs[0].contender,
+    "steps": lambda runs: f"{runs[0].steps:,}",
+    "returns": _returns,
+    "IQM [95 %]": _interval,
+}
+SPEED: dict[str, Callable[[list[Result]], str]] = {
+    "steps/s": lambda runs: f"{median(run.steps_per_second for run in runs):,.0f}",
+}
+
+
+def rows(results: list[Result], columns: dict[str, Callable[[list[Result]], str]] = COLUMNS) -> list[str]:
+    """A table with a line for each task and contender, in the order in which they come."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.task, result.contender), []).append(result)
+    cells = [
+        list(columns),
+        ["---"] * len(columns),
+        *([cell(runs) for cell in columns.values()] for runs in groups.values()),
+    ]
+    return ["| " + " | ".join(line) + " |" for line in cells]

@@ -1,0 +1,48 @@
+"""What the learning scripts share: ``scripts/runs.py``."""
+
+import importlib
+import json
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    sys.path.insert(0, str(SCRIPTS))
+    yield importlib.import_module("runs")
+    sys.path.remove(str(SCRIPTS))
+
+
+def results_of(runs):
+    return [runs.Result("task", name, seed, 1000, 200.0, 2.5) for name in ("b", "a") for seed in range(3)]
+
+
+def test_jobs_run_in_other_processes_and_results_keep_their_order(runs, tmp_path):
+    path = tmp_path / "new" / "results.json"
+    arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])
+    expected = results_of(runs)
+    assert runs.run([partial(runs.Result, **vars(result)) for result in expected], arguments) == expected
+    assert json.loads(path.read_text()) == {"versions": runs.facts(), "runs": [vars(result) for result in expected]}
+
+
+def test_a_goal_that_was_never_reached_is_null(runs, tmp_path):
+    runs.save([runs.Result("task", "a", 0, 1000, 200.0, math.inf)], tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["score"] is None
+
+
+def test_rows_have_a_line_for_each_contender_in_the_order_of_runs(runs):
+    lines = runs.rows(results_of(runs), runs.COLUMNS | runs.SPEED)
+    assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"
+    assert lines[2:] == [f"| task | {name} | 1,000 | 2.50, 2.50, 2.50 | 2.50 [2.50, 2.50] | 200 |" for name in "ba"]
+
+
+def test_scripts_are_asked_only_for_what_they_have(runs):
+    arguments = runs.parser("doc", ["one", "two"], 3, ["a", "b"]).parse_args(["--without", "a"])
+    assert (arguments.only, arguments.without, arguments.seeds) == (["one", "two"], ["a"], 3)
+    assert not hasattr(runs.parser("doc", ["one"]).parse_args([]), "only")
