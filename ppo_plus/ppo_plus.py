@@ -682,15 +682,19 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _prepare_update(self, weights: Weights, control: KLControl) -> tuple[Update, Fused | None]:
         """The update on these weights, and its compiled form if it is wanted and possible."""
+
+        def make() -> Update:
+            return Update(self.policy, self.compute_loss, control, self.max_grad_norm)
+
         if not self._compiling:
-            update = Update(self.policy, self.compute_loss, control, self.max_grad_norm)
+            update = make()
             update.weights = weights
             return update, None
         optimizer = self.policy.optimizer
         options = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
         fused = self._fused(
             "the update",
-            lambda: Update(self.policy, self.compute_loss, control, self.max_grad_norm),
+            make,
             constants=(
                 self.compute_loss,
                 type(control),

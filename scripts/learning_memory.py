@@ -62,15 +62,26 @@ TASKS = {
     ),
     "Pendulum-v1": Task(
         [0, 1],
-        120_000,
+        200_000,
         4,
-        dict(n_steps=1024, batch_size=256, gamma=0.9, learning_rate=1e-3, use_sde=True, sde_sample_freq=4),
+        dict(
+            n_steps=1024,
+            batch_size=256,
+            gamma=0.9,
+            learning_rate=linear(1e-3),
+            # The critic's large gradient would otherwise leave the actor little of it.
+            max_grad_norm=2.0,
+            use_sde=True,
+            sde_sample_freq=4,
+        ),
     ),
 }
 #: Layers behind the recurrent ones, and the size of those.
 NETWORK = dict(net_arch=[64], activation_fn=nn.ReLU, ortho_init=False)
 MEMORY = dict(lstm_hidden_size=64)
 N_EPISODES, N_SEEDS = 100, 3
+#: Settings were chosen by runs with smaller seeds.
+FIRST_SEED = 10
 
 
 def make_env(env_id: str, hidden: bool, n_envs: int, seed: int) -> VecEnv:
@@ -103,7 +114,7 @@ def main() -> None:
     arguments = parser(__doc__, TASKS, N_SEEDS, CONTENDERS).parse_args()
     jobs = [
         partial(learn_task, env_id, contender, seed)
-        for seed in range(arguments.seeds)
+        for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds)
         for env_id in arguments.only
         for contender in CONTENDERS
         if contender not in arguments.without
