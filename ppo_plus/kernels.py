@@ -50,7 +50,7 @@ def optimizer_step(
     :param applied: whether to step, 0-d
     """
     group = optimizer.param_groups[0]
-    state = optimizer.state[group["params"][0]]
+    state = optimizer.state.get(group["params"][0], {})
     is_plain = type(optimizer) in (optim.Adam, optim.AdamW) and group["fused"] and not group["amsgrad"]
     direct = vector is not None and state and is_plain and th.__version__.startswith(TESTED)
     waits = not direct or applied.device.type in CHEAP_TO_ASK
@@ -71,8 +71,8 @@ def optimizer_step(
         [],
         [state["step"]],
         lr=float(learning_rate) if waits else learning_rate,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         amsgrad=False,

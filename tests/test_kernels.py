@@ -98,6 +98,15 @@ def test_several_parameters_are_stepped_by_their_optimizer(parts):
     assert moved == [True] * 4 + [False]
 
 
+def test_an_optimizer_without_state_gets_none():
+    p = nn.Parameter(th.ones(2))
+    optimizer = optim.SGD([p])
+    p.grad = th.ones(2)
+    optimizer_step(optimizer, p.data, th.tensor(0.5), th.tensor(True))
+    assert th.equal(p, th.full((2,), 0.5))
+    assert not optimizer.state
+
+
 FAULTS = """
 import resource
 import torch as th
