@@ -148,8 +148,8 @@ WORKLOADS = {
     "CartPole-v1-masked-x8": Workload(
         "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
     ),
-    "CartPole-v1-LSTM-x8": Workload("CartPole-v1", 8, 256, rollouts=1, **RECURRENT),
-    "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=1, **RECURRENT),
+    "CartPole-v1-LSTM-x8": Workload("CartPole-v1", 8, 256, rollouts=4, **RECURRENT),
+    "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=4, **RECURRENT),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 #: What the picture shows.
