@@ -84,7 +84,10 @@ def _check_kinds(model: "PPO_Plus") -> None:
     require_kind("use_sde", model.use_sde, bool, "True or False")
     require_kind("policy_kwargs", model.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     optimizer_class = model.policy_kwargs.get("optimizer_class", th.optim.Adam)
-    closure = inspect.signature(optimizer_class.step).parameters.get("closure")
+    step = getattr(optimizer_class, "step", None)
+    if isinstance(optimizer_class, type) and step is None:
+        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+    closure = None if step is None else inspect.signature(step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
             f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "

@@ -170,7 +170,7 @@ class Update:
             applied = counted & next_state.running
         learning_rate = learning_rate * next_state.lr_scale
         if live:
-            self._step(grads, learning_rate, applied)
+            optimizer_step(self.weights.optimizer, self.weights.targets, grads, learning_rate, applied)
         else:
             assert vector is not None and grads[0] is not None
             self._functional_step(vector, moments, grads[0], learning_rate, applied)
@@ -237,12 +237,6 @@ class Update:
             return compiled(state, indices)
 
         return step
-
-    def _step(self, grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
-        weights = self.weights
-        for target, grad in zip(weights.targets, grads, strict=True):
-            target.grad = grad
-        optimizer_step(weights.optimizer, weights.vector, learning_rate, applied)
 
     def _functional_step(
         self,
@@ -444,5 +438,8 @@ def _scaled(grads: Gradient, factor: th.Tensor) -> Gradient:
 
 def _concatenated(grads: Gradient, params: list[th.Tensor]) -> th.Tensor:
     every = [th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    if len(every) == 1:
+        # A copy, as of several.
+        return every[0].reshape(-1).clone()
     flat: th.Tensor = _flatten_dense_tensors(every)  # several times cheaper than reshaping one by one
     return flat

@@ -110,7 +110,7 @@ class Fused:
                     mutable[0].add_(noise * th.randn_like(mutable[0]))
                 results.append((function(*mutable, *args[self.n_mutable :]), mutable))
         eager, compiled = (tree_flatten(result)[0] for result in results)
-        return all(map(_close, eager, compiled))
+        return all(_close(a, b) for a, b in zip(eager, compiled, strict=True))
 
     def check(self, *args: Any, noise: float = 0.0) -> None:
         """Forget the compiled form if it no longer :meth:`agrees`."""

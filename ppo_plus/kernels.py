@@ -1,24 +1,25 @@
 """What is below torch's Python: its engine and kernels, called directly, and the memory they work in.
 
-On a small network, the Python around ``torch.autograd.grad`` and ``Optimizer.step`` takes longer than the work itself,
-and a sixth of an uncompiled update. What is called here in their place is torch's own, but promises less to stay as it
-is: with other than the tested versions, and wherever it does not apply, the public functions do the same.
+On a small network, the Python around ``torch.autograd.grad`` and ``Optimizer.step`` takes longer than the work itself.
+What is called here in their place is torch's own, but promises less to stay as it is: with other than the tested
+versions, and wherever it does not apply, the public functions do the same.
 """
 
 import ctypes
+import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch as th
-from torch import optim
+from torch import nn, optim
 from torch.autograd import Variable
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 #: The torch versions whose less public parts are known to do what is expected here.
 TESTED = ("2.13",)
 #: Names of ``malloc.h``.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-#: Devices whose numbers can be read without waiting for much.
-CHEAP_TO_ASK = ("cpu",)
 
 
 def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
@@ -38,34 +39,41 @@ def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None
 
 
 def optimizer_step(
-    optimizer: optim.Optimizer, vector: th.Tensor | None, learning_rate: th.Tensor, applied: th.Tensor
+    optimizer: optim.Optimizer,
+    params: list[nn.Parameter],
+    grads: Sequence[th.Tensor | None],
+    learning_rate: th.Tensor,
+    applied: th.Tensor,
 ) -> None:
-    """``optimizer.step()`` where ``applied``; directly by the fused kernel for an Adam on one vector.
+    """``optimizer.step()`` where ``applied``; directly by the fused kernel for an Adam on one parameter.
 
-    With the kernel, nobody waits for a GPU to say whether the step is applied.
+    With the kernel, nobody waits for a CUDA device to say whether the step is applied. Otherwise ``p.grad`` is set to
+    what was applied.
 
-    :param optimizer: with its gradients
-    :param vector: the values of its only parameter; ``None`` if it has several
+    :param optimizer: a torch optimizer
+    :param params: all its parameters
+    :param grads: their gradients
     :param learning_rate: of all its groups, 0-d
     :param applied: whether to step, 0-d
     """
-    group = optimizer.param_groups[0]
-    state = optimizer.state.get(group["params"][0], {})
-    is_plain = type(optimizer) in (optim.Adam, optim.AdamW) and group["fused"] and not group["amsgrad"]
-    direct = vector is not None and state and is_plain and th.__version__.startswith(TESTED)
-    waits = not direct or applied.device.type in CHEAP_TO_ASK
-    if waits and not applied:
-        return
-    if not direct:
-        for each in optimizer.param_groups:
-            each["lr"] = float(learning_rate)
+    state = _state_for_kernel(optimizer, params)
+    waits = not state or applied.device.type != "cuda"
+    if waits:
+        if not applied:
+            return
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+    if not state:
+        for group in optimizer.param_groups:
+            group["lr"] = float(learning_rate)
         optimizer.step()
         return
+    group = optimizer.param_groups[0]
     kernel: Any = th._fused_adamw_ if group["decoupled_weight_decay"] else th._fused_adam_
     state["step"].add_(1 if waits else applied)
     kernel(
-        [vector],
-        [group["params"][0].grad],
+        [params[0].data],
+        grads,
         [state["exp_avg"]],
         [state["exp_avg_sq"]],
         [],
@@ -82,14 +90,26 @@ def optimizer_step(
     )
 
 
+def _state_for_kernel(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> dict[str, th.Tensor]:
+    """The state of Adam's only parameter; empty where the kernel alone would not do all that ``step`` does."""
+    if type(optimizer) not in (optim.Adam, optim.AdamW) or len(params) != 1 or len(optimizer.param_groups) != 1:
+        return {}
+    group = optimizer.param_groups[0]
+    hooked = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    if not group["fused"] or group["amsgrad"] or hooked or not th.__version__.startswith(TESTED):
+        return {}
+    return optimizer.state.get(params[0], {})
+
+
 def keep_freed_memory() -> None:
     """Have this process keep the memory that a minibatch frees for the next one.
 
-    Linux's allocator (glibc) gives large free areas back to the system, and gets them page by page: for convolutions
-    and recurrent layers that takes up to a quarter of the time. From now on it maps only blocks above 32 MiB by
-    themselves and keeps up to 1 GiB (``mallopt(3)``). Other allocators are left alone.
+    Linux's allocator (glibc) gives large free areas back to the system, and gets them anew page by page, which takes
+    much of the time of convolutions and recurrent layers. From now on it maps only blocks above 32 MiB by themselves
+    and keeps up to 1 GiB (``mallopt(3)``). Other allocators are left alone, and so are settings of the user's, in the
+    environment variables ``MALLOC_...`` and ``GLIBC_TUNABLES``.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):

@@ -10,6 +10,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ppo_plus import kernels
 from ppo_plus.kernels import gradient, optimizer_step
@@ -56,10 +57,9 @@ def test_gradient_of_several_numbers_or_of_no_graph_is_an_error(how, parts):
     betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9)]),
     fused=st.booleans(),
     tested=st.booleans(),
-    asks=st.booleans(),
     applied=st.lists(st.booleans(), min_size=4, max_size=4),
 )
-def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested, asks, applied):
+def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested, applied):
     options = {"weight_decay": weight_decay, "maximize": maximize, "fused": fused}
     if issubclass(kind, optim.Adam):
         options |= {"amsgrad": amsgrad, "eps": eps, "betas": betas}
@@ -70,30 +70,29 @@ def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, be
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not tested:
             monkeypatch.setattr(kernels, "TESTED", ("1.0",))
-        if not asks:
-            monkeypatch.setattr(kernels, "CHEAP_TO_ASK", ())
         for i, is_applied in enumerate(applied):
             grad = th.randn(100, generator=generator)
-            ours.grad, reference.grad = grad.clone(), grad.clone()
             learning_rate = th.tensor(0.1 / (i + 1))
-            optimizer_step(optimizer, ours.data, learning_rate, th.tensor(is_applied))
+            optimizer_step(optimizer, [ours], (grad.clone(),), learning_rate, th.tensor(is_applied))
             if is_applied:
+                reference.grad = grad.clone()
                 expected.param_groups[0]["lr"] = learning_rate.item()
                 expected.step()
             assert th.equal(ours, reference)
+            assert (ours.grad is None) == (reference.grad is None)
+            assert ours.grad is None or th.equal(ours.grad, reference.grad)
     states = (each.state_dict()["state"][0] if each.state else {} for each in (optimizer, expected))
     assert all(th.equal(th.as_tensor(a), th.as_tensor(b)) for a, b in zip(*(s.values() for s in states), strict=True))
 
 
-def test_several_parameters_are_stepped_by_their_optimizer(parts):
+@pytest.mark.parametrize("first", [[], [nn.Parameter(th.ones(1), requires_grad=False)]])
+def test_several_parameters_are_stepped_by_their_optimizer(parts, first):
     network, params = parts
-    optimizer = optim.Adam(params, fused=True)
+    optimizer = optim.Adam([{"params": first}, {"params": params}], fused=True)
     before = [p.detach().clone() for p in params]
     for _ in range(2):
-        gradients = gradient(network(th.ones(4, 3)).mean(), params)
-        for p, grad in zip(params, gradients, strict=True):
-            p.grad = grad
-        optimizer_step(optimizer, None, th.tensor(1e-3), th.tensor(True))
+        grads = gradient(network(th.ones(4, 3)).mean(), params)
+        optimizer_step(optimizer, params, grads, th.tensor(1e-3), th.tensor(True))
     moved = [not th.equal(a, b) for a, b in zip(before, params, strict=True)]
     assert moved == [True] * 4 + [False]
 
@@ -101,10 +100,43 @@ def test_several_parameters_are_stepped_by_their_optimizer(parts):
 def test_an_optimizer_without_state_gets_none():
     p = nn.Parameter(th.ones(2))
     optimizer = optim.SGD([p])
-    p.grad = th.ones(2)
-    optimizer_step(optimizer, p.data, th.tensor(0.5), th.tensor(True))
+    optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
     assert th.equal(p, th.full((2,), 0.5))
     assert not optimizer.state
+
+
+def test_hooks_of_all_optimizers_are_called():
+    p = nn.Parameter(th.ones(2))
+    optimizer = optim.Adam([p], fused=True)
+    calls = []
+    hook = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    try:
+        for _ in range(3):
+            optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
+    finally:
+        hook.remove()
+    assert len(calls) == 3
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("applied", [True, False])
+def test_on_a_gpu_nobody_waits(applied):
+    p = nn.Parameter(th.ones(8, device="cuda"))
+    reference = copy.deepcopy(p)
+    optimizer, expected = (optim.Adam([each], lr=0.1, fused=True) for each in (p, reference))
+    grad, learning_rate = th.ones(8, device="cuda"), th.tensor(0.1, device="cuda")
+    optimizer_step(optimizer, [p], (grad,), learning_rate, th.tensor(True, device="cuda"))
+    reference.grad = grad.clone()
+    expected.step()
+    gate = th.tensor(applied, device="cuda")
+    th.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer_step(optimizer, [p], (grad,), learning_rate, gate)
+    finally:
+        th.cuda.set_sync_debug_mode("default")
+    if applied:
+        expected.step()
+    assert th.allclose(p, reference)
 
 
 FAULTS = """

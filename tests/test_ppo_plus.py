@@ -604,6 +604,13 @@ def test_what_was_skipped_is_not_in_the_averages():
     assert np.isfinite(learn(model, 1)["train/loss"]).all()
 
 
+def test_the_gradient_that_is_left_was_applied():
+    model = make(Broken)
+    model.bad = (7,)
+    assert learn(model, 1)["train/skipped_minibatches"] == [1]
+    assert all(th.isfinite(p.grad).all() for p in model.policy.parameters())
+
+
 def test_nothing_is_logged_about_skipping_when_nothing_was_skipped():
     assert "train/skipped_minibatches" not in learn(make(), 1).updates[0]
 
@@ -1015,6 +1022,29 @@ OPTIMIZERS = {
     "RMSpropTFLike_momentum": (RMSpropTFLike, {"momentum": 0.9, "centered": True}),
     "Adagrad_initial": (th.optim.Adagrad, {"initial_accumulator_value": 0.1, "lr_decay": 0.1}),
 }
+
+
+class EmptyGroup(th.optim.Adam):
+    """Its first group has no parameters."""
+
+    def __init__(self, params, **kwargs):
+        super().__init__([{"params": []}, {"params": list(params)}], **kwargs)
+
+
+def make_sgd(params, lr):
+    return th.optim.SGD(params, lr=lr)
+
+
+@pytest.mark.parametrize("optimizer_class", [EmptyGroup, make_sgd])
+def test_whatever_makes_an_optimizer_is_accepted(optimizer_class):
+    model = make(policy_kwargs={"optimizer_class": optimizer_class})
+    before = weights(model)
+    assert not th.equal(weights(model.learn(16)), before)
+
+
+def test_what_makes_no_optimizer_is_refused():
+    with pytest.raises(ValueError, match="optimizer_class=.*ReLU.* must be an optimizer of torch"):
+        make(policy_kwargs={"optimizer_class": nn.ReLU})
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -114,14 +114,17 @@ class Jobs:
             return
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
-        """Finish a trial that this process owns.
+        """Finish a trial that this process owns. One that has ended already, because the process was taken for dead or
+        because this is a repetition, stays as it is.
 
         :param trial: what :meth:`claim` returned
         :param state: complete or pruned
         :param value: its value, if it is complete
-        :raises UpdateFinishedTrialError: this process was taken for dead meanwhile; the job is another's
         """
-        self.study().tell(trial.number, value, state, skip_if_finished=True)
+        try:
+            self.study().tell(trial.number, value, state, skip_if_finished=True)
+        except UpdateFinishedTrialError:
+            return
 
     def fail(self, trial: FrozenTrial, reason: str) -> None:
         """Finish a trial that failed for a reason of its own: its job is done.

@@ -170,12 +170,13 @@ class Space:
         if dimension is None:
             return self
         if isinstance(dimension, Range):
-            values = {value: value for value in range(int(dimension.low), int(dimension.high) + 1) if fits(value)}
-        else:
-            values = {key: value for key, value in dimension.values.items() if fits(value)}
+            if any(map(fits, range(int(dimension.low), int(dimension.high) + 1))):
+                return self
+            raise ValueError(f"{name}: nothing between {dimension.low} and {dimension.high} fits")
+        values = {key: value for key, value in dimension.values.items() if fits(value)}
         if not values:
             raise ValueError(f"{name}: none of {dimension.examples()} fits")
-        return self if isinstance(dimension, Range) else Space({**self.dimensions, name: Choices(values)})
+        return Space({**self.dimensions, name: Choices(values)})
 
     def _value(self, experiment: Experiment, name: str) -> Any:
         scheduled = name.removesuffix(SCHEDULE)
@@ -215,6 +216,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
         raise ValueError("the search space is empty")
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     for name in entries:
+        if not isinstance(name, str):
+            raise ValueError(f"unknown key {name!r}: keys are names of settings")
         if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
             nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
             raise ValueError(f"unknown key {name!r}; the nearest one that can be searched for is {nearest!r}")

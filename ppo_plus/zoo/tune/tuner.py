@@ -159,6 +159,7 @@ def _supervise(study: Study, plan: Plan, workers: Workers) -> None:
                     watch.update()
                     _check_journal(study, processes)
                 time.sleep(1)
+            _tell_lost(watch, processes, lost)
             with suppress(*STORAGE_ERRORS):
                 watch.update()
     except BaseException:
@@ -193,12 +194,17 @@ def _tell_lost(watch: Watch, processes: "list[subprocess.Popen[bytes]]", lost: s
         code = process.poll()
         if code and number not in lost:
             lost.add(number)
-            what = (
-                f"was killed by {Signals(-code).name}: its trial is done again"
-                if code < 0
-                else f"ended with exit code {code}"
-            )
+            what = f"ended with exit code {code}"
+            if code < 0:
+                what = f"was killed by {_signal_name(-code)}: a trial that it was at is done again"
             watch.tell(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time one
 
 
 def _check_journal(study: Study, processes: "list[subprocess.Popen[bytes]]") -> None:

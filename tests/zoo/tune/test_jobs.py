@@ -106,6 +106,21 @@ def test_signs_of_life_keep_a_trial_and_silence_loses_it(jobs):
     assert states(jobs) == ["FAIL", "COMPLETE"]
 
 
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_an_end_that_was_written_but_not_confirmed_is_one(jobs, state, monkeypatch):
+    jobs.fill([{}])
+    claimed = jobs.claim()
+    end = jobs.storage.set_trial_state_values
+
+    def twice(*args, **kwargs):
+        end(*args, **kwargs)
+        return end(*args, **kwargs)
+
+    monkeypatch.setattr(jobs.storage, "set_trial_state_values", twice)
+    jobs.tell(claimed, state, 1.0 if state == TrialState.COMPLETE else None)
+    assert states(jobs) == [state.name]
+
+
 @pytest.mark.parametrize("at", ["SELECT", "INSERT INTO trial_heartbeats", "UPDATE trials"])
 def test_a_connection_that_is_cut_in_a_transaction_loses_nothing(postgres, at):
     """As a server that is shut down does it: here by ending the session at the first statement of a kind."""
