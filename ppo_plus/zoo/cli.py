@@ -27,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work = args.prepare(args)
     except MISTAKES as error:
         parser.error(str(error) or type(error).__name__)
-    work()
+    try:
+        work()
+    except gym.error.DependencyNotInstalled as error:
+        # Many environments import what draws them only when they draw.
+        parser.error(str(error))
 
 
 def make_parser() -> Parser:

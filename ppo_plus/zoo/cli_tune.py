@@ -71,8 +71,11 @@ def add_parser(commands: Any) -> None:
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Everything that a mistake of the user can be in: settings, search space, plan and storage."""
     _require_packages()
+    from ppo_plus.zoo.tune.plan import tell_budget
+    from ppo_plus.zoo.tune.report import check_folder
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.stages import Study
+    from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
+    from ppo_plus.zoo.tune.storage import shown
     from ppo_plus.zoo.tune.tuner import Workers, begin, check
 
     if args.env is None:
@@ -88,7 +91,11 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     folder = Path(args.log_folder, "tune", file_name(name))
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
     study = Study(name, _open(url, args))
+    check_folder(study, folder)
     begin(study, task, args.max_total_trials)
+    tell_budget(experiment.n_timesteps, task)
+    print(standing(study, shown(url)))
+    print(task.plan.describe(study.attributes()[BUDGET]))
     options = [f"--heartbeat-interval={args.heartbeat_interval}", f"--grace-period={args.grace_period}"]
     if args.gym_packages:
         options += ["--gym-packages", *args.gym_packages]
@@ -165,7 +172,7 @@ def _interrupt(*_: object) -> NoReturn:
 def _require_packages() -> None:
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: pip install 'ppo_plus[zoo]'")
+        raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
 
 
 def _plan(args: argparse.Namespace, experiment: "Experiment") -> "Plan":

@@ -5,6 +5,7 @@ import time
 from copy import deepcopy
 from functools import partial, reduce
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,9 @@ def _envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any
     try:
         envpool = import_module("envpool")
     except ImportError:
-        raise ImportError("vec_env='envpool' needs EnvPool (Linux only): pip install 'ppo_plus[envpool]'") from None
+        raise ImportError(
+            "vec_env='envpool' needs EnvPool (Linux only): pip install '.[envpool]' in a checkout"
+        ) from None
     if env_id not in envpool.list_all_envs():
         raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
     # It takes 31 bits.
@@ -198,8 +201,13 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
 
     :raises gymnasium.error.Error: there is no such environment, or its package is not installed
     """
-    is_atari(env_id)  # registers ALE's environments where they can be
-    return gym.spec(env_id)
+    atari = is_atari(env_id)  # registers ALE's environments where they can be
+    try:
+        return gym.spec(env_id)
+    except gym.error.Error as error:
+        if atari and find_spec("ale_py") is None:
+            raise type(error)(f"{env_id} needs pip install ale-py opencv-python") from None
+        raise
 
 
 def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:

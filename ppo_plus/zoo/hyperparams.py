@@ -47,6 +47,8 @@ def read_mapping(source: Path) -> dict[str, Any]:
     :raises ValueError: broken YAML, no mapping, or more than :data:`MAX_VALUES` values
     :raises OSError: the file cannot be read
     """
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file")
     try:
         entries = yaml.safe_load(source.read_bytes())
         size = _size(entries, {})

@@ -14,8 +14,10 @@ import termios
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from ppo_plus import PPO_Plus, __version__
 from ppo_plus.zoo.arguments import key_value
@@ -250,7 +252,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "--seed", "x"], "'x' must be a whole number below 2**32"),
         (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
         (["--env", "CartPole-v1", "--device", "toaster"], "there is no device 'toaster'"),
-        (["--env", "CartPole-v1", "-conf", "nope.yml"], "nope.yml"),
+        (["--env", "CartPole-v1", "-conf", "nope.yml"], "error: nope.yml: no such file"),
         (["--env", "CartPole-v1", "-conf", "."], "directory"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
         (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/gSDE"),
@@ -320,6 +322,24 @@ def test_mistake_in_the_settings_file(folder, capsys, text, message):
 def test_tracking_without_its_package(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb", capsys)
+
+
+def test_an_environment_that_cannot_draw(folder, capsys):
+    """Most find out when they are to draw, not when they are made."""
+
+    class Undrawable(CartPoleEnv):
+        def render(self):
+            raise gym.error.DependencyNotInstalled('pygame is not installed, run `pip install "gymnasium[toy]"`')
+
+    gym.register("Undrawable-v0", Undrawable, max_episode_steps=5)
+    try:
+        options = ["--env", "Undrawable-v0", "--device", "cpu"]
+        main(["train", *options, "-n", "64", "-params", "n_steps:64", "--no-progress"])
+        capsys.readouterr()
+        for command in ("record", "enjoy"):
+            check_one_line_error([command, *options], "pygame is not installed", capsys)
+    finally:
+        gym.registry.pop("Undrawable-v0")
 
 
 def check_one_line_error(arguments, message, capsys):

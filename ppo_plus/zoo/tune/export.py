@@ -10,7 +10,7 @@ from ppo_plus import __version__
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import file_name
 from ppo_plus.zoo.literals import format_literal
-from ppo_plus.zoo.tune.plan import Task
+from ppo_plus.zoo.tune.plan import Task, counted
 from ppo_plus.zoo.tune.verdict import Verdict
 
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
@@ -33,7 +33,7 @@ def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
         f"Found by ppo-plus tune: study {study_name}, {finalist.name}, with {versions()}.",
         str(verdict),
         f"On seed {task.plan.seed} the trial's score was {finalist.screening_scores[0]!r}, the mean of the last "
-        f"{task.plan.last_evals} evaluations, and is again:",
+        f"{counted(task.plan.last_evals, 'evaluation')}, and is again:",
         retrain_command(task, Path(path.name)),
     ]
     entry = yaml.safe_dump({task.experiment.env_id: finalist.settings}, sort_keys=False)

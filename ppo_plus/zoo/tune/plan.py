@@ -89,6 +89,28 @@ class Plan:
         first = self.seed + CONFIRMATION_SEED
         return range(first, first + SEED_STRIDE * self.confirm_seeds, SEED_STRIDE)
 
+    def n_racing(self, n_trials: int) -> int:
+        """How many trials race.
+
+        :param n_trials: how many have a score, without the default
+        """
+        n_racing = max(self.n_finalists, math.ceil(self.race_share * n_trials)) if self.race_seeds else 0
+        return min(n_racing, n_trials)
+
+    def describe(self, max_total_trials: int) -> str:
+        """What a study does at most, in a line.
+
+        :param max_total_trials: the budget of the screening
+        """
+        n_others = max_total_trials - 1
+        n_race = self.n_racing(n_others) * self.race_seeds
+        n_confirmation = (min(self.n_finalists, n_others) + 1) * self.confirm_seeds if n_others else 0
+        seeds = f" on each of {self.n_seeds} seeds" if self.n_seeds > 1 else ""
+        stages = (("race", n_race), ("confirmation", n_confirmation))
+        later = " and ".join(f"{counted(n, 'run')} of the {stage}" for stage, n in stages if n)
+        then = f"then up to {later}" if later else "no race and no confirmation"
+        return f"{counted(max_total_trials, 'trial')} of {self.n_timesteps:,} timesteps{seeds}, {then}"
+
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget that ends, like each interval between evaluations, where rollouts of the experiments
         end. The budget becomes longer, if anything; the number of evaluations may change.
@@ -164,10 +186,11 @@ class Task:
 
     def left_out(self) -> list[int]:
         """The choices of ``n_steps`` in the space that do not fit the budget."""
-        choices, kept = (space.dimensions.get("n_steps") for space in (parse_space(self.space), self.search_space()))
-        if not isinstance(choices, Choices) or not isinstance(kept, Choices):
+        space = parse_space(self.space)
+        choices = space.dimensions.get("n_steps")
+        if not isinstance(choices, Choices) or "n_envs" in space.dimensions:
             return []
-        return [n for n in choices.examples() if n not in kept.examples()]
+        return [n for n in choices.examples() if not self._fits(n)]
 
     def _fits(self, n_steps: int) -> bool:
         return self.plan.eval_freq % (n_steps * self.experiment.n_envs) == 0
@@ -284,12 +307,13 @@ def tell_budget(asked: int, task: Task) -> None:
     """
     n_timesteps, n_evals = task.plan.n_timesteps, task.plan.n_evals
     if n_timesteps != asked:
-        change = f"runs get {n_timesteps:,} timesteps instead of {asked:,}, and {n_evals} evaluations"
+        change = f"runs get {n_timesteps:,} timesteps instead of {asked:,}, and {counted(n_evals, 'evaluation')}"
         print(f"{change}: they end where {_rollouts(task)} end", file=sys.stderr)
     left_out = ", ".join(map(str, task.left_out()))
     if left_out:
-        interval = f"the {task.plan.eval_freq:,} timesteps between evaluations do not divide into such rollouts"
-        print(f"n_steps={left_out} of the search space will not be tried: {interval}", file=sys.stderr)
+        reason = f"n_steps times n_envs must divide the {task.plan.eval_freq:,} timesteps between evaluations"
+        which = f"n_steps={left_out} of the search space will not be tried with n_envs={task.experiment.n_envs}"
+        print(f"{which}: {reason}", file=sys.stderr)
 
 
 def _rollouts(task: Task) -> str:
@@ -300,6 +324,11 @@ def _rollouts(task: Task) -> str:
 def rollout_size(experiment: Experiment) -> int:
     """Transitions of a rollout."""
     return int(setting(experiment, "n_steps")) * experiment.n_envs
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, for people: ``1 trial``, ``2 trials``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -20,7 +20,7 @@ from optuna.visualization import matplotlib as plots
 
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
-from ppo_plus.zoo.tune.plan import Task
+from ppo_plus.zoo.tune.plan import Task, counted
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
 from ppo_plus.zoo.tune.verdict import Finalist, Verdict, decide
 
@@ -29,6 +29,24 @@ N_SHOWN, N_SLICES = 10, 6
 
 #: Finished trials from which on parameters are ranked: with fewer, nothing varies.
 N_RANKED = 4
+
+#: The file that says whose report a folder has: the study's id.
+OWNER = "study.id"
+
+
+def check_folder(study: Study, folder: Path) -> None:
+    """Keep a study's report from being overwritten by another one's.
+
+    :param study: the study, which need not exist yet
+    :param folder: where its report shall go
+    :raises ValueError: the report of another study is there
+    """
+    owner = folder / OWNER
+    if owner.is_file() and owner.read_text().strip() != study.id:
+        raise ValueError(
+            f"{folder} has the report of another study than {study.name!r} of this storage: give the storage of that "
+            "one to go on with it, or choose another folder (-f) or --study-name"
+        )
 
 
 def write_report(study: Study, task: Task, folder: Path) -> Verdict:
@@ -41,6 +59,7 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     :return: the verdict
     """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / OWNER).write_text(f"{study.id}\n")
     verdict = decide(study, task.plan)
     entry = entry_path(task, folder)
     exported = export(verdict, task, study.name, entry)
@@ -93,7 +112,7 @@ def _confirmation(verdict: Verdict) -> Iterator[str]:
     yield (
         "Interquartile means over the runs on unseen seeds, with 95 % percentile bootstrap intervals (10,000 "
         "resamples). The gain is the difference to the default; its interval has "
-        f"{100 * verdict.confidence:.1f} % confidence, so that with {len(verdict.finalists)} comparisons the chance "
+        f"{100 * verdict.confidence:.1f} % confidence, so that with {counted(len(verdict.finalists), 'comparison')} the chance "
         "of a wrong winner is at most 5 %. Confirmed is the highest mean whose gain is above zero with its whole "
         "interval. What failed on any seed is not confirmed.\n"
     )

@@ -5,11 +5,11 @@ Each stage is an Optuna study of its own with one job per trial. What its jobs a
 before, so that every worker that gets there finds the same ones.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import optuna
@@ -18,10 +18,10 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.tune.jobs import JOB, Jobs, is_done
-from ppo_plus.zoo.tune.plan import Plan, Task
+from ppo_plus.zoo.tune.plan import Plan, Task, counted
 
 #: What the study remembers, as user attributes.
-TASK, BUDGET, ERROR = "ppo_plus", "max_total_trials", "error"
+TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 
 #: What jobs and trials are about, as user attributes.
 BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
@@ -41,6 +41,14 @@ class Study:
     def attributes(self) -> dict[str, Any]:
         """What the study remembers."""
         return optuna.load_study(study_name=self.name, storage=self.storage).user_attrs
+
+    @property
+    def id(self) -> str | None:
+        """What tells the study from all others, wherever they are; ``None`` before it is created."""
+        try:
+            return self.attributes().get(ID)
+        except KeyError:
+            return None
 
     def set(self, key: str, value: Any) -> None:
         """Remember something."""
@@ -81,8 +89,23 @@ def create(study: Study, task: Task, max_total_trials: int) -> None:
         raise ValueError(f"the study {study.name!r} was not made by this tuner: choose another --study-name")
     study.set(BUDGET, max(max_total_trials, known.get(BUDGET, 0)))
     study.set(ERROR, None)
+    if ID not in known:
+        study.set(ID, uuid4().hex)
     # Last: it is what workers look for.
     study.set(TASK, data)
+
+
+def standing(study: Study, where: str) -> str:
+    """How far a study is, in a line.
+
+    :param study: the study, created
+    :param where: its storage, for people
+    """
+    trials = study.screening.trials()
+    if not trials:
+        return f"new study {study.name!r} in {where}"
+    n_done, budget = sum(map(is_done, trials)), study.attributes()[BUDGET]
+    return f"going on with study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
 
 
 def only_study(storage: BaseStorage) -> str:
@@ -124,8 +147,7 @@ def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
 def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
     ranked = [trial for trial in ranking(screened(study, budget)) if not is_default(trial)]
-    n_racing = max(plan.n_finalists, math.ceil(plan.race_share * len(ranked))) if plan.race_seeds else 0
-    jobs = [_run(trial, seed) for trial in ranked[:n_racing] for seed in plan.racing_seeds]
+    jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
     return _prepare(study.runs("race", budget), jobs, study.storage)
 
 

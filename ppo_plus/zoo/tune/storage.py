@@ -50,13 +50,21 @@ def open_storage(
         )
     if url.startswith(JOURNAL):
         return _open_journal(Path(url.removeprefix(JOURNAL)), must_exist)
-    shown = url
     try:
-        address = make_url(url)
-        shown = address.render_as_string(hide_password=True)
-        return _open_database(address, heartbeat_interval, grace_period, must_exist)
+        return _open_database(make_url(url), heartbeat_interval, grace_period, must_exist)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
-        raise StorageError(f"cannot use the storage {shown!r}: {reason(error)}") from None
+        why = reason(error)
+        if isinstance(error, ImportError) and url.startswith("postgresql"):
+            why = "its driver is missing: pip install '.[postgres]' in a checkout, and write postgresql+psycopg://..."
+        raise StorageError(f"cannot use the storage {shown(url)!r}: {why}") from None
+
+
+def shown(url: str) -> str:
+    """The URL of a storage without what is secret in it: the password, also where it is a parameter."""
+    try:
+        return make_url(url).set(query={}).render_as_string(hide_password=True)
+    except SQLAlchemyError:
+        return url  # a journal, or no URL at all
 
 
 def has_heartbeats(storage: BaseStorage) -> bool:

@@ -15,7 +15,7 @@ from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.models import make_model
 from ppo_plus.zoo.tune.plan import Plan, Task, make_task, tell_budget
-from ppo_plus.zoo.tune.report import write_report
+from ppo_plus.zoo.tune.report import check_folder, write_report
 from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import ERROR, Study, create, stage_names
@@ -67,13 +67,15 @@ def tune(
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: what you imported because it registers environments; part of the exported command
     :return: what was found
-    :raises ValueError: something does not fit, or the study is about something else
+    :raises ValueError: something does not fit, the study is about something else, or the folder is another study's
     :raises StudyStopped: a run met an error which is no property of its hyperparameters
     :raises WorkersDied: no worker is left, and the study has not ended
     :raises StorageError: the storage went away; the same call goes on
     """
     task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
+    check_folder(study, Path(folder))
     begin(study, task, max_total_trials)
+    tell_budget(plan.n_timesteps, task)
     return finish(study, task, Path(folder), workers)
 
 
@@ -117,7 +119,6 @@ def check(
         make_model(baseline, envs)
         envs.close()
     _check_space(task)
-    tell_budget(plan.n_timesteps, task)
     return task
 
 

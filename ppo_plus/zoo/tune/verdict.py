@@ -1,12 +1,12 @@
 """What a study has found: which settings, if any, beat the default on seeds that decided nothing before."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus.zoo.tune.jobs import JOB, Jobs
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.stages import BASELINE, CANDIDATE, SCORES, SETTINGS, Study, is_default, stage_names
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
@@ -55,12 +55,14 @@ class Verdict:
     :param gains: for each finalist, how much higher its interquartile mean is than the default's; ``None`` where it
         cannot be compared
     :param confidence: of the intervals of the gains
+    :param reason: why there was no confirmation, if there was none
     """
 
     default: Finalist | None
     finalists: list[Finalist]
     gains: list[Estimate | None]
     confidence: float
+    reason: str = ""
 
     @property
     def winner(self) -> int | None:
@@ -71,8 +73,8 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.default is None:
-            reason = ": the default never ran" if self.finalists else ""
-            return f"No confirmation{reason}. Nothing is exported."
+            reason = "the default never ran" if self.finalists else self.reason
+            return f"No confirmation{reason and ': '}{reason}. Nothing is exported."
         if not self.default.scores:
             return (
                 f"Undecided: the default has no score on any of the {self.default.n_failed} unseen seeds, so nothing "
@@ -84,9 +86,14 @@ class Verdict:
                 f"{len(self.default.scores)} unseen seeds. Nothing is exported."
             )
         finalist, gain = self.finalists[self.winner], self.gains[self.winner]
+        known = ""
+        if finalist.trial.user_attrs.get(BASELINE) == "settings file":
+            known = (
+                " They are the settings file's own: plain `ppo-plus train` uses them already (with the same options)."
+            )
         return (
             f"Confirmed: {finalist.name} returns {finalist.iqm} on {len(finalist.scores)} unseen seeds, the default "
-            f"{self.default.iqm}; the gain is {gain} ({100 * self.confidence:.1f} % interval)."
+            f"{self.default.iqm}; the gain is {gain} ({100 * self.confidence:.1f} % interval).{known}"
         )
 
 
@@ -101,7 +108,17 @@ def decide(study: Study, plan: Plan) -> Verdict:
     trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
     compared = [_finalist(trials[job], runs) for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
     default = next((finalist for finalist in compared if is_default(finalist.trial)), None)
-    return compare(default, [finalist for finalist in compared if not is_default(finalist.trial)])
+    verdict = compare(default, [finalist for finalist in compared if not is_default(finalist.trial)])
+    return verdict if runs else replace(verdict, reason=_why_none(stages, plan))
+
+
+def _why_none(stages: Mapping[str, Jobs], plan: Plan) -> str:
+    """Why a study has no runs of the confirmation."""
+    if not plan.confirm_seeds:
+        return "confirm_seeds is 0"
+    if "confirmation" not in stages:
+        return "the study has not got there yet"
+    return "nothing but the default has a score on all its seeds"
 
 
 def compare(default: Finalist | None, finalists: list[Finalist]) -> Verdict:

@@ -71,7 +71,27 @@ def test_rollouts_that_fit_no_interval_are_refused_and_the_others_left_out(capsy
     task = make_task(CARTPOLE, {"n_steps": {"choices": [64, 500]}}, Plan(20_480))
     assert set(task.search_space().dimensions["n_steps"].values) == {64, 32, 2048}
     tell_budget(20_480, task)
-    assert "n_steps=500 of the search space will not be tried: the 2,048" in capsys.readouterr().err
+    why = "n_steps times n_envs must divide the 2,048 timesteps"
+    assert f"n_steps=500 of the search space will not be tried with n_envs=8: {why}" in capsys.readouterr().err
+    # The default has 2048 with its one environment; with eight, a candidate would get another one.
+    assert make_task(CARTPOLE, {"n_steps": {"choices": [64, 2048]}}, Plan(20_480)).left_out() == [2048]
+
+
+@pytest.mark.parametrize(
+    ("options", "n_trials", "text"),
+    [
+        ({}, 40, "40 trials of 64 timesteps, then up to 16 runs of the race and 40 runs of the confirmation"),
+        ({"race_seeds": 0, "confirm_seeds": 0}, 2, "2 trials of 64 timesteps, no race and no confirmation"),
+        (
+            {"n_seeds": 2, "race_seeds": 1},
+            2,
+            "of 64 timesteps on each of 2 seeds, then up to 1 run of the race and 20 ",
+        ),
+        ({}, 1, "1 trial of 64 timesteps, no race and no confirmation"),
+    ],
+)
+def test_a_plan_in_words(options, n_trials, text):
+    assert text in Plan(64, **options).describe(n_trials)
 
 
 def test_the_discount_reaches_the_normalization():

@@ -28,6 +28,7 @@ from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experimen
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.report import check_folder
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.tuner import begin, check, tune
@@ -115,7 +116,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     killed, pid = stop_in_a_trial(study)
     os.kill(pid, signal.SIGKILL)
     out = finish(tuning)
-    assert "No confirmation" in out
+    assert "No confirmation: confirm_seeds is 0." in out
     assert (
         len(
             re.findall(
@@ -254,6 +255,19 @@ def test_again_does_nothing_but_write_the_report(tuned):
     assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
 
 
+def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
+    study, _, folder, task = tuned
+    report = (folder / "report.md").read_text()
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    other = Study("whole", open_storage(url))
+    with pytest.raises(ValueError, match="has the report of another study than 'whole' of this storage.*-f"):
+        tune(task.experiment, TUNED_SPACE, other, task.plan, 3, folder, task.packages)
+    assert (folder / "report.md").read_text() == report
+    assert optuna.get_all_study_names(other.storage) == []
+    # Opened anew, as by another process, it is the same one.
+    check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
+
+
 def test_a_study_is_about_one_thing(tuned):
     study, _, _, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
@@ -378,7 +392,9 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     main(
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
-    line, report, settings, command = capsys.readouterr().out.splitlines()
+    going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
+    assert going_on == f"going on with study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
+    assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 20 runs of the confirmation"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"

@@ -62,6 +62,13 @@ def test_no_confirmation_no_winner():
     assert "No confirmation" in str(compare(None, []))
 
 
+def test_settings_that_train_uses_already_are_named():
+    named = finalist(HIGH, 1)
+    named.trial.set_user_attr("baseline", "settings file")
+    assert "plain `ppo-plus train` uses them already" in str(compare(finalist(LOW), [named]))
+    assert "already" not in str(compare(finalist(LOW), [finalist(HIGH, 1)]))
+
+
 def test_a_wrong_winner_is_as_rare_as_the_report_says(monkeypatch):
     """Where all settings are equal, the best of three finalists beats the default in at most 5 % of studies."""
     monkeypatch.setattr(statistics, "N_RESAMPLES", 300)
