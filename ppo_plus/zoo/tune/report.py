@@ -112,9 +112,10 @@ def _confirmation(verdict: Verdict) -> Iterator[str]:
     yield (
         "Interquartile means over the runs on unseen seeds, with 95 % percentile bootstrap intervals (10,000 "
         "resamples). The gain is the difference to the default; its interval has "
-        f"{100 * verdict.confidence:.1f} % confidence, so that with {counted(len(verdict.finalists), 'comparison')} the chance "
-        "of a wrong winner is at most 5 %. Confirmed is the highest mean whose gain is above zero with its whole "
-        "interval. What failed on any seed is not confirmed.\n"
+        f"{100 * verdict.confidence:.1f} % confidence, so that with "
+        f"{counted(len(verdict.finalists), 'comparison')} the chance of a wrong winner is at most 5 %. "
+        "Confirmed is the highest mean whose gain is above zero with its whole interval. "
+        "What failed on any seed is not confirmed.\n"
     )
     yield "| settings | return, IQM | gain | failed runs | returns |"
     yield "|---|---|---|---|---|"
