@@ -194,7 +194,7 @@ def test_what_envpool_cannot_make_of_atari_is_refused(changes):
 def test_a_missing_envpool_is_named():
     if importlib.util.find_spec("envpool"):
         pytest.skip("EnvPool is installed")
-    with pytest.raises(ImportError, match=r"pip install 'ppo_plus\[envpool\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[envpool\]'"):
         make_envs(CARTPOLE.replace(vec_env="envpool"))
 
 
