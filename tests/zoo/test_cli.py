@@ -95,6 +95,8 @@ def test_a_signal_saves_what_was_learned(tmp_path, number):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # A shell's background jobs, and so these tests there, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
     deadline = time.monotonic() + 120

@@ -157,7 +157,9 @@ def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
         server.start()
     finish(tuning)
     study = wait_for_study(server.url, "restart")
-    assert [trial.state for trial in study.get_trials(deepcopy=False)] == [TrialState.COMPLETE] * 4
+    # Two workers may have queued the same job at the same time; then one of the two never starts.
+    ran = [trial for trial in study.get_trials(deepcopy=False) if trial.datetime_start is not None]
+    assert sorted((trial.user_attrs[JOB], trial.state.name) for trial in ran) == [(i, "COMPLETE") for i in range(4)]
 
 
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
