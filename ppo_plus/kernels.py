@@ -98,7 +98,8 @@ def _state_for_kernel(optimizer: optim.Optimizer, params: list[nn.Parameter]) ->
     hooked = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
     if not group["fused"] or group["amsgrad"] or hooked or not th.__version__.startswith(TESTED):
         return {}
-    return optimizer.state.get(params[0], {})
+    state: dict[str, th.Tensor] = optimizer.state.get(params[0], {})
+    return state
 
 
 def keep_freed_memory() -> None:
