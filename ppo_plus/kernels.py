@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 #: The torch versions whose less public parts are known to do what is expected here.
 TESTED = ("2.13",)
+IS_TESTED = th.__version__.startswith(TESTED)
 #: Names of ``malloc.h``.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -29,7 +30,7 @@ def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None
     :param params: tensors that it may depend on
     :return: a tensor for each of them; ``None`` for those that it does not depend on
     """
-    if loss.dim() or not th.__version__.startswith(TESTED):
+    if loss.dim() or not IS_TESTED:
         return th.autograd.grad(loss, params, allow_unused=True)
     run: Any = Variable._execution_engine.run_backward
     grads: tuple[th.Tensor | None, ...] = run(
@@ -96,7 +97,7 @@ def _state_for_kernel(optimizer: optim.Optimizer, params: list[nn.Parameter]) ->
         return {}
     group = optimizer.param_groups[0]
     hooked = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    if not group["fused"] or group["amsgrad"] or hooked or not th.__version__.startswith(TESTED):
+    if not group["fused"] or group["amsgrad"] or hooked or not IS_TESTED:
         return {}
     state: dict[str, th.Tensor] = optimizer.state.get(params[0], {})
     return state

@@ -1,6 +1,20 @@
 """Settings of all tests."""
 
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
 import torch as th
 
 # Networks are tiny here: one thread is fastest, and sums then always have the same order.
 th.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def import_script():
+    """A function that imports a script by name; scripts may import those beside them."""
+    folder = str(Path(__file__).parent.parent / "scripts")
+    sys.path.insert(0, folder)
+    yield importlib.import_module
+    sys.path.remove(folder)

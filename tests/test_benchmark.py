@@ -1,26 +1,15 @@
 """The parts of ``scripts/benchmark.py`` that figures pass through."""
 
-import importlib.util
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "benchmark.py"
-
 
 @pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def benchmark(import_script):
+    return import_script("benchmark")
 
 
 def test_speed_ups_are_taken_within_rounds(benchmark):

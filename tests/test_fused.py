@@ -88,6 +88,7 @@ def test_strict_raises_instead():
 
 def test_an_untested_torch_is_an_obstacle(monkeypatch):
     assert obstacle(th.device("cpu")) is None
+    monkeypatch.setattr("ppo_plus.fused.IS_TESTED", False)
     monkeypatch.setattr("ppo_plus.fused.TESTED", ("1.0",))
     assert "not among the tested versions 1.0" in obstacle(th.device("cpu"))
 

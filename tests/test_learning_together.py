@@ -1,9 +1,5 @@
 """The environment of ``scripts/learning_together.py`` is what its table says."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -11,14 +7,10 @@ from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
 
 @pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("learning_together")
-    sys.path.remove(str(SCRIPTS))
+def script(import_script):
+    return import_script("learning_together")
 
 
 def walk(env, key):

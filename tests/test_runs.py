@@ -1,22 +1,15 @@
 """What the learning scripts share: ``scripts/runs.py``."""
 
-import importlib
 import json
 import math
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
 
 @pytest.fixture(scope="module")
-def runs():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("runs")
-    sys.path.remove(str(SCRIPTS))
+def runs(import_script):
+    return import_script("runs")
 
 
 def results_of(runs):

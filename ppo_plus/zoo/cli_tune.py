@@ -72,7 +72,6 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Everything that a mistake of the user can be in: settings, search space, plan and storage."""
     _require_packages()
     from ppo_plus.zoo.tune.plan import tell_budget
-    from ppo_plus.zoo.tune.report import check_folder
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
     from ppo_plus.zoo.tune.storage import shown
@@ -91,8 +90,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     folder = Path(args.log_folder, "tune", file_name(name))
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
     study = Study(name, _open(url, args))
-    check_folder(study, folder)
-    begin(study, task, args.max_total_trials)
+    begin(study, task, args.max_total_trials, folder)
     tell_budget(experiment.n_timesteps, task)
     print(standing(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET]))

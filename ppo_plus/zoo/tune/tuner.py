@@ -73,16 +73,16 @@ def tune(
     :raises StorageError: the storage went away; the same call goes on
     """
     task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
-    check_folder(study, Path(folder))
-    begin(study, task, max_total_trials)
+    begin(study, task, max_total_trials, Path(folder))
     tell_budget(plan.n_timesteps, task)
     return finish(study, task, Path(folder), workers)
 
 
-def begin(study: Study, task: Task, max_total_trials: int) -> None:
+def begin(study: Study, task: Task, max_total_trials: int, folder: Path) -> None:
     """Create a study, or go on with it; for the parameters see :func:`tune`."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
+    check_folder(study, folder)
     create(study, task, max_total_trials)
     if not has_heartbeats(study.storage):
         # Nobody can tell which of these are alive: the one who starts a study says that none is.

@@ -251,7 +251,7 @@ def test_report(tuned):
 def test_again_does_nothing_but_write_the_report(tuned):
     study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
-    begin(study, task, 3)
+    begin(study, task, 3, folder)
     again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
     assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
@@ -271,9 +271,9 @@ def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
 
 
 def test_a_study_is_about_one_thing(tuned):
-    study, _, _, task = tuned
+    study, _, folder, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
-        begin(study, replace(task, plan=Plan(8192)), 3)
+        begin(study, replace(task, plan=Plan(8192)), 3, folder)
 
 
 @pytest.mark.parametrize(
