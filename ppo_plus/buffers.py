@@ -111,7 +111,7 @@ class RolloutBuffer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Assigning to a stored array writes into it, so that `self.returns = ...`, as SB3's own code does, is not lost.
-        if isinstance(self.__dict__.get("_tensors", {}).get(name), th.Tensor):
+        if name in self.__dict__.get("_tensors", ()) and isinstance(self._tensors[name], th.Tensor):
             self.__dict__[name][...] = value
         else:
             super().__setattr__(name, value)

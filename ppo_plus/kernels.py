@@ -8,7 +8,7 @@ versions, and wherever it does not apply, the public functions do the same.
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch as th
@@ -21,6 +21,20 @@ TESTED = ("2.13",)
 IS_TESTED = th.__version__.startswith(TESTED)
 #: Names of ``malloc.h``.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.no_grad()(function)``, whose own cost per call is a tenth of acting on a small network."""
+
+    def call(*args: Any) -> Any:
+        before = th.is_grad_enabled()
+        th._C._set_grad_enabled(False)
+        try:
+            return function(*args)
+        finally:
+            th._C._set_grad_enabled(before)
+
+    return call
 
 
 def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:

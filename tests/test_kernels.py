@@ -13,7 +13,7 @@ from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ppo_plus import kernels
-from ppo_plus.kernels import gradient, optimizer_step
+from ppo_plus.kernels import gradient, optimizer_step, without_gradients
 
 
 @pytest.fixture(params=["direct", "public"])
@@ -165,3 +165,21 @@ def test_freed_memory_is_kept():
     output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     without, kept = map(int, output.split())
     assert 10 * kept < without
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_without_gradients_only_inside(before):
+    weight = th.ones(2, requires_grad=True)
+
+    def double_or_fail(x):
+        assert not th.is_grad_enabled()
+        if x is None:
+            raise KeyError("x")
+        return 2 * weight * x
+
+    function = without_gradients(double_or_fail)
+    with th.set_grad_enabled(before):
+        assert not function(weight).requires_grad and th.is_grad_enabled() is before
+        with pytest.raises(KeyError):
+            function(None)
+        assert th.is_grad_enabled() is before
