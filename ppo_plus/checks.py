@@ -190,11 +190,6 @@ def _check_sequences(model: "PPO_Plus") -> None:
                 'use a policy such as "MlpLstmPolicy"'
             )
         return
-    if model.compile is True:
-        raise ValueError(
-            "compile=True, but the time of a policy with memory goes into torch's own recurrent layers, which cannot "
-            'be compiled: leave it at compile="auto"'
-        )
     if automatic and length == 1 < model.n_steps:
         raise ValueError(
             f"n_steps={model.n_steps} and batch_size={model.batch_size} have no common divisor from 2 to "

@@ -136,23 +136,10 @@ class Update:
         :param indices: which rows of the rollout; ``None`` for all
         :return: the control's next state, and a record: :data:`FLAGS` and diagnostics, in the order of :attr:`names`
         """
-        live = vector is self.weights.vector
         if self.control.penalizes:
             coefficients = coefficients._replace(kl_coef=state.beta)
-        params: list[th.Tensor] = list(self.weights.params)
-        if live:
-            # What a module puts in place of a buffer is written into it, as the compiled form expects.
-            standing_in: Any = swapped(self.policy, buffers, buffers) if buffers else nullcontext()
-        else:
-            own = [*params, *self.buffers]
-            params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
-            standing_in = swapped(self.policy, own, [*params, *buffers])
-        with standing_in:
-            # No name for the minibatch: images should not stay while there are gradients.
-            losses = self.compute_loss(data if indices is None else pick(data, indices), coefficients)
-            if not isinstance(losses, Losses):
-                raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
-            grads: Gradient = gradient(losses.total, params)
+        with self.standing_in(vector, buffers) as params:
+            losses, grads = self.differentiate(params, coefficients, data, indices)
         if vector is not None:
             grads = (_concatenated(grads, params),)
         norm, factor = clip_factor(grads, self.max_grad_norm)
@@ -169,7 +156,7 @@ class Update:
                 next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
             applied = counted & next_state.running
         learning_rate = learning_rate * next_state.lr_scale
-        if live:
+        if vector is self.weights.vector:
             optimizer_step(self.weights.optimizer, self.weights.targets, grads, learning_rate, applied)
         else:
             assert vector is not None and grads[0] is not None
@@ -184,6 +171,44 @@ class Update:
             raise ValueError(
                 f"compute_loss returned diagnostics {wrong} that are not 0-d tensors: return means"
             ) from None
+
+    @contextmanager
+    def standing_in(self, vector: th.Tensor | None, buffers: list[th.Tensor]) -> Iterator[list[th.Tensor]]:
+        """Let the policy compute with these weights and buffers; lends the weights as parameters."""
+        params: list[th.Tensor] = list(self.weights.params)
+        own: list[th.Tensor] = buffers
+        if vector is not self.weights.vector:
+            own = [*params, *self.buffers]
+            params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
+            buffers = [*params, *buffers]
+        # Also with the policy's own: what a module puts in place of a buffer is written into it, as compiled.
+        with swapped(self.policy, own, buffers) if own else nullcontext():
+            yield params
+
+    def differentiate(
+        self, params: list[th.Tensor], coefficients: Coefficients, data: Any, indices: th.Tensor | None
+    ) -> tuple[Losses, Gradient]:
+        """The loss of one minibatch and its gradient with respect to the weights; for the others see
+        :meth:`__call__`."""
+        # No name for the minibatch: images should not stay while there are gradients.
+        losses = self.loss(coefficients, data if indices is None else pick(data, indices))
+        return losses, gradient(losses.total, params)
+
+    def loss(self, coefficients: Coefficients, batch: Any) -> Losses:
+        """:raises TypeError: what ``compute_loss`` returned is something else"""
+        losses = self.compute_loss(batch, coefficients)
+        if not isinstance(losses, Losses):
+            raise TypeError(f"compute_loss returned {type(losses).__name__}: return Losses(total, diagnostics)")
+        return losses
+
+    def release(self) -> None:
+        """Forget the weights: they are neither to be kept alive nor to be copied with a model."""
+        del self.weights
+
+    @property
+    def compilable(self) -> Callable[..., Any]:
+        """The pure function, a method, to be compiled for :meth:`stepper`."""
+        return self.__call__
 
     def _measured(self, losses: Losses) -> th.Tensor:
         try:
@@ -204,7 +229,7 @@ class Update:
     ) -> Callable[[Any, KLState, th.Tensor | None], tuple[KLState, th.Tensor]]:
         """The update with everything settled that stays the same during one ``train()``.
 
-        :param fused: its compiled form, or ``None``
+        :param fused: the compiled form of :attr:`compilable`, or ``None``
         :param verify: whether the constants of the trace may have changed unseen
         :return: a function of the rollout, the control's state and the rows of the minibatch
         """

@@ -8,6 +8,7 @@ Schmidhuber 1997), :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It
 
 from typing import NamedTuple
 
+import numpy as np
 import torch as th
 from torch import nn
 from torch.nn import functional as F
@@ -20,15 +21,28 @@ Memory = dict[str, State]
 SHUT = 1e4
 
 
+class Recalled(NamedTuple):
+    """What the recurrent layers make of ``B`` observations, for the layers behind them; each of shape ``(B, hidden)``.
+
+    :param actor: for the actor
+    :param critic: for the critic
+    """
+
+    actor: th.Tensor
+    critic: th.Tensor
+
+
 class Carry(NamedTuple):
     """What is carried from one step of the environments to the next; each has a row in every tensor.
 
     :param memory: what the policy remembers; empty without recurrent layers
     :param noise: what its exploration holds (see :mod:`ppo_plus.exploration`)
+    :param recalled: for learning, where the recurrent layers have run already: what they made of the observations
     """
 
     memory: Memory = {}
     noise: dict[str, th.Tensor] = {}
+    recalled: Recalled | tuple[()] = ()
 
 
 class Layout:
@@ -43,24 +57,24 @@ class Layout:
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int):
-        starts = starts.view(n_sequences, -1)
+        # Numpy, because its operations on a few numbers take a tenth of the time; the length is read anyway.
+        marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
         #: 0 where the state before the sequence is to be forgotten, else 1; shape ``(n_sequences, 1, 1)``.
-        self.remembers = (~starts[:, :1, None]).float()
+        self.remembers = _floats(~marks[:, :1, None], starts.device)
         #: 1 at shut steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
         self.shut: th.Tensor | None = None
-        later = starts.clone()
+        later = marks.copy()
         later[:, 0] = False
-        n_shut = later.cumsum(dim=1)
+        n_shut = later.cumsum(axis=1)
         n_more = int(n_shut[:, -1].max())
         if n_more:
-            length = starts.shape[1] + n_more
-            steps = th.arange(starts.shape[1], device=starts.device) + n_shut
-            rows = steps + length * th.arange(n_sequences, device=starts.device)[:, None]
-            self._rows = rows.flatten()
-            self.shut = th.zeros(n_sequences * length, device=starts.device)
-            self.shut[rows[later] - 1] = 1.0
-            self.shut = self.shut.view(n_sequences, length, 1)
+            length = marks.shape[1] + n_more
+            rows = np.arange(marks.shape[1]) + n_shut + length * np.arange(n_sequences)[:, None]
+            self._rows = th.from_numpy(rows.reshape(-1)).to(starts.device)
+            shut = np.zeros((n_sequences * length, 1), dtype=bool)
+            shut[rows[later] - 1] = True
+            self.shut = _floats(shut.reshape(n_sequences, length, 1), starts.device)
 
     def spread(self, x: th.Tensor) -> th.Tensor:
         """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at shut steps."""
@@ -73,6 +87,10 @@ class Layout:
         """The inverse of :meth:`spread`."""
         y = y.flatten(0, 1)
         return y if self.shut is None else y.index_select(0, self._rows)
+
+
+def _floats(flags: np.ndarray, device: th.device) -> th.Tensor:
+    return th.from_numpy(flags.astype(np.float32)).to(device)
 
 
 class Recurrent(nn.RNNBase):

@@ -250,7 +250,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
-        latent_pi, latent_vf, memory = self._latents(obs, carry.memory, episode_starts)
+        latent_pi, latent_vf, memory = self._latents(obs, carry, episode_starts)
         params = self._params(latent_pi, self._masks(obs, masks))
         actions, noise = self._explore(params, latent_pi, carry.noise)
         log_probs = self.action_dist.log_prob(params, actions)
@@ -274,7 +274,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :param masks: action masks (:mod:`ppo_plus.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
         :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
         """
-        latent_pi, latent_vf, _ = self._latents(obs, {} if carry is None else carry.memory, episode_starts)
+        latent_pi, latent_vf, _ = self._latents(obs, carry or Carry(), episode_starts)
         return self.value_net(latent_vf).flatten(), self._params(latent_pi, self._masks(obs, masks))
 
     def init_carry(self, n_envs: int) -> Carry:
@@ -429,14 +429,15 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     # --- parts -----------------------------------------------------------------------------------------------------
 
     def _latents(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None
+        self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None
     ) -> tuple[th.Tensor, th.Tensor, Memory]:
         """The last hidden layers of actor and critic, and the memory after the step."""
         features = self.extract_features(obs)
         if self.share_features_extractor:
-            return *self.mlp_extractor(features), memory
+            return *self.mlp_extractor(features), carry.memory
         pi_features, vf_features = features
-        return self.mlp_extractor.forward_actor(pi_features), self.mlp_extractor.forward_critic(vf_features), memory
+        extractor = self.mlp_extractor
+        return extractor.forward_actor(pi_features), extractor.forward_critic(vf_features), carry.memory
 
     def _remembered(
         self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None

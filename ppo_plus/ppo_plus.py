@@ -41,6 +41,7 @@ from ppo_plus.memory import Carry, Memory
 from ppo_plus.migration import from_sb3, saved_data
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
 from ppo_plus.recurrent import RECURRENT
+from ppo_plus.recurrent_update import RecurrentUpdate
 from ppo_plus.schedules import Schedule, make_schedule
 from ppo_plus.vec_env import as_vec_env, row_of
 
@@ -105,7 +106,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
     :param compile: compile acting and updating. ``"auto"``: on a CPU, where a call of ``learn`` makes at least
-        :data:`WORTH_COMPILING` updates of the weights, of a policy without memory; ``True``: always, with an error
+        :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error
         where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
@@ -358,9 +359,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :param total_timesteps: as for :meth:`learn`
         """
-        # With memory, most of the time goes into torch's own recurrent layers, which cannot be traced.
-        can_win = self.device.type == "cpu" and not self.policy.remembers
-        return can_win and self._planned_updates(total_timesteps) >= WORTH_COMPILING
+        return self.device.type == "cpu" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
 
     def _planned_updates(self, total_timesteps: int) -> int:
         """Gradient steps that training for so many timesteps takes."""
@@ -674,8 +673,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                     if self.verbose >= 1:
                         print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
                     break
-        # Neither kept alive nor copied with the model.
-        del update.weights
+        update.release()
         state = control.after_update(state, last_kl, target_kl)
         self._kl_memory = control, tuple(float(value) for value in state)
         self._log_update(Records(update.names, records), state if type(control) is not KLControl else None)
@@ -684,7 +682,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """The update on these weights, and its compiled form if it is wanted and possible."""
 
         def make() -> Update:
-            return Update(self.policy, self.compute_loss, control, self.max_grad_norm)
+            kind = RecurrentUpdate if self.policy.remembers else Update
+            return kind(self.policy, self.compute_loss, control, self.max_grad_norm)
 
         if not self._compiling:
             update = make()
@@ -694,7 +693,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         options = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
         fused = self._fused(
             "the update",
-            make,
+            lambda: make().compilable,
             constants=(
                 self.compute_loss,
                 type(control),
@@ -708,11 +707,13 @@ class PPO_Plus(OnPolicyAlgorithm):
                 type(optimizer),
                 options,
             ),
-            n_mutable=3,
+            n_mutable=2 if self.policy.remembers else 3,
         )
-        update = fused.function  # type: ignore[assignment]
+        update = fused.function.__self__  # type: ignore[attr-defined]
         update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
+        # Such a loss may remember what it likes.
+        own_loss_remembers = self.policy.remembers and self._has_foreign_code()
         if self.compile is True:
             if weights.vector is None:
                 raise CompileError(
@@ -721,7 +722,11 @@ class PPO_Plus(OnPolicyAlgorithm):
                 )
             if not packed_buffer:
                 raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-        return update, fused if packed_buffer and weights.vector is not None else None
+            if own_loss_remembers:
+                raise CompileError(
+                    "compile=True, but with memory a loss, network or noise of one's own cannot be: use compile=False"
+                )
+        return update, fused if packed_buffer and weights.vector is not None and not own_loss_remembers else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from ppo_plus.arguments import require_int, require_kind
 from ppo_plus.distributions import BoundDistribution
-from ppo_plus.memory import GRU, LSTM, Carry, Layout, Memory, Recurrent, State
+from ppo_plus.memory import GRU, LSTM, Carry, Layout, Memory, Recalled, Recurrent, State
 from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
 
 
@@ -96,19 +96,35 @@ class WithMemory(ActorCriticPolicy):
     def init_memory(self, n_envs: int) -> Memory:
         return {owner: layer.init(n_envs) for owner, layer in self._layers.items()}
 
-    def _latents(
-        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None
-    ) -> tuple[th.Tensor, th.Tensor, Memory]:
+    def recall(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> tuple[Recalled, Memory]:
+        """What stands before the hidden layers: features, and what the recurrent layers make of them.
+
+        :param obs: raw observations, ``B`` of them
+        :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another
+        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
+        :return: what is recalled, and the memory after a step
+        """
         features: Any = self.extract_features(obs)
         pi_inputs, vf_inputs = (features, features) if self.share_features_extractor else features
         inputs = {"actor": pi_inputs} | ({"critic": vf_inputs} if self.enable_critic_lstm else {})
-        outputs, memory = self._recall(inputs, memory, episode_starts)
+        outputs, memory = self._run_layers(inputs, memory, episode_starts)
         if not self.enable_critic_lstm:
             outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(vf_inputs)
-        extractor = self.mlp_extractor
-        return extractor.forward_actor(outputs["actor"]), extractor.forward_critic(outputs["critic"]), memory
+        return Recalled(**outputs), memory
 
-    def _recall(
+    def _latents(
+        self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None
+    ) -> tuple[th.Tensor, th.Tensor, Memory]:
+        memory: Memory = {}
+        recalled = carry.recalled
+        if not recalled:
+            recalled, memory = self.recall(obs, carry.memory, episode_starts)
+        extractor = self.mlp_extractor
+        return extractor.forward_actor(recalled.actor), extractor.forward_critic(recalled.critic), memory
+
+    def _run_layers(
         self, inputs: dict[str, th.Tensor], memory: Memory, starts: th.Tensor | None
     ) -> tuple[dict[str, th.Tensor], Memory]:
         """What the recurrent layers make of their inputs, by owner, and the memory afterwards.
@@ -135,7 +151,7 @@ class WithMemory(ActorCriticPolicy):
         features: Any = self.extract_features(obs, self.pi_features_extractor)
         starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device).bool()
         memory = {"actor": self._from_arrays(state, len(features))}
-        outputs, memory = self._recall({"actor": features}, memory, starts)
+        outputs, memory = self._run_layers({"actor": features}, memory, starts)
         arrays = tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
         return self.mlp_extractor.forward_actor(outputs["actor"]), arrays
 

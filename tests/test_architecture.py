@@ -31,12 +31,13 @@ FLOORS = {
     "kernels": 0,
     "vec_env": 0,
     "engine": 3,
+    "recurrent_update": 4,
     "checks": 3,
     "migration": 3,
     "evaluation": 3,
-    "ppo_plus": 4,
-    "__init__": 5,
-    "zoo": 6,
+    "ppo_plus": 5,
+    "__init__": 6,
+    "zoo": 7,
 }
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 

@@ -396,7 +396,7 @@ def replayed_value(policy, episode):
     with th.no_grad():
         for obs in episode:
             values = policy.predict_values(obs[None], Carry(memory))
-            memory = policy._latents(obs[None], memory, None)[2]
+            memory = policy._latents(obs[None], Carry(memory), None)[2]
     return values.item()
 
 
@@ -449,14 +449,6 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
     assert th.equal(PPO_Plus.compute_loss(model, changed, coefficients).total, loss.total)
 
 
-def test_nothing_is_compiled_even_in_long_runs():
-    model = make(compile="auto")
-    model._planned_updates = lambda total: 1_000_000
-    model.learn(32)
-    assert not model._compiling
-    assert all(fused._run is None for _, fused in model._functions.values())
-
-
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
@@ -468,7 +460,6 @@ def test_nothing_is_compiled_even_in_long_runs():
         (dict(sequence_length="auto", n_steps=17), r"n_steps=17 and batch_size=16 have no common divisor"),
         (dict(rollout_buffer_class=SB3RolloutBuffer), r"rollout_buffer_class=.* keeps no sequences"),
         (dict(policy="MlpPolicy", memory=dict(lstm_hidden_size=None)), r"sequence_length=8 has no effect"),
-        (dict(compile=True), r"compile=True, but the time of a policy with memory"),
         (dict(memory=dict(lstm_hidden_size=0)), "lstm_hidden_size=0"),
         (dict(memory=dict(n_lstm_layers=0)), "n_lstm_layers=0"),
         (dict(memory=dict(shared_lstm=True)), "shared_lstm=True needs enable_critic_lstm=False"),
