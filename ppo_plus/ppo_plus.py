@@ -105,9 +105,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating. ``"auto"``: on a CPU, where a call of ``learn`` makes at least
-        :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error
-        where it cannot; ``False``: never
+    :param compile: compile acting and updating (with memory, but for the recurrent layers' part in the update).
+        ``"auto"``: on a CPU, where a call of ``learn`` makes at least :data:`WORTH_COMPILING` updates of the weights;
+        ``True``: always, with an error where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
