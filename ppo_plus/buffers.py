@@ -152,7 +152,7 @@ class RolloutBuffer:
         params: th.Tensor,
         masks: np.ndarray | None = None,
     ) -> None:
-        """Store one step of all environments.
+        """Store one step of all environments; tensors are on the CPU.
 
         :param obs: what the environment returned before the step, shape ``(N, ...)``. It is stored in the dtype it
             came in (float64 as float32), not in the space's: ``VecNormalize`` makes floats of integers
@@ -166,13 +166,13 @@ class RolloutBuffer:
         """
         self._write("observations", obs)
         self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
-        self._write("params", params.cpu().numpy())
+        self._write("params", params.numpy())
         if masks is not None:
             self._write("masks", masks)
         self.rewards[self.pos] = reward
         self.episode_starts[self.pos] = episode_start
-        self.values[self.pos] = value.cpu().numpy().reshape(-1)
-        self.log_probs[self.pos] = log_prob.cpu().numpy()
+        self.values[self.pos] = value.numpy().reshape(-1)
+        self.log_probs[self.pos] = log_prob.numpy()
         self.pos += 1
         self.full = self.pos == self.buffer_size
 

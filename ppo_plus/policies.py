@@ -49,6 +49,16 @@ class Step(NamedTuple):
     log_probs: th.Tensor
     params: th.Tensor
 
+    def cpu(self) -> "Step":
+        """The same on the CPU."""
+        return self if self.actions.device.type == "cpu" else self.copied()
+
+    def copied(self) -> "Step":
+        """A copy on the CPU, made at once: a copy of each part would wait for the device each time."""
+        parts = [self.actions, self.values[:, None], self.log_probs[:, None], self.params]
+        actions, values, log_probs, params = th.cat(parts, dim=1).cpu().split([part.shape[1] for part in parts], dim=1)
+        return Step(actions, values[:, 0], log_probs[:, 0], params)
+
 
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.

@@ -446,10 +446,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             if mask_source is not None:
                 action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
-            step, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
-            memory = self._carry.memory
+            decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
+            memory, step = self._carry.memory, decided.cpu()
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions, values, log_probs = step.actions.cpu().numpy(), step.values.unsqueeze(1), step.log_probs
+            actions, values, log_probs = step.actions.numpy(), step.values.unsqueeze(1), step.log_probs
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)

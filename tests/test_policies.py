@@ -71,3 +71,13 @@ def test_autocast_is_saved_compiles_and_learns(tmp_path):
 def test_autocast_must_be_true_or_false():
     with pytest.raises(ValueError, match="autocast='bfloat16'"):
         image_model(policy_kwargs={"autocast": "bfloat16"})
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete", "mixed"])
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_a_step_is_copied_at_once(kind, n_envs):
+    policy = PPO_Plus("MlpPolicy", vec(ACTIONS[kind], n_envs=n_envs), seed=0, device="cpu").policy
+    step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
+    assert step.cpu() is step
+    for part, copy in zip(step, step.copied(), strict=True):
+        assert th.equal(part, copy) and copy.data_ptr() != part.data_ptr()
