@@ -94,8 +94,8 @@ class Update:
 
     #: The policy's weights; set anew for each ``train()``.
     weights: Weights
-    #: The policy's buffers, which its layers may change.
-    buffers: list[th.Tensor]
+    #: What the policy computes with besides these: its buffers, which its layers may change, and frozen weights.
+    others: list[th.Tensor]
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Update:
         self,
         vector: th.Tensor | None,
         moments: dict[str, th.Tensor],
-        buffers: list[th.Tensor],
+        others: list[th.Tensor],
         coefficients: Coefficients,
         learning_rate: th.Tensor,
         target_kl: th.Tensor,
@@ -127,7 +127,7 @@ class Update:
 
         :param vector: the weights, changed in place; ``None`` where they are not packed
         :param moments: the optimizer's state for them, changed in place
-        :param buffers: the policy's buffers, which its layers may change in place
+        :param others: the policy's buffers, which its layers may change in place, and frozen weights
         :param coefficients: weights and bounds of the loss
         :param learning_rate: before the control's scale, 0-d
         :param target_kl: the control's target, 0-d
@@ -138,7 +138,7 @@ class Update:
         """
         if self.control.penalizes:
             coefficients = coefficients._replace(kl_coef=state.beta)
-        with self.standing_in(vector, buffers) as params:
+        with self.standing_in(vector, others) as params:
             losses, grads = self.differentiate(params, coefficients, data, indices)
         if vector is not None:
             grads = (_concatenated(grads, params),)
@@ -173,16 +173,16 @@ class Update:
             ) from None
 
     @contextmanager
-    def standing_in(self, vector: th.Tensor | None, buffers: list[th.Tensor]) -> Iterator[list[th.Tensor]]:
-        """Let the policy compute with these weights and buffers; lends the weights as parameters."""
+    def standing_in(self, vector: th.Tensor | None, others: list[th.Tensor]) -> Iterator[list[th.Tensor]]:
+        """Let the policy compute with these tensors (see :meth:`__call__`); lends the weights as parameters."""
         params: list[th.Tensor] = list(self.weights.params)
-        own: list[th.Tensor] = buffers
+        own: list[th.Tensor] = others
         if vector is not self.weights.vector:
-            own = [*params, *self.buffers]
+            own = [*params, *self.others]
             params = [part.detach().requires_grad_() for part in _views(vector, params)]  # type: ignore[arg-type]
-            buffers = [*params, *buffers]
+            others = [*params, *others]
         # Also with the policy's own: what a module puts in place of a buffer is written into it, as compiled.
-        with swapped(self.policy, own, buffers) if own else nullcontext():
+        with swapped(self.policy, own, others) if own else nullcontext():
             yield params
 
     def differentiate(
@@ -243,8 +243,9 @@ class Update:
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
             # A module may have replaced a buffer of its own.
-            self.buffers = list(self.policy.buffers())
-            settled = self.weights.vector, self.weights.moments, self.buffers, coefficients, learning_rate, target_kl
+            frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
+            self.others = [*self.policy.buffers(), *frozen]
+            settled = self.weights.vector, self.weights.moments, self.others, coefficients, learning_rate, target_kl
             # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
             # trace is a full one, as the first is.
             size = len(data.returns) if indices is None else len(indices)

@@ -25,6 +25,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.no_grad()(function)``, whose own cost per call is a tenth of acting on a small network."""
+    if not IS_TESTED:
+        return th.no_grad()(function)
 
     def call(*args: Any) -> Any:
         before = th.is_grad_enabled()

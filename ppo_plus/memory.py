@@ -66,11 +66,11 @@ class Layout:
         self.shut: th.Tensor | None = None
         later = marks.copy()
         later[:, 0] = False
-        n_shut = later.cumsum(axis=1)
+        n_shut = later.cumsum(axis=1, dtype=np.int64)
         n_more = int(n_shut[:, -1].max())
         if n_more:
             length = marks.shape[1] + n_more
-            rows = np.arange(marks.shape[1]) + n_shut + length * np.arange(n_sequences)[:, None]
+            rows = n_shut + np.arange(marks.shape[1]) + length * np.arange(n_sequences)[:, None]
             self._rows = th.from_numpy(rows.reshape(-1)).to(starts.device)
             shut = np.zeros((n_sequences * length, 1), dtype=bool)
             shut[rows[later] - 1] = True

@@ -9,6 +9,7 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -105,9 +106,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating (with memory, but for the recurrent layers' part in the update).
-        ``"auto"``: on a CPU, where a call of ``learn`` makes at least :data:`WORTH_COMPILING` updates of the weights;
-        ``True``: always, with an error where it cannot; ``False``: never
+    :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
+        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, where a
+        call of ``learn`` makes at least :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error
+        where it cannot; ``False``: never
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -648,8 +650,10 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         rollout = self.rollout_buffer.on_device()
         records: list[th.Tensor] = []
-        with packed(self.policy.optimizer) as weights:
+        with ExitStack() as stack:
+            weights = stack.enter_context(packed(self.policy.optimizer))
             update, fused = self._prepare_update(weights, control)
+            stack.callback(update.release)
             step = update.stepper(
                 fused,
                 fused is not None and self._has_foreign_code(),
@@ -673,7 +677,6 @@ class PPO_Plus(OnPolicyAlgorithm):
                     if self.verbose >= 1:
                         print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
                     break
-        update.release()
         state = control.after_update(state, last_kl, target_kl)
         self._kl_memory = control, tuple(float(value) for value in state)
         self._log_update(Records(update.names, records), state if type(control) is not KLControl else None)
@@ -712,8 +715,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         update = fused.function.__self__  # type: ignore[attr-defined]
         update.weights, update.control = weights, control
         packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
-        # Such a loss may remember what it likes.
-        own_loss_remembers = self.policy.remembers and self._has_foreign_code()
+        # In two parts, as with memory, only for what is known to evaluate the policy at the minibatch's observations.
+        can_split = not self.policy.remembers or not self._has_foreign_code()
         if self.compile is True:
             if weights.vector is None:
                 raise CompileError(
@@ -722,11 +725,12 @@ class PPO_Plus(OnPolicyAlgorithm):
                 )
             if not packed_buffer:
                 raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-            if own_loss_remembers:
+            if not can_split:
                 raise CompileError(
-                    "compile=True, but with memory a loss, network or noise of one's own cannot be: use compile=False"
+                    "compile=True, but with memory the update with a policy class, loss, noise process or KL control "
+                    'of one\'s own cannot be compiled: use compile="auto"'
                 )
-        return update, fused if packed_buffer and weights.vector is not None and not own_loss_remembers else None
+        return update, fused if packed_buffer and weights.vector is not None and can_split else None
 
     def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
         """A pure function of this model, kept together with its compiled form until a constant of it changes."""

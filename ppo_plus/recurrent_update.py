@@ -25,29 +25,39 @@ class RecurrentUpdate(Update):
     """
 
     policy: Any
-    #: The compiled form of :meth:`behind`, a function of its last two arguments; ``None``: nothing is compiled.
-    _compiled_behind: Callable[..., tuple[Losses, Gradient]] | None = None
+    #: The compiled form of :meth:`behind`; ``None``: nothing is compiled.
+    _fused: Fused | None = None
+    #: It with its first arguments settled, and the rollout among them.
+    _bound: tuple[Callable[..., tuple[Losses, Gradient]], Batch] | None = None
 
     @property
     def compilable(self) -> Callable[..., Any]:
         return self.behind
 
     def behind(
-        self, vector: th.Tensor, buffers: list[th.Tensor], coefficients: Coefficients, batch: Batch
+        self,
+        vector: th.Tensor,
+        others: list[th.Tensor],
+        coefficients: Coefficients,
+        data: Batch,
+        kl_coef: th.Tensor | None,
+        recalled: Recalled,
+        indices: th.Tensor,
     ) -> tuple[Losses, Gradient]:
         """The loss of one minibatch, and its gradient down to the recurrent layers; a pure function.
 
-        :param vector: the weights
-        :param buffers: the policy's buffers, which its layers may change in place
-        :param coefficients: weights and bounds of the loss
-        :param batch: the minibatch, with what was recalled as its carry
+        For the other parameters see :meth:`__call__`.
+
+        :param data: the rollout without its carry
+        :param kl_coef: the coefficient that changes from one minibatch to the next
+        :param recalled: what the recurrent layers made of the minibatch's observations
         :return: the loss; its gradient with respect to each weight, ``None`` for those that only stand before what was
             recalled, and then with respect to what was recalled
         """
-        assert batch.carry is not None
-        recalled = Recalled(*(part.detach().requires_grad_() for part in batch.carry.recalled))
-        with self.standing_in(vector, buffers) as params:
-            losses = self.loss(coefficients, batch._replace(carry=Carry(recalled=recalled)))
+        recalled = Recalled(*(part.detach().requires_grad_() for part in recalled))
+        batch = pick(data, indices)._replace(carry=Carry(recalled=recalled))
+        with self.standing_in(vector, others) as params:
+            losses = self.loss(coefficients._replace(kl_coef=kl_coef), batch)
             grads = gradient(losses.total, [*params, *recalled])
         return losses._replace(total=losses.total.detach()), grads
 
@@ -55,27 +65,41 @@ class RecurrentUpdate(Update):
         self, params: list[th.Tensor], coefficients: Coefficients, data: Batch, indices: th.Tensor | None
     ) -> tuple[Losses, Gradient]:
         # Which transitions are valid decides on shapes, which a compiled form has fixed.
-        if self._compiled_behind is None or indices is None or data.valid is not None:
+        if self._fused is None or indices is None or data.valid is not None:
             return super().differentiate(params, coefficients, data, indices)
-        batch = pick(data, indices)
+        recalled = self._recall(pick(data, indices))
+        detached = Recalled(*(part.detach() for part in recalled))
+        losses, grads = self._bind(coefficients, data)(coefficients.kl_coef, detached, indices)
+        # The critic sends no gradient into layers that it shares; and layers may be frozen.
+        ways = [way for way in zip(recalled, grads[len(params) :], strict=True) if way[0].requires_grad]
+        if not ways:
+            return losses, grads[: len(params)]
+        outputs, inflow = zip(*ways, strict=True)
+        through = th.autograd.grad(outputs, params, inflow, allow_unused=True)
+        return losses, tuple(map(_sum, grads, through))
+
+    def _recall(self, batch: Batch) -> Recalled:
         assert batch.carry is not None
+        recalled: Recalled
         recalled, _ = self.policy.recall(batch.observations, batch.carry.memory, batch.episode_starts)
-        known = Carry(recalled=Recalled(*(part.detach() for part in recalled)))
-        losses, grads = self._compiled_behind(coefficients, batch._replace(carry=known))
-        behind, slopes = grads[: len(params)], grads[len(params) :]
-        # The critic sends none into layers that it shares; and layers may be frozen.
-        ways = [(part, slope) for part, slope in zip(recalled, slopes, strict=True) if part.requires_grad]
-        before: Gradient = (None,) * len(params)
-        if ways:
-            outputs, slopes = zip(*ways, strict=True)
-            before = th.autograd.grad(outputs, params, slopes, allow_unused=True)
-        return losses, tuple(b if a is None else a if b is None else a + b for a, b in zip(behind, before, strict=True))
+        return recalled
+
+    def _bind(self, coefficients: Coefficients, data: Batch) -> Callable[..., tuple[Losses, Gradient]]:
+        if self._bound is None or self._bound[1] is not data:
+            assert self._fused is not None
+            settled = coefficients._replace(kl_coef=None), data._replace(carry=None)
+            self._bound = self._fused.bind(self.weights.vector, self.others, *settled), data
+        return self._bound[0]
 
     def stepper(self, fused: Fused | None, verify: bool, *settled: Any) -> Callable[..., Any]:
-        self.buffers = list(self.policy.buffers())
-        self._compiled_behind = None if fused is None else fused.bind(self.weights.vector, self.buffers)
+        self._fused = fused
         return super().stepper(None, verify, *settled)
 
     def release(self) -> None:
         super().release()
-        self._compiled_behind = None
+        self._fused = self._bound = None
+
+
+def _sum(a: th.Tensor | None, b: th.Tensor | None) -> th.Tensor | None:
+    """The sum of gradients, ``None`` being 0."""
+    return b if a is None else a if b is None else a + b

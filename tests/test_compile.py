@@ -157,6 +157,20 @@ def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
 
+def test_small_frozen_weights_are_never_stale():
+    results = []
+    for compile in (False, True):
+        model = PPO_Plus(
+            "MlpPolicy", vec(ACTIONS["box"]), n_steps=32, n_epochs=2, seed=0, device="cpu", compile=compile
+        )
+        model.policy.log_std.requires_grad_(False)
+        model.learn(64)
+        # A compiler would take so few numbers for constants.
+        model.policy.log_std.data.sub_(1.0)
+        results.append(parameters(model.learn(64)))
+    th.testing.assert_close(*results, rtol=0, atol=2e-5)
+
+
 class OwnPenalty(PPO_Plus):
     """A term of the KL, which vanishes at the first minibatch of an update."""
 

@@ -13,7 +13,7 @@ from test_recurrent import SMALL, STRUCTURES, NoTraining, make
 
 from ppo_plus import PPO_Plus
 from ppo_plus.engine import packed
-from ppo_plus.fused import CompileError
+from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import make_kl_control
 from ppo_plus.recurrent_update import RecurrentUpdate
 
@@ -32,11 +32,12 @@ def both_ways(model):
             weight.add_(0.02 * th.randn_like(weight))
     update = RecurrentUpdate(model.policy, partial(PPO_Plus.compute_loss, model), make_kl_control("stop", False), 0.5)
     with packed(model.policy.optimizer) as update.weights:
-        update.buffers = list(model.policy.buffers())
+        update.others = list(model.policy.buffers())
         for data, indices in model.rollout_buffer.minibatches(32):
             arguments = update.weights.params, model._make_coefficients(1.0), data, indices
             whole = update.differentiate(*arguments)
-            update._compiled_behind = partial(update.behind, update.weights.vector, update.buffers)
+            update._fused = Fused(update.behind, "the update", n_mutable=2)
+            update._fused._failed = True
             return whole, update.differentiate(*arguments)
 
 
@@ -49,7 +50,7 @@ def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, 
     memory = STRUCTURES.get(structure, dict(share_features_extractor=False))
     model = make("mixed", policy, observation=observation, memory=memory, n_steps=32, use_sde=True)
     for name, weight in model.policy.named_parameters():
-        weight.requires_grad_(not name.startswith(FROZEN[frozen]) or not FROZEN[frozen])
+        weight.requires_grad_(not name.startswith(FROZEN[frozen]))
     (losses, grads), (losses_by_parts, grads_by_parts) = both_ways(model)
     assert th.equal(losses.total, losses_by_parts.total)
     assert losses.diagnostics.keys() == losses_by_parts.diagnostics.keys()
@@ -61,6 +62,12 @@ def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, 
 
 CASES = {
     "LSTM, gSDE": ("MlpLstmPolicy", "box", "box", dict(use_sde=True, clip_range_vf=0.2)),
+    "two shared layers, dropout": (
+        "MlpLstmPolicy",
+        "multibinary",
+        "box",
+        dict(memory=STRUCTURES["shared"] | dict(n_lstm_layers=2, lstm_kwargs=dict(dropout=0.3))),
+    ),
     "GRU, masks, penalty": (
         "MultiInputGruPolicy",
         "mixed",
@@ -92,7 +99,18 @@ def test_compiled_and_eager_train_the_same(case):
     # What the update worked on stays with nobody, also not with copies.
     for model in (compiled, copy.deepcopy(compiled)):
         update = model._functions["the update"][1].function.__self__
-        assert not hasattr(update, "weights") and update._compiled_behind is None
+        assert not hasattr(update, "weights") and update._bound is None
+
+
+@needs_compiler
+def test_other_clipping_is_noticed():
+    results = []
+    for compile in (False, True):
+        model = make("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
+        # As many tensors as before, with another meaning.
+        model.clip_range, model.clip_range_vf = None, 0.2
+        results.append(th.nn.utils.parameters_to_vector(model.learn(64).policy.parameters()))
+    th.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
 class Augmented(PPO_Plus):
@@ -116,7 +134,7 @@ def test_a_loss_of_ones_own_is_left_uncompiled(monkeypatch):
     for a, b in zip(eager.policy.parameters(), auto.policy.parameters(), strict=True):
         assert th.allclose(a, b, atol=1e-6)
     strict = Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
-    with pytest.raises(CompileError, match="with memory a loss, network or noise of one's own cannot be"):
+    with pytest.raises(CompileError, match="with memory the update with a policy class, loss"):
         strict.learn(32)
 
 
