@@ -133,6 +133,7 @@ VECTOR = spaces.Box(-np.inf, np.inf, (8,))
 ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
 VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
 RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
+SMALL_LSTM: Any = dict(policy_kwargs=dict(lstm_hidden_size=64))
 WORKLOADS = {
     "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
     "CartPole-v1-x8": Workload("CartPole-v1", 8, 256, rollouts=4),
@@ -150,6 +151,9 @@ WORKLOADS = {
     ),
     "CartPole-v1-LSTM-x8": Workload("CartPole-v1", 8, 256, rollouts=4, **RECURRENT),
     "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=4, **RECURRENT),
+    "CartPole-v1-small-LSTM-x8-batch-256": Workload(
+        "CartPole-v1", 8, 256, batch_size=256, arguments=SMALL_LSTM, rollouts=4, **RECURRENT
+    ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
 #: What the picture shows.
