@@ -92,6 +92,8 @@ class Update:
     :param max_grad_norm: bound on the norm of the gradient
     """
 
+    #: How many arguments of :attr:`compilable` it changes in place.
+    n_mutable = 3
     #: The policy's weights; set anew for each ``train()``.
     weights: Weights
     #: What the policy computes with besides these: its buffers, which its layers may change, and frozen weights.
@@ -237,13 +239,13 @@ class Update:
         bound_to: Any = None
         fresh = not self.weights.moments
         full_size = 0
+        frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
 
         def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
             nonlocal compiled, bound_to, fresh, full_size
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
             # A module may have replaced a buffer of its own.
-            frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
             self.others = [*self.policy.buffers(), *frozen]
             settled = self.weights.vector, self.weights.moments, self.others, coefficients, learning_rate, target_kl
             # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to

@@ -683,9 +683,9 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _prepare_update(self, weights: Weights, control: KLControl) -> tuple[Update, Fused | None]:
         """The update on these weights, and its compiled form if it is wanted and possible."""
+        kind = RecurrentUpdate if self.policy.remembers else Update
 
         def make() -> Update:
-            kind = RecurrentUpdate if self.policy.remembers else Update
             return kind(self.policy, self.compute_loss, control, self.max_grad_norm)
 
         if not self._compiling:
@@ -710,7 +710,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 type(optimizer),
                 options,
             ),
-            n_mutable=2 if self.policy.remembers else 3,
+            n_mutable=kind.n_mutable,
         )
         update = fused.function.__self__  # type: ignore[attr-defined]
         update.weights, update.control = weights, control

@@ -24,6 +24,7 @@ class RecurrentUpdate(Update):
     Compiled, it needs a loss that evaluates the policy at the minibatch's observations and nowhere else.
     """
 
+    n_mutable = 2
     policy: Any
     #: The compiled form of :meth:`behind`; ``None``: nothing is compiled.
     _fused: Fused | None = None

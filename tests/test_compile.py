@@ -2,11 +2,11 @@
 
 import contextlib
 import copy
-import shutil
 
 import numpy as np
 import pytest
 import torch as th
+from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from stable_baselines3 import PPO
@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.fused import CompileError
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
+pytestmark = needs_compiler
 
 
 PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
@@ -37,10 +37,6 @@ CASES = {
 }
 
 
-def parameters(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_and_eager_train_the_same(case):
     action_space, observation_space, arguments = CASES[case]
@@ -58,14 +54,7 @@ def test_compiled_and_eager_train_the_same(case):
         ).learn(256)
         for compile in (False, True)
     ]
-    eager, compiled = models
-    assert all(fused._run is not None for _, fused in compiled._functions.values())
-    assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
-    # Two updates: rounding of another order of summation, grown by the second rollout.
-    assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
-    assert eager._n_updates == compiled._n_updates
-    for key in ("train/loss", "train/approx_kl", "train/kl", "train/grad_norm"):
-        assert compiled.logger.name_to_value[key] == pytest.approx(eager.logger.name_to_value[key], rel=1e-3, abs=1e-5)
+    assert_trained_alike(*models)
 
 
 @pytest.fixture(scope="module")

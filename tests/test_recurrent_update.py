@@ -1,13 +1,12 @@
 """The update of policies with memory, compiled from the recurrent layers on: the chain rule, and the same training."""
 
 import copy
-import shutil
 from functools import partial
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch as th
+from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from test_recurrent import SMALL, STRUCTURES, NoTraining, make
 
@@ -16,8 +15,6 @@ from ppo_plus.engine import packed
 from ppo_plus.fused import CompileError, Fused
 from ppo_plus.kl_control import make_kl_control
 from ppo_plus.recurrent_update import RecurrentUpdate
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
 
 FROZEN = {"nothing": (), "recurrent layers": ("lstm", "gru"), "hidden layers": ("mlp_extractor", "action_net")}
 
@@ -90,12 +87,7 @@ def test_compiled_and_eager_train_the_same(case):
         ).learn(256)
         for compile in (False, True)
     )
-    assert len(compiled._functions) == 2 and all(fused._run is not None for _, fused in compiled._functions.values())
-    assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
-    for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
-        assert th.allclose(a, b, atol=2e-5)
-    for key in ("train/loss", "train/approx_kl", "train/kl", "train/grad_norm"):
-        assert compiled.logger.name_to_value[key] == pytest.approx(eager.logger.name_to_value[key], rel=1e-3, abs=1e-5)
+    assert_trained_alike(eager, compiled)
     # What the update worked on stays with nobody, also not with copies.
     for model in (compiled, copy.deepcopy(compiled)):
         update = model._functions["the update"][1].function.__self__
@@ -109,7 +101,7 @@ def test_other_clipping_is_noticed():
         model = make("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
         # As many tensors as before, with another meaning.
         model.clip_range, model.clip_range_vf = None, 0.2
-        results.append(th.nn.utils.parameters_to_vector(model.learn(64).policy.parameters()))
+        results.append(parameters(model.learn(64)))
     th.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
@@ -131,8 +123,7 @@ def test_a_loss_of_ones_own_is_left_uncompiled(monkeypatch):
         for compile in (False, "auto")
     )
     assert auto._functions["acting"][1]._run is not None
-    for a, b in zip(eager.policy.parameters(), auto.policy.parameters(), strict=True):
-        assert th.allclose(a, b, atol=1e-6)
+    assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
     strict = Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
     with pytest.raises(CompileError, match="with memory the update with a policy class, loss"):
         strict.learn(32)
@@ -156,5 +147,4 @@ def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
     )
     assert compiled.rollout_buffer.valid is not None
     assert compiled._functions["the update"][1]._run is None
-    for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
-        assert th.allclose(a, b, atol=1e-6)
+    assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)

@@ -1,0 +1,24 @@
+"""What the tests of compiled training share."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch as th
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
+
+
+def parameters(model):
+    return th.nn.utils.parameters_to_vector(model.policy.parameters())
+
+
+def assert_trained_alike(eager, compiled):
+    """Two models after two updates: all of one is compiled, and it has become the other."""
+    assert len(compiled._functions) == 2 and all(fused._run is not None for _, fused in compiled._functions.values())
+    assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
+    # Two updates: rounding of another order of summation, grown by the second rollout.
+    assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
+    assert eager._n_updates == compiled._n_updates
+    for key in ("train/loss", "train/approx_kl", "train/kl", "train/grad_norm"):
+        assert compiled.logger.name_to_value[key] == pytest.approx(eager.logger.name_to_value[key], rel=1e-3, abs=1e-5)
