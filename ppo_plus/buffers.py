@@ -147,34 +147,35 @@ class RolloutBuffer:
         action: np.ndarray,
         reward: np.ndarray,
         episode_start: np.ndarray,
-        value: th.Tensor,
-        log_prob: th.Tensor,
-        params: th.Tensor,
+        value: np.ndarray,
+        log_prob: np.ndarray,
+        params: np.ndarray,
         masks: np.ndarray | None = None,
     ) -> None:
-        """Store one step of all environments; tensors are on the CPU.
+        """Store one step of all environments.
 
         :param obs: what the environment returned before the step, shape ``(N, ...)``. It is stored in the dtype it
             came in (float64 as float32), not in the space's: ``VecNormalize`` makes floats of integers
         :param action: internal actions, shape ``(N, action_dim)``
         :param reward: shape ``(N,)``
         :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
-        :param value: shape ``(N,)`` or ``(N, 1)``
+        :param value: shape ``(N,)``
         :param log_prob: shape ``(N,)``
         :param params: parameters of the action distribution, shape ``(N, param_dim)``
         :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
         """
         self._write("observations", obs)
         self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
-        self._write("params", params.numpy())
+        self._write("params", params)
         if masks is not None:
             self._write("masks", masks)
-        self.rewards[self.pos] = reward
-        self.episode_starts[self.pos] = episode_start
-        self.values[self.pos] = value.numpy().reshape(-1)
-        self.log_probs[self.pos] = log_prob.numpy()
-        self.pos += 1
-        self.full = self.pos == self.buffer_size
+        pos = self.pos
+        self.rewards[pos] = reward
+        self.episode_starts[pos] = episode_start
+        self.values[pos] = value
+        self.log_probs[pos] = log_prob
+        # Past `__setattr__`, which is for arrays.
+        vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
 
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a sequence for training in each environment with the next step.
@@ -292,12 +293,11 @@ class RolloutBuffer:
         if self.pos == 0 and not _fits(getattr(self, name, None), rows):
             self._allocate(name, rows)
         stored = getattr(self, name)
-        # "same_kind" refuses to cut floats down to integers silently.
         if isinstance(rows, dict):
             for key, row in rows.items():
-                np.copyto(stored[key][self.pos], row, casting="same_kind")
+                _put(stored[key], self.pos, row)
         else:
-            np.copyto(stored[self.pos], rows, casting="same_kind")
+            _put(stored, self.pos, rows)
 
     def _allocate(self, name: str, rows: Any) -> None:
         is_dict = isinstance(rows, dict)
@@ -331,7 +331,17 @@ class _SB3Methods:
         # observations that VecNormalize has made floats of.
         self.actions = self.actions.astype(np.float32)
 
-    def add(self, obs: Any, *step: Any, masks: Any = None) -> None:
+    def add(
+        self,
+        obs: Any,
+        action: np.ndarray,
+        reward: np.ndarray,
+        episode_start: np.ndarray,
+        value: np.ndarray,
+        log_prob: np.ndarray,
+        params: np.ndarray,
+        masks: np.ndarray | None = None,
+    ) -> None:
         if masks is not None:
             raise ValueError(
                 f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
@@ -339,7 +349,7 @@ class _SB3Methods:
             )
         if self.pos == 0:
             self.observations = _as_incoming(self.observations, obs)
-        super().add(obs, *step[:5])  # type: ignore[misc]
+        super().add(obs, action, reward, episode_start, th.from_numpy(value), th.from_numpy(log_prob))  # type: ignore[misc]
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         raise ValueError(
@@ -390,6 +400,14 @@ def _fits(stored: Any, rows: Any) -> bool:
     if isinstance(rows, dict):
         return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
     return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+
+
+def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
+    if rows.dtype.kind == stored.dtype.kind:
+        stored[pos] = rows
+    else:
+        # Takes three times as long, and refuses to cut floats down to integers silently.
+        np.copyto(stored[pos], rows, casting="same_kind")
 
 
 def _flatten(tensor: Any, device: th.device) -> Any:

@@ -333,10 +333,15 @@ class Act:
         """All that the policy computes with."""
         return [*self.policy.parameters(), *self.policy.buffers()]
 
-    def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> Any:
-        """``policy.act(*inputs)`` with these parameters and buffers."""
+    def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Any]:
+        """:meth:`decide` with these parameters and buffers."""
         with swapped(self.policy, self.tensors(), tensors):
-            return self.policy.act(*inputs)
+            return self.decide(*inputs)
+
+    def decide(self, *inputs: Any) -> tuple[th.Tensor, Any]:
+        """``policy.act(*inputs)`` with its step packed."""
+        step, carry = self.policy.act(*inputs)
+        return step.packed(), carry
 
 
 class Records:
@@ -354,10 +359,12 @@ class Records:
         """For each minibatch, whether its loss and gradient were finite."""
         return [bool(flag) for flag in self.table[:, 0].tolist()]
 
-    def mean(self) -> dict[str, th.Tensor]:
-        """The mean of each diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
-        means = self.table[self.table[:, 1] > 0, len(FLAGS) :].mean(dim=0)
-        return dict(zip(self.names[len(FLAGS) :], means, strict=True))
+    def mean(self, name: str) -> th.Tensor:
+        """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
+        counted = self.table[:, FLAGS.index("counted")]
+        # Not a product with the flags: what does not count may be NaN. Nor a choice of rows, which waits for a GPU.
+        numbers = th.where(counted > 0, self.table[:, self.names.index(name)], 0.0)
+        return numbers.sum() / counted.sum()
 
 
 @contextmanager

@@ -52,29 +52,38 @@ class Fused:
         self._run: Compiled | None = None
         self._signature: list[Any] = []
         self._static_form: Any = None
-        self._build: Callable[[Iterator[th.Tensor]], Any] = next
+        self._build: Callable[[list[th.Tensor], list[th.Tensor]], Any] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_static_form": None, "_build": next}
+        return vars(self) | {"_run": None, "_signature": [], "_static_form": None, "_build": _nothing}
 
-    def bind(self, *static: Any) -> Callable[..., Any]:
+    def bind(self, *static: Any, watched: bool = False) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
 
         :param static: the first arguments: the same tensors in every call, though their values may change
+        :param watched: whether somebody may give these tensors other memory (``tensor.data = ...``) between the calls
         :return: a function of the others, which must have the same structure in every call
         """
         static_tensors: list[th.Tensor] = []
         _collect(static, static_tensors)
         n_static = len(static_tensors)
         form = _form(static)
-        if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
-            self.reset()
-            self._static_form = form
+
+        def settle() -> list[int]:
+            if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
+                self.reset()
+                self._static_form = form
+            return list(map(th.Tensor.data_ptr, static_tensors))
+
+        places = settle()
 
         def call(*varying: Any) -> Any:
+            nonlocal places
             if self._failed and not self.strict:
                 return self.function(*static, *varying)
+            if watched and places != list(map(th.Tensor.data_ptr, static_tensors)):
+                places = settle()
             tensors = static_tensors.copy()
             _collect(varying, tensors)
             signature = _signature(tensors[n_static:])
@@ -82,7 +91,7 @@ class Fused:
                 self._compile((*static, *varying))
             if self._run is None or signature != self._signature[n_static:]:
                 return self.function(*static, *varying)
-            return self._build(iter(self._run(tensors)))
+            return self._build(self._run(tensors.copy()), tensors)
 
         return call
 
@@ -121,7 +130,7 @@ class Fused:
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
         assert self._run is not None
-        return self._build(iter(self._run(tensors)))
+        return self._build(self._run(tensors.copy()), tensors)
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
@@ -152,10 +161,19 @@ class Fused:
             rest = iter(flat_tensors)
             given = [None if leaf is None else next(rest) for leaf in leaves]
             result = self.function(*tree_unflatten(given, spec))
-            # Tensors of the trace must not be kept.
-            self._build = _builder(tree_map(lambda leaf: None if leaf is None else _TENSOR, result))
             outputs: list[th.Tensor] = []
-            _collect(result, outputs)
+
+            def place(leaf: Any) -> "_Place | None":
+                if leaf is None:
+                    return None
+                # What comes back as it was given need not pass through the compiled form.
+                for i, tensor in enumerate(flat_tensors):
+                    if leaf is tensor:
+                        return _Place(f"given[{i}]")
+                outputs.append(leaf)
+                return _Place(f"made[{len(outputs) - 1}]")
+
+            self._build = _builder(tree_map(place, result))
             return outputs
 
         graph = trace(flat, tensors)
@@ -228,22 +246,37 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
-#: Stands for a tensor in the structure of a result.
-_TENSOR = object()
+class _Place(str):
+    """Where a tensor of a result is found, as an expression of Python."""
 
 
-def _builder(structure: Any) -> Callable[[Iterator[th.Tensor]], Any]:
-    """A function that puts the next tensors into the places of the structure; faster than pytree's own."""
-    if structure is _TENSOR:
-        return next
-    if isinstance(structure, dict):
-        named = [(key, _builder(value)) for key, value in structure.items()]
-        return lambda tensors: {key: build(tensors) for key, build in named}
-    if isinstance(structure, (tuple, list)):
-        parts = [_builder(value) for value in structure]
-        make = getattr(structure, "_make", type(structure))
-        return lambda tensors: make([build(tensors) for build in parts])
-    return lambda tensors: None
+def _builder(structure: Any) -> Callable[[list[th.Tensor], list[th.Tensor]], Any]:
+    """A function that puts tensors into the places of a structure: as one expression of Python, which is ten times
+    faster than pytree's own way.
+
+    :param structure: any nesting of tuples, lists, dicts and ``None`` around places
+    :return: a function of the tensors that were made, and of those that were given
+    """
+    constants: dict[str, Any] = {}
+
+    def constant(value: Any) -> str:
+        constants[f"constant_{len(constants)}"] = value
+        return f"constant_{len(constants) - 1}"
+
+    def expression(part: Any) -> str:
+        if part is None or isinstance(part, _Place):
+            return str(part)
+        if isinstance(part, dict):
+            return "{" + "".join(f"{constant(key)}: {expression(value)}, " for key, value in part.items()) + "}"
+        make = getattr(part, "_make", type(part))
+        return f"{constant(make)}((" + "".join(f"{expression(value)}, " for value in part) + "))"
+
+    build: Callable[..., Any] = eval(f"lambda made, given: {expression(structure)}", constants)
+    return build
+
+
+def _nothing(made: list[th.Tensor], given: list[th.Tensor]) -> None:
+    """What a structure is built by before there is one."""
 
 
 def _form(tree: Any) -> Any:
@@ -287,11 +320,12 @@ def _signature(tensors: list[th.Tensor]) -> list[Any]:
 
 def _collect(tree: Any, out: list[th.Tensor]) -> None:
     """Append the tensors of a nesting in pytree order; several times faster than pytree's own."""
-    if isinstance(tree, th.Tensor):
-        out.append(tree)
+    # Tensors come last: asking whether something else is one takes longest.
+    if isinstance(tree, (tuple, list)):
+        for value in tree:
+            _collect(value, out)
     elif isinstance(tree, dict):
         for value in tree.values():
             _collect(value, out)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            _collect(value, out)
+    elif tree is not None and isinstance(tree, th.Tensor):
+        out.append(tree)

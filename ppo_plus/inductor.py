@@ -13,6 +13,14 @@ import torch as th
 #: A compiled graph: it takes a list of tensors, which it empties, and returns one.
 Compiled = Callable[[list[th.Tensor]], list[th.Tensor]]
 
+OPTIONS = {
+    # The compiled form draws the numbers that eager mode would draw.
+    "fallback_random": True,
+    # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
+    "cpp.use_decompose_tanh": True,
+    # Who calls has compared the shapes; each of these checks makes a stream for its message, in half a microsecond.
+    "size_asserts": False,
+}
 #: Elements from which on a loop should not repeat the arithmetic of single numbers.
 LOOP = 1_024
 #: Multiplications up to which a matrix product is a loop of its own (with a vector: up to four times as many).
@@ -50,17 +58,10 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Compile
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    options = {
-        "cpp_wrapper": on_cpu,
-        # The compiled form draws the numbers that eager mode would draw.
-        "fallback_random": True,
-        # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
-        "cpp.use_decompose_tanh": True,
-    }
     # Inductor keeps on disk only what it compiled for a mode with shapes.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
-    with config.patch(options), th.no_grad(), tracing(TracingContext(mode)):
+    with config.patch(OPTIONS | {"cpp_wrapper": on_cpu}), th.no_grad(), tracing(TracingContext(mode)):
         # The table depends on the options.
         decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if on_cpu else {})}
         # Inductor takes its own set of operations, none of which changes a tensor but, at the end, an argument.

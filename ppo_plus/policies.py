@@ -49,15 +49,10 @@ class Step(NamedTuple):
     log_probs: th.Tensor
     params: th.Tensor
 
-    def cpu(self) -> "Step":
-        """The same on the CPU."""
-        return self if self.actions.device.type == "cpu" else self.copied()
-
-    def copied(self) -> "Step":
-        """A copy on the CPU, made at once: a copy of each part would wait for the device each time."""
-        parts = [self.actions, self.values[:, None], self.log_probs[:, None], self.params]
-        actions, values, log_probs, params = th.cat(parts, dim=1).cpu().split([part.shape[1] for part in parts], dim=1)
-        return Step(actions, values[:, 0], log_probs[:, 0], params)
+    def packed(self) -> th.Tensor:
+        """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy
+        and is stored in one."""
+        return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
 
 class ActorCriticPolicy(sb3.ActorCriticPolicy):

@@ -30,7 +30,7 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
+from ppo_plus.engine import FLAGS, Act, Records, Update, Weights, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused, obstacle
@@ -40,7 +40,7 @@ from ppo_plus.losses import Coefficients, Losses
 from ppo_plus.masking import MaskSource, find_masks
 from ppo_plus.memory import Carry, Memory
 from ppo_plus.migration import from_sb3, saved_data
-from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, Step, adapt_policy_class
+from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
 from ppo_plus.recurrent import RECURRENT
 from ppo_plus.recurrent_update import RecurrentUpdate
 from ppo_plus.schedules import Schedule, make_schedule
@@ -440,6 +440,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
         act = self._prepare_act(mask_source)
+        n_actions = self.policy.action_dist.action_dim
         while n_steps < n_rollout_steps:
             carry = self._renew_noise(n_steps)
             if length and n_steps % length == 0:
@@ -449,9 +450,12 @@ class PPO_Plus(OnPolicyAlgorithm):
                 action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
             decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
-            memory, step = self._carry.memory, decided.cpu()
+            memory, decided = self._carry.memory, decided.cpu()
+            numbers = decided.numpy()
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions, values, log_probs = step.actions.numpy(), step.values.unsqueeze(1), step.log_probs
+            actions = numbers[:, :n_actions]
+            values = th.from_numpy(numbers[:, n_actions : n_actions + 1])
+            log_probs = th.from_numpy(numbers[:, n_actions + 1])
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
@@ -483,9 +487,9 @@ class PPO_Plus(OnPolicyAlgorithm):
                 actions,
                 rewards,
                 last_episode_starts,  # type: ignore[arg-type]
-                values,
-                log_probs,
-                step.params,
+                numbers[:, n_actions],
+                numbers[:, n_actions + 1],
+                numbers[:, n_actions + 2 :],
                 **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
@@ -514,18 +518,19 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
         return None if array is None else th.as_tensor(array, device=self.device)
 
-    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[Step, Carry]]:
-        """``policy.act``, compiled if that is wanted and possible."""
-        if not self._compiling:
-            return without_gradients(self.policy.act)
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[th.Tensor, Carry]]:
+        """``policy.act`` with its step packed, compiled if that is wanted and possible."""
         act = Act(self.policy)
+        if not self._compiling:
+            return without_gradients(act.decide)
         fused = self._fused("acting", lambda: act, constants=mask_source)
         if self._has_foreign_code():
             masks = self._optional_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
             with th.no_grad(), th.random.fork_rng():
                 carry = self.policy.init_carry(self.n_envs)
                 fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
-        return without_gradients(fused.bind(act.tensors()))
+        # Callbacks may replace weights.
+        return without_gradients(fused.bind(act.tensors(), watched=True))
 
     def _has_foreign_code(self) -> bool:
         """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
@@ -671,7 +676,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._n_updates += 1
                 epoch_records = Records(update.names, records[n_before:])
                 self._count_skipped(epoch_records.finite())
-                last_kl = epoch_records.mean().get(control.measure, target_kl)
+                last_kl = epoch_records.mean(control.measure) if control.measure in update.names else target_kl
                 state = control.after_epoch(state, last_kl, target_kl)
                 if not state.running:
                     if self.verbose >= 1:
@@ -806,8 +811,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             utils.update_learning_rate(optimizer, learning_rate)
 
     def _log_update(self, records: Records, kl_state: KLState | None) -> None:
-        for name, value in records.mean().items():
-            self.logger.record(f"train/{name}", value.item())
+        for name in records.names[len(FLAGS) :]:
+            self.logger.record(f"train/{name}", records.mean(name).item())
         values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
         self.logger.record("train/explained_variance", utils.explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):

@@ -37,9 +37,9 @@ def random_steps(n_steps, n_envs, seed=0, obs_space=BOX, action_space=DISCRETE):
             stack(action_space).reshape(n_envs, -1),
             floats(n_envs),
             rng.random(n_envs) < 0.2,
-            th.from_numpy(floats(n_envs, 1)),
-            th.from_numpy(floats(n_envs)),
-            th.from_numpy(floats(n_envs, 4)),
+            floats(n_envs),
+            floats(n_envs),
+            floats(n_envs, 4),
         )
         for _ in range(n_steps)
     ]
@@ -65,7 +65,8 @@ def refill(buffer, steps, end):
     buffer.reset()
     is_sb3 = isinstance(buffer, sb3.RolloutBuffer) and not hasattr(buffer, "bootstrap_timeouts")
     for step in steps:
-        buffer.add(*(step[:6] if is_sb3 else step))
+        # SB3 is given tensors, and no parameters of distributions.
+        buffer.add(*(*step[:4], *map(th.from_numpy, step[4:6])) if is_sb3 else step)
     buffer.compute_returns_and_advantage(*end)
 
 
@@ -116,7 +117,9 @@ def test_an_epoch_holds_every_transition_once(n_steps, n_envs, batch_size, seed)
     assert len(batches[-1].actions) == (total - 1) % batch_size + 1
     # A transition is known by its log-probability; everything else must belong to it.
     together = Batch(*(th.cat(field) for field in zip(*map(stored_fields, batches), strict=True)))
-    order, expected = (x.argsort() for x in (together.old_log_prob, th.cat([step[5] for step in steps])))
+    order, expected = (
+        x.argsort() for x in (together.old_log_prob, th.from_numpy(np.concatenate([step[5] for step in steps])))
+    )
     for field, position in ((0, 0), (1, 1), (2, 4), (3, 5), (6, 6)):
         stored = th.cat([th.as_tensor(step[position]) for step in steps])[expected]
         assert th.equal(together[field][order], stored.flatten() if field == 2 else stored.to(together[field].dtype))

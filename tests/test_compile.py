@@ -282,13 +282,17 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     act = model._prepare_act(None)
 
     def agrees():
-        step, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
+        packed, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
         with th.no_grad():
             values, _ = model.policy.evaluate(model._obs_tensor())
-        th.testing.assert_close(step.values, values, rtol=1e-4, atol=1e-5)
+        th.testing.assert_close(packed[:, model.policy.action_dist.action_dim], values, rtol=1e-4, atol=1e-5)
 
     agrees()
     th.nn.utils.vector_to_parameters(parameters(model) + 0.1, model.policy.parameters())
+    agrees()
+    for weight in model.policy.parameters():
+        # In another layout than that of the compiled form.
+        weight.data = weight.data.flip(0).movedim(0, -1).contiguous().movedim(-1, 0)
     agrees()
     model._last_obs = dict(reversed(model._last_obs.items()))
     agrees()

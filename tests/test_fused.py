@@ -2,12 +2,16 @@
 
 import copy
 import pickle
+from typing import Any, NamedTuple
 
 import pytest
 import torch as th
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_map
 
-from ppo_plus.fused import PIECE, CompileError, Fused, _close, obstacle, swapped
+from ppo_plus.fused import PIECE, CompileError, Fused, _builder, _close, _Place, obstacle, swapped
 
 #: Compiling takes seconds: everything that can be said of one compiled function is said of this one.
 
@@ -41,6 +45,42 @@ def test_same_outputs_changes_and_random_numbers(fused):
     assert th.equal(compiled["noisy"], eager["noisy"])
     assert th.equal(compiled["parts"][0], eager["parts"][0]) and compiled["parts"][1] is None
     assert state["total"] == own_state["total"] == 3.0
+
+
+def test_what_comes_back_as_it_was_given_is_the_same_tensor():
+    fused = Fused(lambda x, y: {"given": [y, x], 3: (x + y, ()), None: None}, "a nesting", strict=True)
+    x, y = th.ones(2), th.zeros(2)
+    call = fused.bind(x)
+    for _ in range(2):
+        result = call(y)
+        assert list(result) == ["given", 3, None] and isinstance(result["given"], list)
+        assert result["given"][0] is y and result["given"][1] is x and result[None] is None
+        assert th.equal(result[3][0], th.ones(2)) and result[3][1] == ()
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+MADE, GIVEN = [f"made {i}" for i in range(4)], [f"given {i}" for i in range(3)]
+PLACES = {_Place(f"made[{i}]"): MADE[i] for i in range(4)} | {_Place(f"given[{i}]"): GIVEN[i] for i in range(3)}
+KEYS = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.sampled_from([Pair, "'", "made"]))
+NESTINGS = st.recursive(
+    st.one_of(st.none(), st.sampled_from(list(PLACES))),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+)
+
+
+@given(NESTINGS)
+def test_a_builder_puts_tensors_in_their_places(structure):
+    built, expected = _builder(structure)(MADE, GIVEN), tree_map(PLACES.get, structure)
+    assert built == expected and repr(built) == repr(expected)
 
 
 def test_other_shapes_run_the_function_itself(fused, monkeypatch):
