@@ -102,13 +102,15 @@ def small_mm(a: th.Tensor, b: th.Tensor) -> th.Tensor:
     (m, k), n = a.shape, b.shape[1]
     if a.dtype != th.float32 or b.dtype != th.float32:
         return NotImplemented
-    if b.stride(0) == 1 and a.stride(1) == 1 and k >= VECTOR:
-        # A linear layer: each output is a scalar product of two rows in memory.
+    is_layer = b.stride(0) == 1 and a.stride(1) == 1
+    if is_layer and k >= VECTOR:
+        # Each output is a scalar product of two rows in memory.
         if m * n * k <= SMALL_PRODUCT or (m == 1 and n * k <= 4 * SMALL_PRODUCT):
             return (a.unsqueeze(1) * b.t().unsqueeze(0)).sum(2)
-    elif b.stride(1) == 1 and m * n * k <= SMALL_PRODUCT:
-        # Its gradients: each row of outputs is a sum of rows.
-        return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+    elif (is_layer or b.stride(1) == 1) and m * n * k <= SMALL_PRODUCT:
+        # Each row of outputs is a sum of rows: those of the gradients stand in memory, those of a layer are put there.
+        rows = th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1]) if is_layer else b
+        return (a.unsqueeze(2) * rows.unsqueeze(0)).sum(1)
     return NotImplemented
 
 
