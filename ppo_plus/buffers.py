@@ -349,7 +349,8 @@ class _SB3Methods:
             )
         if self.pos == 0:
             self.observations = _as_incoming(self.observations, obs)
-        super().add(obs, action, reward, episode_start, th.from_numpy(value), th.from_numpy(log_prob))  # type: ignore[misc]
+        values, log_probs = th.from_numpy(value[:, None]), th.from_numpy(log_prob)
+        super().add(obs, action, reward, episode_start, values, log_probs)  # type: ignore[misc]
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         raise ValueError(

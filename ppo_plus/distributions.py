@@ -47,6 +47,8 @@ class ActionDistribution(ABC):
     gaussian_dim: int = 0
     #: Alternatives of each choice, in order. A mask has an entry for each alternative, so ``sum(choices)`` of them.
     choices: list[int]
+    #: What internal actions are as numpy arrays.
+    dtype: type = np.float32
 
     def __init__(self, action_space: spaces.Space[Any]):
         self.action_space = action_space
@@ -212,6 +214,7 @@ class Categorical(ActionDistribution):
     """
 
     action_space: "spaces.Discrete | spaces.MultiDiscrete"
+    dtype = np.int64
 
     def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
         super().__init__(action_space)

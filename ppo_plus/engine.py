@@ -339,9 +339,9 @@ class Act:
             return self.decide(*inputs)
 
     def decide(self, *inputs: Any) -> tuple[th.Tensor, Any]:
-        """``policy.act(*inputs)`` with its step packed."""
+        """``policy.act(*inputs)`` with its step joined."""
         step, carry = self.policy.act(*inputs)
-        return step.packed(), carry
+        return step.joined(), carry
 
 
 class Records:
@@ -357,14 +357,12 @@ class Records:
 
     def finite(self) -> list[bool]:
         """For each minibatch, whether its loss and gradient were finite."""
-        return [bool(flag) for flag in self.table[:, 0].tolist()]
+        return [bool(flag) for flag in self.table[:, FLAGS.index("finite")].tolist()]
 
     def mean(self, name: str) -> th.Tensor:
         """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
-        counted = self.table[:, FLAGS.index("counted")]
-        # Not a product with the flags: what does not count may be NaN. Nor a choice of rows, which waits for a GPU.
-        numbers = th.where(counted > 0, self.table[:, self.names.index(name)], 0.0)
-        return numbers.sum() / counted.sum()
+        counted = self.table[:, FLAGS.index("counted")] > 0
+        return self.table[counted, self.names.index(name)].mean()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch as th
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ppo_plus.inductor import Compiled, compile_graph, find_compiler, trace
+from ppo_plus.inductor import compile_graph, find_compiler, trace
 from ppo_plus.kernels import IS_TESTED, TESTED
 
 #: Graphs beyond this many operations take minutes to compile.
@@ -29,8 +29,9 @@ class Fused:
 
     The function takes and returns any nesting of tuples, lists, dicts and ``None`` around tensors. It may change its
     first ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant
-    of the trace. Where its settled arguments (see :meth:`bind`) have other shapes than the traced ones it is traced
-    anew; where its other arguments have, the function itself runs.
+    of the trace. Where its settled arguments (see :meth:`bind`) have other shapes, layouts or dtypes than the traced ones
+    it is traced anew; where its other arguments have, the function itself runs. An argument that it returns unchanged is
+    the caller's own tensor.
 
     :param function: the function
     :param name: what it is, for messages
@@ -49,20 +50,20 @@ class Fused:
 
     def reset(self) -> None:
         """Forget the compiled form: the next call traces anew."""
-        self._run: Compiled | None = None
+        self._run: Callable[[list[th.Tensor]], Any] | None = None
         self._signature: list[Any] = []
         self._static_form: Any = None
-        self._build: Callable[[list[th.Tensor], list[th.Tensor]], Any] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_static_form": None, "_build": _nothing}
+        return vars(self) | {"_run": None, "_signature": [], "_static_form": None}
 
     def bind(self, *static: Any, watched: bool = False) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
 
         :param static: the first arguments: the same tensors in every call, though their values may change
-        :param watched: whether somebody may give these tensors other memory (``tensor.data = ...``) between the calls
+        :param watched: whether somebody may move these tensors (``tensor.data = ...``) between the calls, possibly to
+            another layout
         :return: a function of the others, which must have the same structure in every call
         """
         static_tensors: list[th.Tensor] = []
@@ -73,7 +74,7 @@ class Fused:
         def settle() -> list[int]:
             if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
                 self.reset()
-                self._static_form = form
+            self._static_form = form
             return list(map(th.Tensor.data_ptr, static_tensors))
 
         places = settle()
@@ -82,7 +83,8 @@ class Fused:
             nonlocal places
             if self._failed and not self.strict:
                 return self.function(*static, *varying)
-            if watched and places != list(map(th.Tensor.data_ptr, static_tensors)):
+            # The compiled form checks nothing itself. It may be another by now, made for a later binding.
+            if self._static_form is not form or (watched and places != list(map(th.Tensor.data_ptr, static_tensors))):
                 places = settle()
             tensors = static_tensors.copy()
             _collect(varying, tensors)
@@ -91,7 +93,7 @@ class Fused:
                 self._compile((*static, *varying))
             if self._run is None or signature != self._signature[n_static:]:
                 return self.function(*static, *varying)
-            return self._build(self._run(tensors.copy()), tensors)
+            return self._run(tensors)
 
         return call
 
@@ -129,8 +131,10 @@ class Fused:
     def _call_compiled(self, *args: Any) -> Any:
         tensors: list[th.Tensor] = []
         _collect(args, tensors)
+        if _signature(tensors) != self._signature:
+            raise CompileError("a copy of a tensor that may change has another layout than the tensor")
         assert self._run is not None
-        return self._build(self._run(tensors.copy()), tensors)
+        return self._run(tensors)
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
@@ -153,11 +157,13 @@ class Fused:
                 ) from error
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=4)
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Compiled:
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
         leaves, spec = tree_flatten(args)
         tensors = _distinct([leaf for leaf in leaves if leaf is not None])
+        structure: Any = None
 
         def flat(*flat_tensors: th.Tensor) -> list[Any]:
+            nonlocal structure
             rest = iter(flat_tensors)
             given = [None if leaf is None else next(rest) for leaf in leaves]
             result = self.function(*tree_unflatten(given, spec))
@@ -173,14 +179,15 @@ class Fused:
                 outputs.append(leaf)
                 return _Place(f"made[{len(outputs) - 1}]")
 
-            self._build = _builder(tree_map(place, result))
+            structure = tree_map(place, result)
             return outputs
 
         graph = trace(flat, tensors)
         _refuse_weights(graph)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
-        return compile_graph(graph, tensors)
+        run, build = compile_graph(graph, tensors), _builder(structure)
+        return lambda tensors: build(run(tensors.copy()), tensors)
 
 
 def obstacle(device: th.device) -> str | None:
@@ -273,10 +280,6 @@ def _builder(structure: Any) -> Callable[[list[th.Tensor], list[th.Tensor]], Any
 
     build: Callable[..., Any] = eval(f"lambda made, given: {expression(structure)}", constants)
     return build
-
-
-def _nothing(made: list[th.Tensor], given: list[th.Tensor]) -> None:
-    """What a structure is built by before there is one."""
 
 
 def _form(tree: Any) -> Any:

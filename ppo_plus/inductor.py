@@ -13,12 +13,14 @@ import torch as th
 #: A compiled graph: it takes a list of tensors, which it empties, and returns one.
 Compiled = Callable[[list[th.Tensor]], list[th.Tensor]]
 
+#: Settings of Inductor.
 OPTIONS = {
     # The compiled form draws the numbers that eager mode would draw.
     "fallback_random": True,
     # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
     "cpp.use_decompose_tanh": True,
-    # Who calls has compared the shapes; each of these checks makes a stream for its message, in half a microsecond.
+    # The caller compares shapes and layouts, and tries results before they are used. Each of these checks, of arguments
+    # and of what library kernels return, makes a stream for its message, in half a microsecond.
     "size_asserts": False,
 }
 #: Elements from which on a loop should not repeat the arithmetic of single numbers.
@@ -47,7 +49,10 @@ def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) ->
 
 
 def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Compiled:
-    """The graph compiled for tensors of these shapes, dtypes, layouts and devices; it may change them in place."""
+    """The graph compiled for tensors of these shapes, dtypes, layouts and devices; it may change them in place.
+
+    The compiled form checks none of that: given others, it may read and write any memory.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -108,8 +113,8 @@ def small_mm(a: th.Tensor, b: th.Tensor) -> th.Tensor:
         if m * n * k <= SMALL_PRODUCT or (m == 1 and n * k <= 4 * SMALL_PRODUCT):
             return (a.unsqueeze(1) * b.t().unsqueeze(0)).sum(2)
     elif (is_layer or b.stride(1) == 1) and m * n * k <= SMALL_PRODUCT:
-        # Each row of outputs is a sum of rows: those of the gradients stand in memory, those of a layer are put there.
-        rows = th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1]) if is_layer else b
+        # Each row of outputs is a sum of rows, which have to stand in memory (see :func:`settle_scalars`).
+        rows = b if b.is_contiguous() else th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1])
         return (a.unsqueeze(2) * rows.unsqueeze(0)).sum(1)
     return NotImplemented
 

@@ -49,9 +49,8 @@ class Step(NamedTuple):
     log_probs: th.Tensor
     params: th.Tensor
 
-    def packed(self) -> th.Tensor:
-        """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy
-        and is stored in one."""
+    def joined(self) -> th.Tensor:
+        """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy."""
         return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
 

@@ -450,12 +450,10 @@ class PPO_Plus(OnPolicyAlgorithm):
                 action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
             obs_tensor = self._obs_tensor()
             decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
-            memory, decided = self._carry.memory, decided.cpu()
-            numbers = decided.numpy()
+            memory, step = self._carry.memory, decided.cpu().numpy()
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions = numbers[:, :n_actions]
-            values = th.from_numpy(numbers[:, n_actions : n_actions + 1])
-            log_probs = th.from_numpy(numbers[:, n_actions + 1])
+            actions = step[:, :n_actions].astype(self.policy.action_dist.dtype, copy=False)
+            values, log_probs = th.from_numpy(step[:, n_actions, None]), th.from_numpy(step[:, n_actions + 1])
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
@@ -487,9 +485,9 @@ class PPO_Plus(OnPolicyAlgorithm):
                 actions,
                 rewards,
                 last_episode_starts,  # type: ignore[arg-type]
-                numbers[:, n_actions],
-                numbers[:, n_actions + 1],
-                numbers[:, n_actions + 2 :],
+                step[:, n_actions],
+                step[:, n_actions + 1],
+                step[:, n_actions + 2 :],
                 **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
@@ -519,7 +517,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return None if array is None else th.as_tensor(array, device=self.device)
 
     def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[th.Tensor, Carry]]:
-        """``policy.act`` with its step packed, compiled if that is wanted and possible."""
+        """``policy.act`` with its step joined, compiled if that is wanted and possible."""
         act = Act(self.policy)
         if not self._compiling:
             return without_gradients(act.decide)
@@ -529,7 +527,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             with th.no_grad(), th.random.fork_rng():
                 carry = self.policy.init_carry(self.n_envs)
                 fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
-        # Callbacks may replace weights.
+        # Callbacks may move weights.
         return without_gradients(fused.bind(act.tensors(), watched=True))
 
     def _has_foreign_code(self) -> bool:

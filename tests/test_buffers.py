@@ -122,7 +122,7 @@ def test_an_epoch_holds_every_transition_once(n_steps, n_envs, batch_size, seed)
     )
     for field, position in ((0, 0), (1, 1), (2, 4), (3, 5), (6, 6)):
         stored = th.cat([th.as_tensor(step[position]) for step in steps])[expected]
-        assert th.equal(together[field][order], stored.flatten() if field == 2 else stored.to(together[field].dtype))
+        assert th.equal(together[field][order], stored.to(together[field].dtype))
     # float32: one rounding of a sum below 100.
     th.testing.assert_close(together.advantages + together.old_values, together.returns, rtol=1e-6, atol=1e-5)
 
@@ -335,6 +335,9 @@ class Theirs(sb3.RolloutBuffer):
         self.bonus = bonus
 
     def add(self, obs, action, reward, episode_start, value, log_prob):
+        # What SB3 hands over.
+        assert value.shape == (self.n_envs, 1) and log_prob.shape == (self.n_envs,)
+        assert isinstance(value, th.Tensor) and isinstance(log_prob, th.Tensor)
         super().add(obs, action, reward + self.bonus, episode_start, value, log_prob)
 
 

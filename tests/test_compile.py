@@ -282,10 +282,10 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     act = model._prepare_act(None)
 
     def agrees():
-        packed, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
+        joined, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
         with th.no_grad():
             values, _ = model.policy.evaluate(model._obs_tensor())
-        th.testing.assert_close(packed[:, model.policy.action_dist.action_dim], values, rtol=1e-4, atol=1e-5)
+        th.testing.assert_close(joined[:, model.policy.action_dist.action_dim], values, rtol=1e-4, atol=1e-5)
 
     agrees()
     th.nn.utils.vector_to_parameters(parameters(model) + 0.1, model.policy.parameters())

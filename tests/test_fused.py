@@ -83,6 +83,30 @@ def test_a_builder_puts_tensors_in_their_places(structure):
     assert built == expected and repr(built) == repr(expected)
 
 
+def test_a_binding_notices_that_the_form_was_made_anew_for_another():
+    fused = Fused(lambda x, y: x.sum() * y, "a product", strict=True)
+    short, y = fused.bind(th.ones(3)), th.ones(2)
+    for call, total in ((short, 3), (fused.bind(th.ones(5)), 5), (short, 3)):
+        assert th.equal(call(y), total * y) and fused._run is not None
+
+
+def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
+    fused = Fused(lambda x, y: x[0] + y, "a sum", strict=True)
+    x, y = th.arange(9.0).view(3, 3), th.zeros(3)
+    call = fused.bind(x, watched=True)
+    assert th.equal(call(y), th.tensor([0.0, 1.0, 2.0]))
+    x.data = x.data.t().contiguous().t() + 1.0
+    assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and fused.n_traces == 2
+
+
+def test_what_may_change_and_cannot_be_copied_as_it_lies_is_not_compiled():
+    fused = Fused(lambda table: table.add_(1.0), "a table", n_mutable=1)
+    part = th.zeros(10, 100)[:, :3]
+    with pytest.warns(RuntimeWarning, match="a table runs uncompiled.*another layout"):
+        fused.bind(part)()
+    assert fused._run is None and th.equal(part, th.ones(10, 3))
+
+
 def test_other_shapes_run_the_function_itself(fused, monkeypatch):
     calls = []
     monkeypatch.setattr(fused, "function", lambda *args: calls.append(args))

@@ -34,6 +34,8 @@ def test_small_products_are_matrix_products(m, k, n, a_transposed, b_transposed,
         (th.zeros(8, 64), th.zeros(2, 64).t(), True),
         (th.zeros(1, 64), th.zeros(64, 64).t(), True),
         (th.zeros(2, 64), th.zeros(64, 64), True),
+        (th.zeros(64, 4), th.zeros(64, 4).t(), True),
+        (th.zeros(512, 4), th.zeros(64, 4).t(), False),
         (th.zeros(64, 64), th.zeros(64, 64).t(), False),
         (th.zeros(64, 64), th.zeros(64, 64), False),
         (th.zeros(1, 64).double(), th.zeros(64, 2).double(), False),
@@ -63,6 +65,23 @@ def test_only_what_large_loops_read_is_settled_and_nothing_else_changes():
     assert len(settled) == 1 and [user.meta["val"].numel() for user in settled[0].users] == [LOOP]
     for one, other in zip(before, graph(large, small, scalar), strict=True):
         assert th.equal(one, other)
+
+
+@pytest.mark.parametrize("k,n", [(4, 24), (1, 24), (4, 1)])
+def test_a_layer_with_few_inputs_is_compiled_to_what_it_computes(k, n):
+    """Its weight stands in the middle of a vector, given or computed."""
+
+    def function(x, vector):
+        outputs = []
+        for weights in (vector, vector.exp()):
+            weight = weights[5 : 5 + n * k].view(n, k)
+            outputs.append(th.addmm(weights[:n], x, weight.t()).tanh())
+        return outputs
+
+    arguments = [th.randn(8, k), th.randn(200)]
+    compiled = compile_graph(trace(function, [tensor.clone() for tensor in arguments]), arguments)
+    for got, expected in zip(compiled(arguments.copy()), function(*arguments), strict=True):
+        th.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does():

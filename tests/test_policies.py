@@ -75,10 +75,10 @@ def test_autocast_must_be_true_or_false():
 
 @pytest.mark.parametrize("kind", ["box", "discrete", "mixed"])
 @pytest.mark.parametrize("n_envs", [1, 3])
-def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
+def test_a_joined_step_holds_all_parts_in_order(kind, n_envs):
     policy = PPO_Plus("MlpPolicy", vec(ACTIONS[kind], n_envs=n_envs), seed=0, device="cpu").policy
     step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
-    n, packed = step.actions.shape[1], step.packed()
-    assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
-    for part, held in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
+    n, joined = step.actions.shape[1], step.joined()
+    assert joined.shape == (n_envs, n + 2 + step.params.shape[1])
+    for part, held in zip(step, (joined[:, :n], joined[:, n], joined[:, n + 1], joined[:, n + 2 :]), strict=True):
         assert th.equal(part, held)

@@ -113,6 +113,8 @@ def test_locals_have_sb3s_shapes(kind):
     for name in ("new_obs", "rewards", "dones", "values", "log_probs", "obs_tensor"):
         assert found.step_locals[name].shape == expected.step_locals[name].shape, name
         assert type(found.step_locals[name]) is type(expected.step_locals[name]), name
+    for name in ("actions", "values", "log_probs"):
+        assert found.step_locals[name].dtype == expected.step_locals[name].dtype, name
     assert len(found.step_locals["infos"]) == 2
     assert found.step_locals["self"].__class__ is PPO_Plus
     assert found.step_locals["n_steps"] == expected.step_locals["n_steps"]
