@@ -240,13 +240,15 @@ class Update:
         fresh = not self.weights.moments
         full_size = 0
         frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
+        stores = [module._buffers for module in self.policy.modules() if module._buffers]
 
         def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
             nonlocal compiled, bound_to, fresh, full_size
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
             # A module may have replaced a buffer of its own.
-            self.others = [*self.policy.buffers(), *frozen]
+            buffers = [buffer for store in stores for buffer in store.values() if buffer is not None]
+            self.others = [*buffers, *frozen]
             settled = self.weights.vector, self.weights.moments, self.others, coefficients, learning_rate, target_kl
             # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
             # trace is a full one, as the first is.

@@ -29,9 +29,9 @@ class Fused:
 
     The function takes and returns any nesting of tuples, lists, dicts and ``None`` around tensors. It may change its
     first ``n_mutable`` arguments in place and draw from torch's global generator. Whatever else it reads is a constant
-    of the trace. Where its settled arguments (see :meth:`bind`) have other shapes, layouts or dtypes than the traced ones
-    it is traced anew; where its other arguments have, the function itself runs. An argument that it returns unchanged is
-    the caller's own tensor.
+    of the trace. Where its settled arguments (see :meth:`bind`) have other shapes, layouts or dtypes than the traced
+    ones it is traced anew; where its other arguments have, the function itself runs. An argument that it returns
+    unchanged is the caller's own tensor.
 
     :param function: the function
     :param name: what it is, for messages

@@ -452,7 +452,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
             memory, step = self._carry.memory, decided.cpu().numpy()
             # Callbacks find these, under SB3's names, in their `locals`.
-            actions = step[:, :n_actions].astype(self.policy.action_dist.dtype, copy=False)
+            actions: np.ndarray = step[:, :n_actions].astype(self.policy.action_dist.dtype, copy=False)
             values, log_probs = th.from_numpy(step[:, n_actions, None]), th.from_numpy(step[:, n_actions + 1])
             clipped_actions = self.policy.action_dist.to_env(actions)
 
