@@ -240,13 +240,13 @@ class Update:
         fresh = not self.weights.moments
         full_size = 0
         frozen = [weight for weight in self.policy.parameters() if not weight.requires_grad]
-        stores = [module._buffers for module in self.policy.modules() if module._buffers]
+        stores = [module._buffers for module in self.policy.modules()]
 
         def step(data: Any, state: KLState, indices: th.Tensor | None) -> tuple[KLState, th.Tensor]:
             nonlocal compiled, bound_to, fresh, full_size
             if compiled is not None and data is bound_to:
                 return compiled(state, indices)
-            # A module may have replaced a buffer of its own.
+            # A module may have replaced a buffer of its own, or have a new one.
             buffers = [buffer for store in stores for buffer in store.values() if buffer is not None]
             self.others = [*buffers, *frozen]
             settled = self.weights.vector, self.weights.moments, self.others, coefficients, learning_rate, target_kl
@@ -354,8 +354,9 @@ class Records:
     """
 
     def __init__(self, names: tuple[str, ...], records: list[th.Tensor]):
-        self.names = names
         self.table = th.stack(records)
+        #: Where each diagnostic stands; of equal names the last one's.
+        self.columns = {name: column for column, name in enumerate(names) if column >= len(FLAGS)}
 
     def finite(self) -> list[bool]:
         """For each minibatch, whether its loss and gradient were finite."""
@@ -364,7 +365,7 @@ class Records:
     def mean(self, name: str) -> th.Tensor:
         """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
         counted = self.table[:, FLAGS.index("counted")] > 0
-        return self.table[counted, self.names.index(name)].mean()
+        return self.table[counted, self.columns[name]].mean()
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from ppo_plus.advantages import normalize
 from ppo_plus.arguments import require_finite, require_int, require_number
 from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
 from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import FLAGS, Act, Records, Update, Weights, packed, torch_threads
+from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
 from ppo_plus.evaluation import evaluate
 from ppo_plus.exploration import NoiseProcess
 from ppo_plus.fused import CompileError, Fused, obstacle
@@ -674,7 +674,8 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._n_updates += 1
                 epoch_records = Records(update.names, records[n_before:])
                 self._count_skipped(epoch_records.finite())
-                last_kl = epoch_records.mean(control.measure) if control.measure in update.names else target_kl
+                measured = control.measure in epoch_records.columns
+                last_kl = epoch_records.mean(control.measure) if measured else target_kl
                 state = control.after_epoch(state, last_kl, target_kl)
                 if not state.running:
                     if self.verbose >= 1:
@@ -809,7 +810,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             utils.update_learning_rate(optimizer, learning_rate)
 
     def _log_update(self, records: Records, kl_state: KLState | None) -> None:
-        for name in records.names[len(FLAGS) :]:
+        for name in records.columns:
             self.logger.record(f"train/{name}", records.mean(name).item())
         values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
         self.logger.record("train/explained_variance", utils.explained_variance(values, returns))

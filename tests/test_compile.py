@@ -224,6 +224,29 @@ def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-5)
 
 
+class Counting(th.nn.Module):
+    """A network that has its buffer only from the first training on."""
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+
+    def forward(self, features):
+        if self.training:
+            if "n" not in self._buffers:
+                self.register_buffer("n", th.zeros(()))
+            self.n = self.n + 1
+        return self.linear(features)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
+    arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", policy_kwargs=dict(critic=Counting), **arguments).learn(64)
+    assert model.policy.value_net.n == 8
+    assert not compile or model._functions["the update"][1]._run is not None
+
+
 def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)

@@ -10,7 +10,7 @@ from envs import ACTIONS, vec
 from torch import nn, optim
 
 from ppo_plus import PPO_Plus
-from ppo_plus.engine import ELEMENTWISE, Update, Weights, clip_factor, packed
+from ppo_plus.engine import ELEMENTWISE, FLAGS, Records, Update, Weights, clip_factor, packed
 from ppo_plus.kl_control import KLControl
 
 #: Beside the plain ones: state that is only there with certain options.
@@ -321,3 +321,13 @@ def test_a_diagnostic_that_is_no_tensor_is_named():
     model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
     with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
         model.learn(8)
+
+
+def test_means_are_over_the_minibatches_that_count_and_of_equal_names_the_last_is_meant():
+    nan = float("nan")
+    rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
+    records = Records((*FLAGS, "loss", "mine", "loss"), [th.tensor(row) for row in rows])
+    assert list(records.columns) == ["loss", "mine"]
+    assert records.mean("mine") == 6.0 and records.mean("loss") == 1.5
+    assert records.finite() == [True, True, False]
+    assert Records((*FLAGS, "loss"), [th.zeros(3)]).mean("loss").isnan()

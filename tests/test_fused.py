@@ -97,6 +97,16 @@ def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
     assert th.equal(call(y), th.tensor([0.0, 1.0, 2.0]))
     x.data = x.data.t().contiguous().t() + 1.0
     assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and fused.n_traces == 2
+    x.data = x.data.t()  # at the same address
+    assert th.equal(call(y), th.tensor([1.0, 4.0, 7.0])) and fused.n_traces == 3
+
+
+def test_arguments_without_memory_of_their_own_run_the_function_itself():
+    fused = Fused(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
+    table, x = th.eye(3).to_sparse(), th.ones(3, 2)
+    with pytest.warns(RuntimeWarning, match="a product runs uncompiled"):
+        assert th.equal(fused.bind(table, watched=True)(x), x)
+    assert th.equal(fused.bind(table, watched=True)(x), x)
 
 
 def test_what_may_change_and_cannot_be_copied_as_it_lies_is_not_compiled():
