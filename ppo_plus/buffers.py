@@ -331,17 +331,7 @@ class _SB3Methods:
         # observations that VecNormalize has made floats of.
         self.actions = self.actions.astype(np.float32)
 
-    def add(
-        self,
-        obs: Any,
-        action: np.ndarray,
-        reward: np.ndarray,
-        episode_start: np.ndarray,
-        value: np.ndarray,
-        log_prob: np.ndarray,
-        params: np.ndarray,
-        masks: np.ndarray | None = None,
-    ) -> None:
+    def add(self, obs: Any, *step: np.ndarray, masks: np.ndarray | None = None) -> None:
         if masks is not None:
             raise ValueError(
                 f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
@@ -349,8 +339,8 @@ class _SB3Methods:
             )
         if self.pos == 0:
             self.observations = _as_incoming(self.observations, obs)
-        values, log_probs = th.from_numpy(value[:, None]), th.from_numpy(log_prob)
-        super().add(obs, action, reward, episode_start, values, log_probs)  # type: ignore[misc]
+        *transition, value, log_prob, _ = step
+        super().add(obs, *transition, th.from_numpy(value[:, None]), th.from_numpy(log_prob))  # type: ignore[misc]
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         raise ValueError(

@@ -354,18 +354,18 @@ class Records:
     """
 
     def __init__(self, names: tuple[str, ...], records: list[th.Tensor]):
-        self.table = th.stack(records)
+        self._table = th.stack(records)
+        self._counted = self._table[self._table[:, FLAGS.index("counted")] > 0]
         #: Where each diagnostic stands; of equal names the last one's.
         self.columns = {name: column for column, name in enumerate(names) if column >= len(FLAGS)}
 
     def finite(self) -> list[bool]:
         """For each minibatch, whether its loss and gradient were finite."""
-        return [bool(flag) for flag in self.table[:, FLAGS.index("finite")].tolist()]
+        return [bool(flag) for flag in self._table[:, FLAGS.index("finite")].tolist()]
 
     def mean(self, name: str) -> th.Tensor:
         """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
-        counted = self.table[:, FLAGS.index("counted")] > 0
-        return self.table[counted, self.columns[name]].mean()
+        return self._counted[:, self.columns[name]].mean()
 
 
 @contextmanager

@@ -70,14 +70,14 @@ class Fused:
         _collect(static, static_tensors)
         n_static = len(static_tensors)
         form = _form(static)
-        places: list[Any] | None = None
+        addresses: list[Any] | None = None
 
         def settle() -> None:
-            nonlocal places
+            nonlocal addresses
             if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
                 self.reset()
             self._static_form = form
-            places = _places(static_tensors) if watched and self._run is not None else None
+            addresses = _addresses(static_tensors) if watched and self._run is not None else None
 
         settle()
 
@@ -85,7 +85,7 @@ class Fused:
             if self._failed and not self.strict:
                 return self.function(*static, *varying)
             # The compiled form checks nothing itself. It may be another by now, made for a later binding.
-            if self._static_form is not form or (places is not None and places != _places(static_tensors)):
+            if self._static_form is not form or (addresses is not None and addresses != _addresses(static_tensors)):
                 settle()
             tensors = static_tensors.copy()
             _collect(varying, tensors)
@@ -324,7 +324,7 @@ def _signature(tensors: list[th.Tensor]) -> list[Any]:
     return [(tensor.shape, tensor.dtype, tensor.stride(), tensor.device) for tensor in tensors]
 
 
-def _places(tensors: list[th.Tensor]) -> list[Any]:
+def _addresses(tensors: list[th.Tensor]) -> list[Any]:
     """Where tensors stand in memory, and how: faster than :func:`_signature`, and changed wherever that is, but for
     tensors that are cut shorter in their place."""
     return [*map(th.Tensor.data_ptr, tensors), *map(th.Tensor.stride, tensors)]

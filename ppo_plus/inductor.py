@@ -114,7 +114,7 @@ def small_mm(a: th.Tensor, b: th.Tensor) -> th.Tensor:
             return (a.unsqueeze(1) * b.t().unsqueeze(0)).sum(2)
     elif (is_layer or b.stride(1) == 1) and m * n * k <= SMALL_PRODUCT:
         # Each row of outputs is a sum of rows, which have to stand in memory (see :func:`settle_scalars`).
-        rows = b if b.is_contiguous() else th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1])
+        rows = b if b.stride(1) == 1 or n == 1 else th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1])
         return (a.unsqueeze(2) * rows.unsqueeze(0)).sum(1)
     return NotImplemented
 

@@ -451,9 +451,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             obs_tensor = self._obs_tensor()
             decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
             memory, step = self._carry.memory, decided.cpu().numpy()
+            value, log_prob, params = step[:, n_actions], step[:, n_actions + 1], step[:, n_actions + 2 :]
             # Callbacks find these, under SB3's names, in their `locals`.
             actions: np.ndarray = step[:, :n_actions].astype(self.policy.action_dist.dtype, copy=False)
-            values, log_probs = th.from_numpy(step[:, n_actions, None]), th.from_numpy(step[:, n_actions + 1])
+            values, log_probs = th.from_numpy(value[:, None]), th.from_numpy(log_prob)
             clipped_actions = self.policy.action_dist.to_env(actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
@@ -485,9 +486,9 @@ class PPO_Plus(OnPolicyAlgorithm):
                 actions,
                 rewards,
                 last_episode_starts,  # type: ignore[arg-type]
-                step[:, n_actions],
-                step[:, n_actions + 1],
-                step[:, n_actions + 2 :],
+                value,
+                log_prob,
+                params,
                 **({} if action_masks is None else {"masks": action_masks}),
             )
             n_steps += 1
