@@ -2,14 +2,14 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from ppo_plus.buffers import Batch, RolloutBuffer
-from ppo_plus.exploration import ColoredNoise, NoiseProcess, StateDependentNoise, WhiteNoise
-from ppo_plus.kl_control import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl, KLState
-from ppo_plus.losses import Coefficients, Losses
-from ppo_plus.memory import Carry
-from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from ppo_plus.ppo_plus import PPO_Plus
-from ppo_plus.recurrent import (
+from ppo_plus.formulas.exploration import ColoredNoise, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl, KLState
+from ppo_plus.formulas.losses import Coefficients, Losses, PPOLoss
+from ppo_plus.formulas.schedules import constant, cosine, linear
+from ppo_plus.moved import install
+from ppo_plus.policy.carry import Carry, Features
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
+from ppo_plus.policy.recurrent import (
     CnnGruPolicy,
     CnnLstmPolicy,
     GRUMemory,
@@ -19,7 +19,11 @@ from ppo_plus.recurrent import (
     MultiInputGruPolicy,
     MultiInputLstmPolicy,
 )
-from ppo_plus.schedules import constant, cosine, linear
+from ppo_plus.ppo_plus import PPO_Plus
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.update.batch import Batch
+
+install()
 
 try:
     __version__ = version("ppo_plus")
@@ -38,6 +42,7 @@ __all__ = [
     "Coefficients",
     "ColoredNoise",
     "EarlyStop",
+    "Features",
     "GRUMemory",
     "KLControl",
     "KLState",
@@ -50,6 +55,7 @@ __all__ = [
     "MultiInputLstmPolicy",
     "MultiInputPolicy",
     "NoiseProcess",
+    "PPOLoss",
     "PPO_Plus",
     "RolloutBuffer",
     "StateDependentNoise",

@@ -3,13 +3,11 @@
 This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
 """
 
-import copy
 import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -23,39 +21,34 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from ppo_plus import losses
-from ppo_plus.advantages import normalize
-from ppo_plus.arguments import require_finite, require_int, require_number
-from ppo_plus.buffers import Batch, RolloutBuffer, adapt_buffer_class
-from ppo_plus.checks import SCHEDULED, check_arguments, check_device, check_env, sequence_length
-from ppo_plus.engine import Act, Records, Update, Weights, packed, torch_threads
-from ppo_plus.evaluation import evaluate
-from ppo_plus.exploration import NoiseProcess
-from ppo_plus.fused import CompileError, Fused, obstacle
-from ppo_plus.kernels import keep_freed_memory, without_gradients
-from ppo_plus.kl_control import KLControl, KLState, make_kl_control
-from ppo_plus.losses import Coefficients, Losses
-from ppo_plus.masking import MaskSource, find_masks
-from ppo_plus.memory import Carry, Memory
-from ppo_plus.migration import from_sb3, saved_data
-from ppo_plus.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
-from ppo_plus.recurrent import RECURRENT
-from ppo_plus.recurrent_update import RecurrentUpdate
-from ppo_plus.schedules import Schedule, make_schedule
-from ppo_plus.vec_env import as_vec_env, row_of
+from ppo_plus.compiling.cache import Cache, Verdict, decide
+from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.compiling.process import keep_freed_memory, torch_threads
+from ppo_plus.compiling.torch_private import without_gradients
+from ppo_plus.files.from_sb3 import from_sb3, saved_data
+from ppo_plus.files.old_models import adopt
+from ppo_plus.formulas.exploration import NoiseProcess
+from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
+from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.formulas.schedules import Schedule
+from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
+from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.require import require_finite, require_int, require_number
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.collector import Acting, Collector, Task
+from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.vec_env import as_vec_env
+from ppo_plus.settings import NAMES, Settings, check_device, check_env
+from ppo_plus.update.batch import Batch
+from ppo_plus.update.flat import Weights, packed, trainable
+from ppo_plus.update.update import Minibatch, Progress, Skipped, Update, run_epochs
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
-
-#: After so many minibatches in a row with a non-finite loss or gradient, training stops.
-MAX_SKIPPED = 10
-
-#: Compiling takes some seconds, and pays from about so many gradient steps on.
-WORTH_COMPILING = 8_000
 
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
@@ -69,7 +62,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
-        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.recurrent`), or a policy class
+        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.policy.recurrent`), or a policy class
     :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
     :param learning_rate: learning rate, at least 0; may change over time
     :param n_steps: steps of each environment per rollout, at least 1
@@ -105,19 +98,20 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
-    :param exploration: a noise process (:mod:`ppo_plus.exploration`) in place of ``use_sde``
+    :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
     :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
-        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, where a
-        call of ``learn`` makes at least :data:`WORTH_COMPILING` updates of the weights; ``True``: always, with an error
-        where it cannot; ``False``: never
+        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, from the
+        call of ``learn`` on with which the model has planned enough gradient steps for it to pay
+        (:data:`ppo_plus.compiling.cache.WORTH_COMPILING`); ``True``: always, with an error where it cannot; ``False``:
+        never. :attr:`compiled` tells
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
         so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
         make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
-        :data:`ppo_plus.checks.MAX_AUTO_SEQUENCE` that does
+        :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
-        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.masking`)
+        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.policy.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -128,6 +122,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         "MultiInputPolicy": MultiInputPolicy,
         **RECURRENT,
     }
+    #: Methods that a loss may use: what they read is compared before compiled code is used again.
+    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
@@ -168,6 +164,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         sequence_length: int | Literal["auto"] = "auto",
         action_mask_key: str | None = None,
     ):
+        #: Where the environments are, and what is carried from step to step.
+        self.collector = Collector()
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
         if env is not None:
@@ -208,59 +206,71 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.value_clip = value_clip
         self.kl_control = kl_control
         self.exploration = exploration
+        self.sequence_length = sequence_length
+        self.compile = compile
+        self.n_threads = n_threads
+        self.action_mask_key = action_mask_key
         #: The KL control of the last update, and what it remembers (running, beta, lr_scale).
         self._kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: The KL control's factor on the learning rate.
         self._lr_scale = 1.0
-        self.sequence_length = sequence_length
-        #: Memory and held noise of the training environments; ``None`` when they start anew.
-        self._carry: Carry | None = None
-        #: Observations that the training environments returned last.
-        self._next_obs: Any = None
-        #: Minibatches in a row that were skipped for a non-finite loss or gradient.
-        self._n_skipped = 0
-        self.compile = compile
-        self.n_threads = n_threads
-        self.action_mask_key = action_mask_key
+        self._skipped = Skipped()
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
-        #: Whether this call of ``learn()`` compiles.
-        self._compiling = False
-        #: Functions that can be compiled, by name, with the constants that they were traced with.
-        self._functions: dict[str, tuple[Any, Fused]] = {}
+        #: Gradient steps that all calls of ``learn`` have planned.
+        self._n_planned = 0
+        self._verdict = Verdict(False, "learn has not been called yet")
+        self._cache = Cache()
+        self._settings: Settings | None = None
         if _init_setup_model:
             self._setup_model()
 
     # --- setting up ------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        check_arguments(self)
+        adopt(self)
+        settings = self._checked_settings()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
         # Passed only when given: a policy class written for SB3 need not know them.
-        own: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
+        custom: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
             self.lr_schedule,
             use_sde=self.use_sde,
-            **{name: value for name, value in own.items() if value is not None},
+            **{name: value for name, value in custom.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
+        self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
             # SB3 can load the model then.
-            self.learning_rate = self._schedule("learning_rate")
+            self.learning_rate = settings.schedules["learning_rate"]  # type: ignore[assignment]
         # As in SB3, these two are schedules once the model is set up.
-        if self.clip_range is not None:
-            self.clip_range = self._schedule("clip_range")
-        if self.clip_range_vf is not None:
-            self.clip_range_vf = self._schedule("clip_range_vf")
+        self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
+
+    @property
+    def settings(self) -> Settings:
+        """The present arguments, checked.
+
+        :raises ValueError: an attribute has been changed to what is not allowed
+        """
+        attributes = {"stats_window_size": "_stats_window_size"}
+        arguments = {name: getattr(self, attributes.get(name, name)) for name in NAMES}
+        if self._settings is None or not self._settings.is_made_of(arguments):
+            self._settings = Settings(**arguments)
+        return self._settings
+
+    def _checked_settings(self) -> Settings:
+        """:attr:`settings`, which also go together with the environments."""
+        self.settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        return self.settings
 
     def _make_buffer(self) -> RolloutBuffer:
-        return adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)(
+        return self.settings.buffer_class(
             self.n_steps,
             self.observation_space,
             self.action_space,
@@ -272,7 +282,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         )
 
     def _setup_lr_schedule(self) -> None:
-        self.lr_schedule = self._schedule("learning_rate")
+        self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
 
     @classmethod
     def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
@@ -282,22 +292,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_functions", "_next_obs", "_warned_of_masks"]
-
-    def save(
-        self,
-        path: str | pathlib.Path | io.BufferedIOBase,
-        exclude: Iterable[str] | None = None,
-        include: Iterable[str] | None = None,
-    ) -> None:
-        """Save the model; the arguments are SB3's. What it remembers of unfinished episodes is saved as well."""
-        carry = self._carry
-        try:
-            # From the CPU, so that it can be loaded where there is no GPU. Tuples without tensors would become lists.
-            self._carry = tree_map(th.Tensor.cpu, carry) if tree_leaves(carry or ()) else None
-            super().save(path, exclude, include)
-        finally:
-            self._carry = carry
+        return [*super()._excluded_save_params(), "_cache", "_settings", "_warned_of_masks"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -308,6 +303,27 @@ class PPO_Plus(OnPolicyAlgorithm):
         if policy_name not in self.policy_aliases:
             raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
         return self.policy_aliases[policy_name]
+
+    # What SB3 and callbacks know under these names is the collector's.
+
+    @property
+    def _last_obs(self) -> Any:
+        return self.collector.obs
+
+    @_last_obs.setter
+    def _last_obs(self, obs: Any) -> None:
+        if obs is None:
+            self.collector.interrupt()
+        else:
+            self.collector.obs = obs
+
+    @property
+    def _last_episode_starts(self) -> Any:
+        return self.collector.starts
+
+    @_last_episode_starts.setter
+    def _last_episode_starts(self, starts: Any) -> None:
+        self.collector.starts = starts
 
     def _setup_learn(
         self,
@@ -324,47 +340,38 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.gae_lambda,
         ):
             self.rollout_buffer = self._make_buffer()
-        self._n_skipped = 0
+        self._skipped = Skipped()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
-            self._carry = None
-        elif self._carry is not None:
-            self._carry = tree_map(lambda tensor: tensor.to(self.device), self._carry)
-        self._compiling = self._can_compile(total_timesteps)
-        for _, fused in self._functions.values():
-            # What was changed between two calls did not change all the time.
-            fused.n_traces = 0
+            self.collector.forget()
+        self._decide(total_timesteps)
+        self._cache.start_counting()
         total, callbacks = super()._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
         require_finite("observation", self._last_obs, step=0)
         return total, callbacks
 
-    def _can_compile(self, total_timesteps: int) -> bool:
-        """Whether to compile, which is wanted and possible.
+    def _decide(self, total_timesteps: int) -> None:
+        """Settle whether this call of ``learn`` compiles."""
+        planned = self._n_planned + self.planned_steps(total_timesteps)
+        verdict = decide(self.compile, planned, self.device, before=bool(self._verdict))
+        if self.compile == "auto" and not verdict and "nothing can" in verdict.reason and verdict != self._verdict:
+            warnings.warn(f"training runs uncompiled, and slower: {verdict.reason}", RuntimeWarning, stacklevel=5)
+        self._n_planned, self._verdict = planned, verdict
 
-        :raises CompileError: ``compile=True``, and nothing can be compiled here
-        """
-        if not (self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))):
-            return False
-        reason = obstacle(self.device)
-        if reason is None:
-            return True
-        if self.compile is True:
-            raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
-        warnings.warn(f"training runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
-        return False
+    @property
+    def compiled(self) -> Verdict:
+        """Whether training is compiled, true or false; printed, it says why."""
+        failures = self._cache.failures() if self._verdict else []
+        return Verdict(False, "; ".join(failures)) if failures else self._verdict
 
-    def pays_to_compile(self, total_timesteps: int) -> bool:
-        """What ``compile="auto"`` means for training so many timesteps.
+    def planned_steps(self, total_timesteps: int) -> int:
+        """Gradient steps that training for so many timesteps takes.
 
         :param total_timesteps: as for :meth:`learn`
         """
-        return self.device.type == "cpu" and self._planned_updates(total_timesteps) >= WORTH_COMPILING
-
-    def _planned_updates(self, total_timesteps: int) -> int:
-        """Gradient steps that training for so many timesteps takes."""
         n_transitions = self.n_steps * self.n_envs
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * math.ceil(n_transitions / self.batch_size)
 
@@ -389,7 +396,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
         # Attributes may have been changed since the model was built.
-        check_arguments(self)
+        self._checked_settings()
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
@@ -403,9 +410,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.n_threads != "auto":
             return self.n_threads
         # With memory, threads meet after every step of time.
-        at_once = self.batch_size // (sequence_length(self) or 1)
+        at_once = self.batch_size // (self.settings.steps_per_sequence or 1)
         small = at_once * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
-        convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.policy.modules())
+        convolutions = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+        convolves = any(isinstance(part, convolutions) for part in self.policy.modules())
         return 1 if self.device.type == "cpu" and small and not convolves else th.get_num_threads()
 
     # --- collecting ------------------------------------------------------------------------------------------------
@@ -426,162 +434,63 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: whether training goes on: ``False`` if the callback stopped it
         """
         self.policy.set_training_mode(False)
-        n_steps = 0
-        # Transitions cut by a time limit: row, column, final observation, memory before that.
-        timeouts: list[tuple[int, int, Any, Memory]] = []
-        # Transitions in which a vector environment ignored the action and reset: row, column.
-        resets: list[tuple[int, int]] = []
+        collector = self.collector
         rollout_buffer.reset()
         callback.on_rollout_start()
         if self._last_obs is None:
-            env = self._restart()
-
-        length = sequence_length(self)
+            env = self.env  # type: ignore[assignment]
         mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
-        act = self._prepare_act(mask_source)
-        n_actions = self.policy.action_dist.action_dim
-        while n_steps < n_rollout_steps:
-            carry = self._renew_noise(n_steps)
-            if length and n_steps % length == 0:
-                rollout_buffer.begin_sequences(carry.memory)
+        act, length = self._prepare_act(mask_source), self.settings.steps_per_sequence
+        task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
+        collector.begin(task, env, self.num_timesteps // env.num_envs)
+        # Callbacks find what is assigned here, under SB3's names, in their `locals`.
+        while collector.n_steps < n_rollout_steps:
+            last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
             action_masks = None
             if mask_source is not None:
-                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
-            obs_tensor = self._obs_tensor()
-            decided, self._carry = act(obs_tensor, carry, self._starts_tensor(), self._optional_tensor(action_masks))
-            memory, step = self._carry.memory, decided.cpu().numpy()
-            value, log_prob, params = step[:, n_actions], step[:, n_actions + 1], step[:, n_actions + 2 :]
-            # Callbacks find these, under SB3's names, in their `locals`.
-            actions: np.ndarray = step[:, :n_actions].astype(self.policy.action_dist.dtype, copy=False)
-            values, log_probs = th.from_numpy(value[:, None]), th.from_numpy(log_prob)
-            clipped_actions = self.policy.action_dist.to_env(actions)
+                action_masks = mask_source.read(env, last_obs, self.num_timesteps // env.num_envs)
+            obs_tensor, carry, *further = collector.look(action_masks)
+            decision = collector.decide(obs_tensor, carry, *further)
+            actions, clipped_actions = decision.actions, decision.clipped_actions
+            values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
-            require_finite("observation", new_obs, self.num_timesteps // env.num_envs)
-            require_finite("reward", rewards, self.num_timesteps // env.num_envs)
-
-            last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
-            self._next_obs = new_obs
+            collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
-
-            truncated = _truncated(dones, infos)
-            for i, final_obs in truncated:
-                require_finite("final observation", final_obs, self.num_timesteps // env.num_envs, env=i)
             if self._last_obs is None:
-                # The callback used the training environment: its episodes end here as at a time limit.
-                truncated += [(i, row_of(self._next_obs, i)) for i in np.flatnonzero(~dones).tolist()]
-                dones = np.ones_like(dones)
-                env = self._restart()
-                new_obs = self._last_obs  # type: ignore[assignment]
-            timeouts += [(n_steps, i, final_obs, _row(memory, i)) for i, final_obs in truncated]
-            if np.count_nonzero(dones):
-                resets += [(n_steps, i) for i in np.flatnonzero(dones).tolist() if infos[i].get("autoreset")]
-            rollout_buffer.add(
-                last_obs,  # type: ignore[arg-type]
-                actions,
-                rewards,
-                last_episode_starts,  # type: ignore[arg-type]
-                value,
-                log_prob,
-                params,
-                **({} if action_masks is None else {"masks": action_masks}),
-            )
-            n_steps += 1
-            self._last_obs = new_obs  # type: ignore[assignment]
-            self._last_episode_starts = dones
-
-        with th.no_grad():
-            values = self._values(new_obs, memory, dones)
-            if timeouts:
-                rows, columns, final_obs, memories = zip(*timeouts, strict=True)
-                final_values = self._values(_stack(final_obs), tree_map(lambda *parts: th.stack(parts), *memories))
-                rollout_buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
-        if resets:
-            rollout_buffer.exclude(*map(list, zip(*resets, strict=True)))  # type: ignore[arg-type]
-        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+                env = self.env  # type: ignore[assignment]
+            step = self.num_timesteps // env.num_envs
+            before = last_obs, last_episode_starts
+            collector.store(decision, action_masks, rewards, dones, infos, before, env, step)
+        collector.finish()
 
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
 
-    def _values(self, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
-        """The critic's values of observations, given what is remembered before them."""
-        obs_tensor = utils.obs_as_tensor(obs, self.device)
-        return self.policy.predict_values(obs_tensor, Carry(memory), self._optional_tensor(starts))
-
-    def _optional_tensor(self, array: np.ndarray | None) -> th.Tensor | None:
-        return None if array is None else th.as_tensor(array, device=self.device)
-
-    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., tuple[th.Tensor, Carry]]:
-        """``policy.act`` with its step joined, compiled if that is wanted and possible."""
-        act = Act(self.policy)
-        if not self._compiling:
-            return without_gradients(act.decide)
-        fused = self._fused("acting", lambda: act, constants=mask_source)
-        if self._has_foreign_code():
-            masks = self._optional_tensor(None if mask_source is None else mask_source.all_allowed(self.n_envs))
-            with th.no_grad(), th.random.fork_rng():
-                carry = self.policy.init_carry(self.n_envs)
-                fused.check(act.tensors(), self._obs_tensor(), carry, self._starts_tensor(), masks)
-        # Callbacks may move weights.
-        return without_gradients(fused.bind(act.tensors(), watched=True))
-
-    def _has_foreign_code(self) -> bool:
-        """Whether loss, networks or noise are not all ours, SB3's and torch's, and so may read what changes unseen."""
-        own = (self.policy.exploration, self.policy.action_dist, make_kl_control(self.kl_control, True))
-        return (
-            getattr(self.compute_loss, "__func__", None) is not PPO_Plus.compute_loss
-            or not all(_is_known(part) for part in (*self.policy.modules(), *own))
-            or any(part._forward_hooks or part._forward_pre_hooks for part in self.policy.modules())
+    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., Any]:
+        """``policy.act`` with its step packed, compiled if this run compiles."""
+        acting = Acting(self.policy)
+        if not self._verdict:
+            return without_gradients(acting.plain)
+        tensors = acting.tensors()
+        compiled = self._cache.get(
+            "acting", acting, strict=self.compile is True, given=tensors, policy=self.policy, masks=mask_source
         )
-
-    def _obs_tensor(self) -> Any:
-        """The last observations on the device, in the layout that the compiled form expects."""
-        obs: Any = self._last_obs
-        if isinstance(obs, dict):
-            return {key: _regular(obs[key], self.device) for key in self.observation_space.spaces}  # type: ignore[attr-defined]
-        return _regular(obs, self.device)
-
-    def _starts_tensor(self) -> th.Tensor | None:
-        """Which of the last observations begin an episode, for a policy with memory."""
-        if not self.policy.remembers:
-            return None
-        return th.as_tensor(self._last_episode_starts, dtype=th.bool, device=self.device)
-
-    def _restart(self) -> VecEnv:
-        """Begin all episodes anew, after something else has used the training environment, or it has been replaced."""
-        env = self.env
-        assert env is not None
-        self._last_obs = env.reset()  # type: ignore[assignment]
-        require_finite("observation", self._last_obs, self.num_timesteps // env.num_envs)
-        self._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
-        self._carry = None
-        return env
-
-    def _renew_noise(self, n_steps: int) -> Carry:
-        """The carry with held noise drawn again where it is due; ``n_steps`` counts from the start of the rollout."""
-        frequency = self.sde_sample_freq
-        if self._carry is None:
-            self._carry = self.policy.init_carry(self.n_envs)
-        elif isinstance(frequency, str):
-            starting = np.flatnonzero(self._last_episode_starts)  # type: ignore[arg-type]
-            if len(starting):
-                self._carry = self.policy.renew_noise(self._carry, starting)
-        elif n_steps == 0 or (frequency > 0 and n_steps % frequency == 0):
-            self._carry = self.policy.renew_noise(self._carry, np.arange(self.n_envs))
-        return self._carry
+        # Callbacks may move weights.
+        return without_gradients(compiled.bind(tensors, watched=True, plain=acting.plain))
 
     # --- training --------------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
         r"""The loss of one minibatch: **the place to override** to change the objective.
 
-        .. math:: L = L^{CLIP} - c_H H + c_V L^{V} + \beta\,KL(\pi_{old} \| \pi)
+        By default :class:`ppo_plus.PPOLoss`, with the options that the arguments ask for.
 
         It is pure: no logging, no ``.item()``, no optimizer; what should be logged is returned as a diagnostic. What
         it reads besides its arguments and the weights must not change during an update.
@@ -590,214 +499,88 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param coefficients: weights and bounds at this point of training
         :return: total loss and diagnostics
         """
-        dist = self.policy.action_dist
-        values, params = self.policy.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
-        if batch.valid is not None:
-            values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
-        log_ratio = dist.log_prob(params, batch.actions) - batch.old_log_prob
-        advantages = batch.advantages
-        if self.normalize_advantage in (True, "minibatch"):
-            advantages = normalize(advantages)
-
-        policy_loss = losses.policy_loss(log_ratio, advantages, coefficients.clip_range)
-        value_loss = losses.value_loss(
-            values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip
-        )
-        with _graph_if(not self._ignores_entropy):
-            entropy_loss = -dist.entropy(params).mean()
-        total = policy_loss + coefficients.vf_coef * value_loss
-        if not self._ignores_entropy:
-            total = total + coefficients.ent_coef * entropy_loss
-
-        with th.no_grad():
-            diagnostics = {
-                "policy_gradient_loss": policy_loss.detach(),
-                "value_loss": value_loss.detach(),
-                "entropy_loss": entropy_loss.detach(),
-                "approx_kl": losses.approx_kl(log_ratio),
-            }
-            if coefficients.clip_range is not None:
-                diagnostics["clip_fraction"] = losses.clip_fraction(log_ratio, coefficients.clip_range)
-            std = dist.std(params)
-            if std is not None:
-                diagnostics["action_std"] = std.mean()
-        if batch.old_params is not None:
-            with _graph_if(coefficients.kl_coef is not None):
-                kl = dist.kl(batch.old_params, params).mean()
-            diagnostics["kl"] = kl.detach()
-            if coefficients.kl_coef is not None:
-                total = total + coefficients.kl_coef * kl
-        return Losses(total, diagnostics)
-
-    @property
-    def _ignores_entropy(self) -> bool:
-        """Whether the entropy has no part in the loss, and so needs no gradient (SB3's default)."""
-        return isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0
+        values, params = self.policy.evaluate_batch(batch)
+        return self.settings.loss(self.policy.action_dist, values, params, batch, coefficients)
 
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
 
-        :raises FloatingPointError: :data:`MAX_SKIPPED` minibatches in a row had a non-finite loss or gradient
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
+        settings, progress = self.settings, self._current_progress_remaining
         self.policy.set_training_mode(True)
-        progress = self._current_progress_remaining
-        control = make_kl_control(self.kl_control, self.target_kl is not None)
-        state = self._load_kl_state(control)
+        state = self._load_kl_state(settings.control)
         self._lr_scale = state.lr_scale.item()
         self._update_learning_rate(self.policy.optimizer)
         if self.normalize_advantage == "rollout":
             self.rollout_buffer.normalize_advantages()
-        target_kl = self._optional("target_kl", progress)
-        target_kl = th.tensor(float("nan"), device=self.device) if target_kl is None else target_kl
-        # Steps after the stop change nothing; on a GPU, asking whether it has come takes longer than making them.
-        asks = type(control).after_minibatch is not KLControl.after_minibatch and self.device.type == "cpu"
+        target = settings.value("target_kl", progress)
+        target_kl = th.tensor(float("nan") if target is None else target, device=self.device)
+        learning_rate = th.tensor(self.lr_schedule(progress), device=self.device)
+        coefficients = settings.coefficients(progress, self.device)
 
         rollout = self.rollout_buffer.on_device()
-        records: list[th.Tensor] = []
-        with ExitStack() as stack:
-            weights = stack.enter_context(packed(self.policy.optimizer))
-            update, fused = self._prepare_update(weights, control)
-            stack.callback(update.release)
-            step = update.stepper(
-                fused,
-                fused is not None and self._has_foreign_code(),
-                self._make_coefficients(progress),
-                th.tensor(self.lr_schedule(progress), device=self.device),
-                target_kl,
-            )
-            for epoch in range(self.n_epochs):
-                n_before = len(records)
-                for data, indices in self.rollout_buffer.minibatches(self.batch_size, rollout):
-                    state, record = step(data, state, indices)
-                    records.append(record)
-                    if asks and not state.running:
-                        break
-                self._n_updates += 1
-                epoch_records = Records(update.names, records[n_before:])
-                self._count_skipped(epoch_records.finite())
-                measured = control.measure in epoch_records.columns
-                last_kl = epoch_records.mean(control.measure) if measured else target_kl
-                state = control.after_epoch(state, last_kl, target_kl)
-                if not state.running:
-                    if self.verbose >= 1:
-                        print(f"Early stopping at step {epoch} due to reaching max kl: {last_kl:.2f}")
-                    break
-        state = control.after_update(state, last_kl, target_kl)
-        self._kl_memory = control, tuple(float(value) for value in state)
-        self._log_update(Records(update.names, records), state if type(control) is not KLControl else None)
+        epochs = (self.rollout_buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        with packed(self.policy.optimizer) as weights:
+            minibatch = self._prepare_update(weights, coefficients, learning_rate, target_kl)
+            done = run_epochs(minibatch, epochs, settings.control, state, target_kl, self._skipped)
+        self._n_updates += done.n_epochs
+        if self.verbose >= 1 and not done.state.running:
+            print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
+        self._kl_memory = settings.control, tuple(float(value) for value in done.state)
+        self._log_update(done)
 
-    def _prepare_update(self, weights: Weights, control: KLControl) -> tuple[Update, Fused | None]:
-        """The update on these weights, and its compiled form if it is wanted and possible."""
-        kind = RecurrentUpdate if self.policy.remembers else Update
+    def _prepare_update(self, weights: Weights, *coefficients: Any) -> Minibatch:
+        """Minibatches on these weights, compiled if this run compiles and they can be.
 
-        def make() -> Update:
-            return kind(self.policy, self.compute_loss, control, self.max_grad_norm)
-
-        if not self._compiling:
-            update = make()
-            update.weights = weights
-            return update, None
-        optimizer = self.policy.optimizer
-        options = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
-        fused = self._fused(
+        :param weights: the weights
+        :param coefficients: the coefficients of the loss, the learning rate and the target of the KL control
+        """
+        update = Update(self.policy, self.compute_loss, self.settings.control, self.max_grad_norm)
+        if not self._verdict or not self._can_compile_update(weights):
+            return update.plain(weights, *coefficients)
+        optimizer, by_parts = self.policy.optimizer, self.policy.remembers
+        compiled = self._cache.get(
             "the update",
-            lambda: make().compilable,
-            constants=(
-                self.compute_loss,
-                type(control),
-                vars(control).copy(),
-                self.batch_size,
-                [id(tensor) for tensor in self.policy.parameters() if not tensor.requires_grad],
-                self.max_grad_norm,
-                self.normalize_advantage,
-                self.value_clip,
-                self._ignores_entropy,
+            update.heads if by_parts else update,
+            strict=self.compile is True,
+            n_mutable=2 if by_parts else 3,
+            named=[self],
+            given=[*self.policy.parameters(), *self.policy.buffers()],
+            compute_loss=self.compute_loss,
+            loss=self.settings.loss,
+            policy=self.policy,
+            control=self.settings.control,
+            max_grad_norm=self.max_grad_norm,
+            optimizer=(
                 type(optimizer),
-                options,
+                {k: v for k, v in optimizer.param_groups[0].items() if k not in ("params", "lr")},
             ),
-            n_mutable=kind.n_mutable,
+            # Which weights are learned, and in which order.
+            trained=[id(weight) for weight in trainable(optimizer)],
         )
-        update = fused.function.__self__  # type: ignore[attr-defined]
-        update.weights, update.control = weights, control
-        packed_buffer = isinstance(self.rollout_buffer, RolloutBuffer)
-        # In two parts, as with memory, only for what is known to evaluate the policy at the minibatch's observations.
-        can_split = not self.policy.remembers or not self._has_foreign_code()
-        if self.compile is True:
-            if weights.vector is None:
-                raise CompileError(
-                    f"compile=True, but {type(optimizer).__name__} cannot be packed (see ppo_plus.engine.packed; "
-                    "weights that were frozen for a while have taken fewer steps than the others): use compile=False"
-                )
-            if not packed_buffer:
-                raise CompileError("compile=True needs a rollout buffer of ppo_plus: use compile=False")
-            if not can_split:
-                raise CompileError(
-                    "compile=True, but with memory the update with a policy class, loss, noise process or KL control "
-                    'of one\'s own cannot be compiled: use compile="auto"'
-                )
-        return update, fused if packed_buffer and weights.vector is not None and can_split else None
+        return (update.by_parts if by_parts else update.compiled)(weights, *coefficients, compiled)
 
-    def _fused(self, name: str, make: Callable[[], Any], constants: Any, n_mutable: int = 0) -> Fused:
-        """A pure function of this model, kept together with its compiled form until a constant of it changes."""
-        # What a policy prints includes its layers' settings, such as the p of a dropout.
-        noise = self.policy.exploration
-        constants = (
-            self.policy,
-            repr(self.policy),
-            type(noise),
-            vars(noise).copy(),
-            self.policy.action_dist,
-            self.policy.autocast,
-            # Kernels are made for so many threads.
-            th.get_num_threads(),
-            self.compile,
-            constants,
-        )
-        held = self._functions.get(name)
-        if held is None or not _equal(held[0], constants):
-            fused = Fused(make(), name, n_mutable, strict=self.compile is True)
-            fused.n_traces = 0 if held is None else held[1].n_traces
-            held = self._functions[name] = (constants, fused)
-        return held[1]
-
-    def _count_skipped(self, finite: list[bool]) -> None:
-        """:raises FloatingPointError: too many minibatches in a row were not finite"""
-        for flag in finite:
-            self._n_skipped = 0 if flag else self._n_skipped + 1
-            if self._n_skipped >= MAX_SKIPPED:
-                raise FloatingPointError(
-                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
-                    "before them. Lower learning_rate or max_grad_norm, normalize rewards and observations "
-                    "(VecNormalize), or mend compute_loss"
-                )
+    def _can_compile_update(self, weights: Weights) -> bool:
+        """:raises CompileError: ``compile=True``, and the update cannot be compiled"""
+        reason = None
+        if weights.vector is None:
+            reason = (
+                f"{type(self.policy.optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
+                "that were frozen for a while have taken fewer steps than the others)"
+            )
+        elif not isinstance(self.rollout_buffer, RolloutBuffer):
+            reason = f"{type(self.rollout_buffer).__name__} is no rollout buffer of ppo_plus"
+        if reason is not None and self.compile is True:
+            raise CompileError(f"compile=True, but {reason}: use compile=False")
+        return reason is None
 
     def _load_kl_state(self, control: KLControl) -> KLState:
         """The control's state on the device, running again."""
         state = control.init()
-        if self._kl_memory is not None and _same(self._kl_memory[0], control):
+        if self._kl_memory is not None and same_control(self._kl_memory[0], control):
             state = KLState(*map(th.tensor, self._kl_memory[1]))
         return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
-
-    def _schedule(self, name: str) -> Schedule:
-        """The schedule of an argument that may change over time; a callback may have set it anew."""
-        return make_schedule(name, getattr(self, name), *SCHEDULED[name])
-
-    def _coefficient(self, name: str, progress_remaining: float) -> th.Tensor:
-        """The current value of an argument that may change over time, 0-d."""
-        return th.tensor(self._schedule(name)(progress_remaining), device=self.device)
-
-    def _optional(self, name: str, progress_remaining: float) -> th.Tensor | None:
-        """:meth:`_coefficient`, or ``None`` where the argument is."""
-        return None if getattr(self, name) is None else self._coefficient(name, progress_remaining)
-
-    def _make_coefficients(self, progress_remaining: float) -> Coefficients:
-        """The coefficients of the loss."""
-        return Coefficients(
-            clip_range=self._optional("clip_range", progress_remaining),
-            clip_range_vf=self._optional("clip_range_vf", progress_remaining),
-            ent_coef=self._coefficient("ent_coef", progress_remaining),
-            vf_coef=self._coefficient("vf_coef", progress_remaining),
-        )
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
@@ -810,24 +593,25 @@ class PPO_Plus(OnPolicyAlgorithm):
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
             utils.update_learning_rate(optimizer, learning_rate)
 
-    def _log_update(self, records: Records, kl_state: KLState | None) -> None:
-        for name in records.columns:
-            self.logger.record(f"train/{name}", records.mean(name).item())
+    def _log_update(self, done: Progress) -> None:
+        for name, mean in done.records.means().items():
+            self.logger.record(f"train/{name}", mean)
         values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
         self.logger.record("train/explained_variance", utils.explained_variance(values, returns))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", self.policy.log_std.detach().exp().mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        skipped = records.finite().count(False)
+        skipped = done.records.finite().count(False)
         if skipped:
             self.logger.record("train/skipped_minibatches", skipped)
         for name in ("clip_range", "clip_range_vf"):
-            if getattr(self, name) is not None:
-                self.logger.record(f"train/{name}", self._schedule(name)(self._current_progress_remaining))
-        if kl_state is not None:
-            self.logger.record("train/kl_early_stop", float(not kl_state.running))
-            self.logger.record("train/kl_coef", kl_state.beta.item())
-            self.logger.record("train/lr_scale", kl_state.lr_scale.item())
+            value = self.settings.value(name, self._current_progress_remaining)
+            if value is not None:
+                self.logger.record(f"train/{name}", value)
+        if type(self.settings.control) is not KLControl:
+            self.logger.record("train/kl_early_stop", float(not done.state.running))
+            self.logger.record("train/kl_coef", done.state.beta.item())
+            self.logger.record("train/lr_scale", done.state.lr_scale.item())
 
     # --- around training -------------------------------------------------------------------------------------------
 
@@ -906,55 +690,3 @@ class PPO_Plus(OnPolicyAlgorithm):
         if "value_clip" not in saved_data(path, device, custom_objects):
             return from_sb3(cls, path, env, device, kwargs, custom_objects)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
-
-
-def _same(control: KLControl, other: KLControl) -> bool:
-    """Whether two controls are of the same kind with the same options."""
-    return type(control) is type(other) and _equal(vars(control), vars(other))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two nestings are equal; those with tensors or arrays that are not the same object are not."""
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):
-        return False
-
-
-def _is_known(part: Any) -> bool:
-    return type(part).__module__.startswith(("torch.", "stable_baselines3.", "ppo_plus."))
-
-
-def _graph_if(needed: bool) -> th.set_grad_enabled:
-    """Record gradients only where they are needed (and wanted at all)."""
-    return th.set_grad_enabled(needed and th.is_grad_enabled())
-
-
-def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
-    """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
-    if not np.count_nonzero(dones):
-        return []
-    return [
-        # Copies: the environment may use the memory again before the rollout ends.
-        (i, copy.deepcopy(infos[i]["terminal_observation"]))
-        for i in np.flatnonzero(dones).tolist()
-        if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
-    ]
-
-
-def _regular(array: np.ndarray, device: th.device) -> th.Tensor:
-    """The array as a tensor: contiguous, and in single precision if it is floating."""
-    # Numpy converts small arrays several times faster.
-    dtype = np.float32 if array.dtype.kind == "f" else array.dtype
-    return th.from_numpy(np.asarray(array, dtype, order="C")).to(device)
-
-
-def _row(memory: Memory, i: int) -> Memory:
-    """What environment ``i`` remembers."""
-    return {name: tuple(part[i] for part in state) for name, state in memory.items()}
-
-
-def _stack(observations: Any) -> Any:
-    if isinstance(observations[0], dict):
-        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
-    return np.stack(observations)

@@ -29,7 +29,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus import __version__
-from ppo_plus.vec_env import as_vec_env
+from ppo_plus.rollout.vec_env import as_vec_env
 
 #: A round steps for about so long, and at least so often.
 ROUND_SECONDS, ROUND_STEPS = 0.2, 20

@@ -15,7 +15,7 @@ def parameters(model):
 
 def assert_trained_alike(eager, compiled):
     """Two models after two updates: all of one is compiled, and it has become the other."""
-    assert len(compiled._functions) == 2 and all(fused._run is not None for _, fused in compiled._functions.values())
+    assert len(compiled._cache) == 2 and all(each.is_compiled for each in compiled._cache.values())
     assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
     # Two updates: rounding of another order of summation, grown by the second rollout.
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)

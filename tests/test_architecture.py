@@ -57,7 +57,7 @@ def imports(tree):
 
 
 def room(name):
-    """The room that an imported name belongs to: ``ppo_plus.losses.policy_loss`` to ``losses``."""
+    """The room that an imported name belongs to: ``ppo_plus.formulas.losses.policy_loss`` to ``losses``."""
     package, *rest = name.split(".")
     if package != "ppo_plus":
         return None
@@ -83,12 +83,12 @@ def test_imports_point_down_only(module):
 
 def test_the_import_reader_sees_nested_imports_and_skips_type_checking():
     source = """
-import ppo_plus.losses as l
+import ppo_plus.formulas.losses as l
 from ppo_plus import buffers, PPO_Plus
 if TYPE_CHECKING:
-    from ppo_plus.engine import update
+    from ppo_plus.update.engine import update
 else:
-    from ppo_plus.policies import MlpPolicy
+    from ppo_plus.policy.policies import MlpPolicy
 def late():
     try:
         from ppo_plus.zoo.plot import x
@@ -118,7 +118,7 @@ print(*sorted(set(sys.modules)))
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, cwd=PACKAGE.parent
     )
     added, loaded = (set(line.split()) for line in run.stdout.splitlines())
-    assert "ppo_plus.losses" in added
+    assert "ppo_plus.formulas.losses" in added
     assert not {name for name in loaded if name.startswith("ppo_plus.zoo")}
     assert not loaded & {"optuna", "sb3_contrib"}
     assert not {name.split(".")[0] for name in added} & {"matplotlib", "pandas", "yaml", "rich", "tqdm", "tensorboard"}

@@ -13,7 +13,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.fused import CompileError
+from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.policy.observations import to_network
 
 pytestmark = needs_compiler
 
@@ -92,8 +93,8 @@ def test_changed_hyperparameters_are_noticed(cartpole):
 def test_saved_and_loaded_models_go_on_compiled(cartpole, tmp_path):
     cartpole[1].save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
-    assert loaded._functions == {}
-    assert loaded.learn(256)._functions["the update"][1]._run is not None
+    assert len(loaded._cache) == 0
+    assert loaded.learn(256)._cache["the update"].is_compiled
 
 
 class Weighted(PPO_Plus):
@@ -113,7 +114,7 @@ def test_an_overridden_loss_is_compiled_and_never_stale():
     assert model.logger.name_to_value["train/l2"] == 0.0
     model.weight = 10.0
     model.learn(256)
-    assert model._functions["the update"][1]._run is not None
+    assert model._cache["the update"].is_compiled
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -141,7 +142,7 @@ def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
         return model.learn(256, reset_num_timesteps=False)
 
     eager, compiled = learn(False), learn(True)
-    assert all(fused._run is not None for _, fused in compiled._functions.values())
+    assert all(each.is_compiled for each in compiled._cache.values())
     assert np.array_equal(eager.rollout_buffer.actions, compiled.rollout_buffer.actions)
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
@@ -188,11 +189,11 @@ def test_what_changes_all_the_time_is_soon_left_uncompiled():
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
-        patch.setattr("ppo_plus.fused.MAX_TRACES", 1)
+        patch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+        patch.setattr("ppo_plus.compiling.cache.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="what it reads changed"):
             model.learn(3 * 64, callback=change)
-    assert model._functions["the update"][1].n_traces == 1
+    assert model._cache["the update"].n_traces == 1
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -244,15 +245,14 @@ def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
     arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", policy_kwargs=dict(critic=Counting), **arguments).learn(64)
     assert model.policy.value_net.n == 8
-    assert not compile or model._functions["the update"][1]._run is not None
+    assert not compile or model._cache["the update"].is_compiled
 
 
 def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)
     model.learn(96)
-    fused = model._functions["the update"][1]
-    shapes = [shape for shape, *_ in fused._signature]
+    shapes = [shape for shape, *_ in model._cache["the update"]._signature]
     assert shapes[-1] == (64,)
 
 
@@ -304,11 +304,14 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     ).learn(16)
     act = model._prepare_act(None)
 
+    def obs():
+        return to_network(model._last_obs, space, th.device("cpu"))
+
     def agrees():
-        joined, _ = act(model._obs_tensor(), model.policy.init_carry(model.n_envs), None, None)
+        packed, _ = act(obs(), model.policy.init_carry(model.n_envs), None, None)
         with th.no_grad():
-            values, _ = model.policy.evaluate(model._obs_tensor())
-        th.testing.assert_close(joined[:, model.policy.action_dist.action_dim], values, rtol=1e-4, atol=1e-5)
+            values, _ = model.policy.evaluate(obs())
+        th.testing.assert_close(packed[:, model.policy.action_dist.action_dim], values, rtol=1e-4, atol=1e-5)
 
     agrees()
     th.nn.utils.vector_to_parameters(parameters(model) + 0.1, model.policy.parameters())
@@ -326,7 +329,7 @@ def test_settings_may_change_between_calls_as_often_as_one_likes():
     for batch_size in (32, 16, 8, 4, 2):
         model.batch_size = batch_size
         model.learn(32)
-        assert model._functions["the update"][1]._run is not None
+        assert model._cache["the update"].is_compiled
 
 
 class Remembering(ColoredNoise):
@@ -340,7 +343,7 @@ class Remembering(ColoredNoise):
 
 @pytest.mark.parametrize("compile", [False, "auto"])
 def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
-    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
     sizes = dict(n_steps=8, batch_size=8)
     model = PPO_Plus(
         "MlpPolicy", vec(ACTIONS["box"]), exploration=Remembering(), device="cpu", compile=compile, **sizes
@@ -362,8 +365,8 @@ def no_compiler():
     [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, reason, warnings):
-    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 1)
-    monkeypatch.setattr(f"ppo_plus.fused.{name}", failing)
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []
     for compile in (False, "auto"):
         model = PPO_Plus(
@@ -377,7 +380,7 @@ def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, re
 
 
 def test_true_refuses_before_training_where_there_is_no_compiler(monkeypatch):
-    monkeypatch.setattr("ppo_plus.fused.find_compiler", no_compiler)
+    monkeypatch.setattr("ppo_plus.compiling.compiled.find_compiler", no_compiler)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu", compile=True)
     with pytest.raises(CompileError, match="no g[+][+].*use compile=False"):
         model.learn(64)
@@ -387,12 +390,12 @@ def test_true_refuses_before_training_where_there_is_no_compiler(monkeypatch):
 def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
     model.learn(64)
-    assert not model._compiling
-    monkeypatch.setattr("ppo_plus.ppo_plus.WORTH_COMPILING", 4)
+    assert not model.compiled
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
     model.learn(192)
-    assert not model._compiling
+    assert not model.compiled
     model._setup_learn(256)
-    assert model._compiling
+    assert model.compiled
 
 
 def test_true_refuses_what_cannot_be_compiled():

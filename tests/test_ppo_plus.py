@@ -30,9 +30,9 @@ from ppo_plus import (
     StateDependentNoise,
     WhiteNoise,
     cosine,
-    engine,
     linear,
 )
+from ppo_plus.update import flat
 
 NAN, INF = float("nan"), float("inf")
 
@@ -413,7 +413,7 @@ class HalveEachMinibatch(KLControl):
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_control_of_ones_own_may_change_the_learning_rate_at_each_minibatch(is_packed, monkeypatch):
     if not is_packed:
-        monkeypatch.setattr(engine, "ELEMENTWISE", ())
+        monkeypatch.setattr(flat, "ELEMENTWISE", ())
     kwargs = {"policy_kwargs": {"optimizer_class": th.optim.SGD}, "max_grad_norm": 1e9, "n_epochs": 1}
     model = make(ConstantGradient, kl_control=HalveEachMinibatch(), learning_rate=1.0, **kwargs)
     before = weights(model)
@@ -1011,7 +1011,7 @@ def test_orthogonal_initial_weights_are_optional(ortho_init):
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {
-    **{cls.__name__: (cls, {}) for cls in engine.ELEMENTWISE},
+    **{cls.__name__: (cls, {}) for cls in flat.ELEMENTWISE},
     # SB3 chooses this eps for Adam itself.
     "Adam": (th.optim.Adam, {"eps": 1e-5}),
     "Adam_amsgrad": (th.optim.Adam, {"amsgrad": True, "eps": 1e-5}),
@@ -1052,8 +1052,8 @@ def test_an_optimizer_makes_the_same_weights_packed_or_not(name, monkeypatch):
     optimizer_class, optimizer_kwargs = OPTIMIZERS[name]
     policy_kwargs = {"optimizer_class": optimizer_class, "optimizer_kwargs": optimizer_kwargs}
     results = []
-    for elementwise in (engine.ELEMENTWISE, ()):
-        monkeypatch.setattr(engine, "ELEMENTWISE", elementwise)
+    for elementwise in (flat.ELEMENTWISE, ()):
+        monkeypatch.setattr(flat, "ELEMENTWISE", elementwise)
         model = make(env=vec(ACTIONS["box"]), policy_kwargs=policy_kwargs, learning_rate=1e-3)
         before = weights(model)
         # Two updates: state is packed, unpacked and packed again.
@@ -1234,9 +1234,9 @@ def test_evaluating_amid_stacked_frames_bootstraps_from_what_was_seen():
     seen = []
 
     def evaluate(model):
-        seen.append(model._next_obs.copy())
+        seen.append(model.collector._incoming.copy())
         model.evaluate(1)
-        seen.append(model._next_obs)
+        seen.append(model.collector._incoming)
 
     model.learn(8, At(4, evaluate))
     # The observation behind the transition that the evaluation cut off.

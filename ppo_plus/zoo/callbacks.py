@@ -9,7 +9,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
 from tqdm import tqdm
 
-from ppo_plus.evaluation import with_masks
+from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.models import save_statistics, statistics_path
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
-from ppo_plus.evaluation import with_masks
+from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.folders import RunFolder

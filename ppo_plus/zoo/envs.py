@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from ppo_plus import PPO_Plus
-from ppo_plus.vec_env import as_vec_env
+from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.hyperparams import is_atari
 

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.engine import torch_threads
+from ppo_plus.compiling.process import torch_threads
 from ppo_plus.zoo.experiment import Experiment
 
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus import PPO_Plus
-from ppo_plus.vec_env import EnvPoolVecEnv, GymVectorEnv
+from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 

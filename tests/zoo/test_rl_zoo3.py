@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from ppo_plus import PPO_Plus
-from ppo_plus.schedules import make_schedule
+from ppo_plus.formulas.schedules import make_schedule
 from ppo_plus.zoo import cli, rl_zoo3_plugin
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import PARTS, load_experiment, parse_settings

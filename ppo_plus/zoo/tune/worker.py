@@ -10,7 +10,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.fused import CompileError
+from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score

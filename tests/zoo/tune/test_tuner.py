@@ -22,7 +22,7 @@ import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
-from ppo_plus.fused import CompileError
+from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
 from ppo_plus.zoo.tune.export import export

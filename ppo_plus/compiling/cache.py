@@ -1,0 +1,112 @@
+"""Whether to compile, and how long a compiled form is good for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch as th
+
+from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, CompileError, obstacle
+from ppo_plus.compiling.constants import Constants, Unknown, constants_of, first_difference
+
+#: Compiling takes some seconds, and pays from about so many gradient steps on.
+WORTH_COMPILING = 8_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run compiles: true or false, and in words why.
+
+    :param compiles: whether it does
+    :param reason: why (not)
+    """
+
+    compiles: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.compiles
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.compiles else 'no'}: {self.reason}"
+
+
+def decide(requested: bool | str, n_steps: int, device: th.device, before: bool = False) -> Verdict:
+    """Whether a run compiles: requested, and possible here. It depends on the arguments only, never on time or caches.
+
+    :param requested: the argument ``compile``
+    :param n_steps: gradient steps that the model has planned so far, over all calls of ``learn``
+    :param device: where it computes
+    :param before: whether it was compiled before
+    :raises CompileError: ``compile=True``, and nothing can be compiled here
+    """
+    if requested is False:
+        return Verdict(False, "compile=False")
+    if requested == "auto" and device.type != "cpu":
+        return Verdict(False, f'compile="auto" compiles on a CPU only, and this is {device}')
+    if requested == "auto" and not before and n_steps < WORTH_COMPILING:
+        return Verdict(False, f"{n_steps:,} gradient steps are planned; it pays from {WORTH_COMPILING:,} on")
+    reason = obstacle(device)
+    if reason is None:
+        return Verdict(True, "compile=True" if requested is True else f"{n_steps:,} gradient steps are planned")
+    if requested is True:
+        raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
+    return Verdict(False, f"nothing can be compiled here ({reason})")
+
+
+class Cache:
+    """Compiled functions by name, each kept together with the constants of its trace until one of them changes."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Constants | str, Compiled]] = {}
+
+    def __getitem__(self, name: str) -> Compiled:
+        return self._held[name][1]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def values(self) -> list[Compiled]:
+        """The functions."""
+        return [compiled for _, compiled in self._held.values()]
+
+    def get(self, name: str, function: Callable[..., Any], strict: bool, n_mutable: int = 0, **reads: Any) -> Compiled:
+        """The compiled form of a function, made anew where it has read something that is different now.
+
+        :param name: what the function is, for messages
+        :param function: the function; another one that reads the same is taken to do the same
+        :param strict: see :class:`~ppo_plus.compiling.compiled.Compiled`
+        :param n_mutable: see there
+        :param reads: what it reads: the arguments of :func:`~ppo_plus.compiling.constants.constants_of`
+        :raises CompileError: ``strict``, and what it reads cannot be compared
+        """
+        try:
+            # Kernels are made for so many threads.
+            constants: Constants | str = constants_of(
+                settings=(th.get_num_threads(), th.get_default_dtype(), th.is_autocast_enabled("cpu"), strict), **reads
+            )
+        except Unknown as unknown:
+            constants = str(unknown)
+        held = self._held.get(name)
+        if held is not None and held[0] == constants:
+            return held[1]
+        compiled = Compiled(function, name, n_mutable, strict)
+        compiled.n_traces = 0 if held is None else held[1].n_traces
+        if isinstance(constants, str):
+            compiled.fail(constants)
+        elif held is not None and compiled.n_traces >= MAX_TRACES and held[1].failure:
+            compiled.failure = held[1].failure  # has been said
+        elif held is not None and compiled.n_traces >= MAX_TRACES:
+            changed = "what it reads" if isinstance(held[0], str) else first_difference(held[0], constants)
+            compiled.fail(f"{changed} changed {MAX_TRACES} times, and each time it had to be traced anew")
+        self._held[name] = constants, compiled
+        return compiled
+
+    def start_counting(self) -> None:
+        """What changes from now on counts as changing all the time if it does so often."""
+        for compiled in self.values():
+            compiled.n_traces = 0
+
+    def failures(self) -> list[str]:
+        """Which functions run as they are, and why."""
+        return [f"{each.name} runs uncompiled ({each.failure})" for each in self.values() if each.failure]

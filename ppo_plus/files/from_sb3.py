@@ -1,0 +1,182 @@
+"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
+
+import copy
+import inspect
+import io
+import pathlib
+from collections import deque
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import check_for_correct_spaces
+
+from ppo_plus.files.old_models import adopt
+
+Path = str | pathlib.Path | io.BufferedIOBase
+
+#: Attributes that are not carried over: they belong to the new model's environment, device and networks.
+OWN = (
+    "policy_class",
+    "device",
+    "env",
+    "n_envs",
+    "rollout_buffer",
+    "policy",
+    "_vec_normalize_env",
+    "lr_schedule",
+    "_last_lstm_states",
+)
+
+
+def from_sb3(
+    cls: Any,
+    path_or_model: Path | BaseAlgorithm,
+    env: GymEnv | None,
+    device: th.device | str,
+    kwargs: dict[str, Any],
+    custom_objects: dict[str, Any] | None = None,
+) -> Any:
+    """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
+    unknown = kwargs.keys() - _changeable(cls)
+    if unknown:
+        raise TypeError(f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}")
+    source = _load(path_or_model, device, custom_objects)
+    if env is None:
+        env = source.get_env()
+    else:
+        env = cls._wrap_env(cls._checked_env(env, source.verbose), source.verbose)
+        check_for_correct_spaces(env, source.observation_space, source.action_space)
+    model = cls(source.policy_class, env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+    # Containers are copied, so that the two models share nothing that either changes.
+    vars(model).update(
+        {
+            name: copy.copy(value) if isinstance(value, (dict, deque)) else value
+            for name, value in vars(source).items()
+            if name not in OWN
+        }
+    )
+    adopt(model)
+    trainer, name = _CONTRIB.get(_name(source.policy_class), ("PPO", ""))
+    model.policy_class = model.policy_aliases.get(name, source.policy_class)
+    model.n_envs = source.n_envs if model.env is None else model.env.num_envs
+    if model.env is not source.env or trainer == "RecurrentPPO":
+        # Episodes begin anew: what was remembered of them does not come along.
+        model._last_obs = None
+    buffer_class = model.rollout_buffer_class
+    if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
+        model.rollout_buffer_class = None
+    model.value_clip = "plain"
+    vars(model).update({_ATTRIBUTES.get(name, name): value for name, value in kwargs.items()})
+    # Seeding again with the old seed would replay the random numbers of the beginning.
+    seed = model.seed
+    model.seed = kwargs.get("seed")
+    model._setup_model()
+    model.seed = seed
+    # Copies: torch's optimizers would go on with the very same state.
+    parameters = copy.deepcopy(source.get_parameters())
+    if trainer == "MaskablePPO":
+        model._expects_masks = True
+        if isinstance(source.action_space, spaces.MultiBinary):
+            _join_logits(parameters, [name for name, _ in source.policy.named_parameters()])
+    model.set_parameters(parameters, device=device)  # type: ignore[arg-type]
+    return model
+
+
+def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> None:
+    r"""MaskablePPO has two logits for each bit of a MultiBinary action; ours is their difference, so that
+
+    .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
+
+    The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
+
+    :param parameters: what ``get_parameters`` returns; changed in place
+    :param names: of the parameters, in the optimizer's order
+    """
+    weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
+    for name in ("action_net.weight", "action_net.bias"):
+        shape = weights[name].shape
+        weights[name] = weights[name][1::2] - weights[name][::2]
+        state = states.get(names.index(name), {})
+        for key, value in state.items():
+            if isinstance(value, th.Tensor) and value.shape == shape:
+                state[key] = value[1::2].clone()
+
+
+def saved_data(path: Path, device: th.device | str, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The attributes in a saved model; a file stays where it stands."""
+    position = path.tell() if isinstance(path, io.IOBase) else None
+    data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+    if position is not None:
+        path.seek(position)  # type: ignore[union-attr]
+    return data or {}
+
+
+#: Arguments that are kept under another name.
+_ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+
+
+def _changeable(cls: type[Any]) -> set[str]:
+    """Names of the arguments that may be changed on the way."""
+    constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
+    names = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    return names - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+
+
+#: sb3-contrib's policy classes: what trains them, and the name of ours in their place.
+_CONTRIB = {
+    "maskable.policies.MaskableActorCriticPolicy": ("MaskablePPO", "MlpPolicy"),
+    "maskable.policies.MaskableActorCriticCnnPolicy": ("MaskablePPO", "CnnPolicy"),
+    "maskable.policies.MaskableMultiInputActorCriticPolicy": ("MaskablePPO", "MultiInputPolicy"),
+    "recurrent.policies.RecurrentActorCriticPolicy": ("RecurrentPPO", "MlpLstmPolicy"),
+    "recurrent.policies.RecurrentActorCriticCnnPolicy": ("RecurrentPPO", "CnnLstmPolicy"),
+    "recurrent.policies.RecurrentMultiInputActorCriticPolicy": ("RecurrentPPO", "MultiInputLstmPolicy"),
+}
+
+
+def _name(policy_class: type) -> str:
+    return f"{policy_class.__module__}.{policy_class.__qualname__}".removeprefix("sb3_contrib.common.")
+
+
+def _trainer(policy_class: Any) -> str:
+    """The name of what trains policies of this class."""
+    bases = policy_class.__mro__ if isinstance(policy_class, type) else ()
+    return next((_CONTRIB[_name(base)][0] for base in bases if _name(base) in _CONTRIB), "PPO")
+
+
+def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_objects: dict[str, Any] | None) -> Any:
+    source: Any = path_or_model
+    if not isinstance(source, BaseAlgorithm):
+        # What SB3's other algorithms save lacks one or another of these.
+        data = saved_data(source, device, custom_objects)
+        if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys():
+            source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
+    if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):
+        raise TypeError(
+            f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
+            "path of one"
+        )
+    trainer = _trainer(source.policy_class)
+    if trainer != "PPO" and _name(source.policy_class) not in _CONTRIB:
+        raise ValueError(
+            f"policy={source.policy_class!r} is a {trainer} policy of your own: derive it from "
+            + ("ppo_plus.ActorCriticPolicy, which takes masks as well", "ppo_plus.MlpLstmPolicy")[
+                trainer != "MaskablePPO"
+            ]
+        )
+    return source
+
+
+def _algorithm(policy_class: Any) -> type[BaseAlgorithm]:
+    """What trains policies of this class."""
+    trainer = _trainer(policy_class)
+    if trainer == "PPO":
+        return PPO
+    # sb3-contrib is optional, but a policy of it implies that it is installed.
+    import sb3_contrib
+
+    return getattr(sb3_contrib, trainer)  # type: ignore[no-any-return]

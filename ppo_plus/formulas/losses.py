@@ -1,0 +1,192 @@
+"""The PPO objective as pure tensor functions.
+
+Nothing here knows of networks, environments or optimizers: every function maps tensors to tensors, and the formula is
+in its docstring. :class:`PPOLoss` puts them together. ``B`` is the number of transitions in the minibatch.
+
+Sources: Schulman et al. 2017, *Proximal Policy Optimization Algorithms* (arXiv:1707.06347); for the clipped value
+loss, OpenAI Baselines' PPO2; for the KL estimator, J. Schulman's note *Approximating KL Divergence* (2020).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch as th
+from torch.nn import functional as F
+
+from ppo_plus.formulas.advantages import normalize
+
+
+def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tensor | None) -> th.Tensor:
+    r"""The clipped surrogate :math:`-\mathrm{mean}[\min(r A, \mathrm{clip}(r, 1-\epsilon, 1+\epsilon) A)]`.
+
+    Computed as :math:`-\mathrm{mean}[\min(r A, A + \epsilon |A|)]`, the same with half of the operations: only the
+    bound on the side that :math:`A` favors is ever the smaller one.
+
+    :param log_ratio: :math:`\log r = \log \pi(a|s) - \log \pi_{old}(a|s)`, shape ``(B,)``
+    :param advantages: :math:`A`, shape ``(B,)``
+    :param clip_range: :math:`\epsilon > 0`, 0-d; ``None`` for the unclipped surrogate :math:`-\mathrm{mean}[r A]`
+    :return: the loss, 0-d (arXiv:1707.06347, eq. 7; unclipped: eq. 6)
+    """
+    ratio = log_ratio.exp()
+    surrogate = advantages * ratio
+    if clip_range is None:
+        return -surrogate.mean()
+    return -surrogate.clamp(max=advantages + clip_range * advantages.abs()).mean()
+
+
+def value_loss(
+    values: th.Tensor,
+    old_values: th.Tensor,
+    returns: th.Tensor,
+    clip_range_vf: th.Tensor | None = None,
+    value_clip: str = "max",
+) -> th.Tensor:
+    r"""The squared error of the critic, optionally clipped around its old predictions.
+
+    With :math:`V_c = V_{old} + \mathrm{clip}(V - V_{old}, -\epsilon, \epsilon)`:
+
+    - no clipping: :math:`\mathrm{mean}[(R - V)^2]`;
+    - ``"plain"`` (SB3): :math:`\mathrm{mean}[(R - V_c)^2]`, whose gradient is zero wherever the clip is active, even
+      when the value moves away from its target;
+    - ``"max"`` (PPO2): :math:`\mathrm{mean}[\max((R - V)^2, (R - V_c)^2)]`, the pessimistic bound, whose gradient
+      vanishes only where the value has moved beyond the clip range *towards* its target.
+
+    :param values: :math:`V`, shape ``(B,)``
+    :param old_values: :math:`V_{old}`, the predictions made during the rollout, shape ``(B,)``
+    :param returns: :math:`R`, the TD(λ) targets, shape ``(B,)``
+    :param clip_range_vf: :math:`\epsilon > 0` in units of the return, 0-d, or ``None``
+    :param value_clip: ``"max"`` or ``"plain"``
+    :return: the loss, 0-d
+    :raises ValueError: another ``value_clip``
+    """
+    if value_clip not in ("max", "plain"):
+        raise ValueError(f'value_clip={value_clip!r} must be "max" or "plain"')
+    if clip_range_vf is None:
+        return F.mse_loss(values, returns)
+    clipped = old_values + (values - old_values).clamp(-clip_range_vf, clip_range_vf)
+    clipped_error = (returns - clipped).square()
+    if value_clip == "plain":
+        return clipped_error.mean()
+    return th.max((returns - values).square(), clipped_error).mean()
+
+
+def approx_kl(log_ratio: th.Tensor) -> th.Tensor:
+    r"""The estimator ``k3`` of :math:`KL(\pi_{old} \| \pi)` from actions drawn from :math:`\pi_{old}`.
+
+    :math:`\mathrm{mean}[(r - 1) - \log r]`: unbiased, and never negative (up to rounding).
+
+    :param log_ratio: :math:`\log r`, shape ``(B,)``
+    :return: 0-d (http://joschu.net/blog/kl-approx.html)
+    """
+    # SB3's exp(x) - 1 rather than expm1: target-KL stopping then happens at the very same minibatch.
+    return ((log_ratio.exp() - 1) - log_ratio).mean()
+
+
+def clip_fraction(log_ratio: th.Tensor, clip_range: th.Tensor) -> th.Tensor:
+    r"""The share of transitions whose ratio has left :math:`[1-\epsilon, 1+\epsilon]`.
+
+    :param log_ratio: :math:`\log r`, shape ``(B,)``
+    :param clip_range: :math:`\epsilon`
+    :return: 0-d, in ``[0, 1]``
+    """
+    return ((log_ratio.exp() - 1).abs() > clip_range).float().mean()
+
+
+class Coefficients(NamedTuple):
+    """What weighs and bounds the terms of the loss at this point of training, as 0-d tensors.
+
+    :param clip_range: ε of the surrogate; ``None``: not clipped
+    :param clip_range_vf: ε of the value loss; ``None``: not clipped
+    :param ent_coef: weight of the entropy bonus
+    :param vf_coef: weight of the value loss
+    :param kl_coef: weight β of the KL penalty; ``None``: no penalty
+    """
+
+    clip_range: th.Tensor | None
+    clip_range_vf: th.Tensor | None
+    ent_coef: th.Tensor
+    vf_coef: th.Tensor
+    kl_coef: th.Tensor | None = None
+
+
+class Losses(NamedTuple):
+    """What ``compute_loss`` returns.
+
+    :param total: the loss to descend, 0-d, with its graph
+    :param diagnostics: 0-d tensors by name, averaged over the update and logged as ``train/<name>``; ``approx_kl`` and
+        ``kl`` are what KL controls read
+    """
+
+    total: th.Tensor
+    diagnostics: dict[str, th.Tensor]
+
+    def plus(self, name: str, term: th.Tensor) -> "Losses":
+        """The same with one more term in the total, which is also logged as ``train/<name>``."""
+        return Losses(self.total + term, self.diagnostics | {name: term.detach()})
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    r"""The objective of PPO (arXiv:1707.06347, eq. 9, with the KL penalty of eq. 8):
+
+    .. math:: L = L^{CLIP} - c_H H + c_V L^{V} + \beta\,KL(\pi_{old} \| \pi)
+
+    A value: two with the same options are equal, and compute the same.
+
+    :param value_clip: see :func:`value_loss`
+    :param normalize_advantage: whether advantages are normalized within each minibatch
+    :param entropy_bonus: whether the entropy is part of the loss; without, it is only reported
+    """
+
+    value_clip: Literal["max", "plain"] = "max"
+    normalize_advantage: bool = True
+    entropy_bonus: bool = True
+
+    def __call__(
+        self, distribution: Any, values: th.Tensor, params: th.Tensor, batch: Any, coefficients: Coefficients
+    ) -> Losses:
+        """The loss of one minibatch.
+
+        :param distribution: the family of action distributions (:class:`~ppo_plus.policy.distributions`)
+        :param values: what the critic predicts, shape ``(B,)``
+        :param params: parameters of the action distribution, shape ``(B, param_dim)``
+        :param batch: the minibatch, a :class:`ppo_plus.Batch`
+        :param coefficients: weights and bounds
+        :return: total loss and diagnostics
+        """
+        if batch.valid is not None:
+            values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
+        log_ratio = distribution.log_prob(params, batch.actions) - batch.old_log_prob
+        advantages = normalize(batch.advantages) if self.normalize_advantage else batch.advantages
+        surrogate = policy_loss(log_ratio, advantages, coefficients.clip_range)
+        error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
+        with _graph_if(self.entropy_bonus):
+            entropy_loss = -distribution.entropy(params).mean()
+        total = surrogate + coefficients.vf_coef * error
+        if self.entropy_bonus:
+            total = total + coefficients.ent_coef * entropy_loss
+
+        with th.no_grad():
+            diagnostics = {
+                "policy_gradient_loss": surrogate.detach(),
+                "value_loss": error.detach(),
+                "entropy_loss": entropy_loss.detach(),
+                "approx_kl": approx_kl(log_ratio),
+            }
+            if coefficients.clip_range is not None:
+                diagnostics["clip_fraction"] = clip_fraction(log_ratio, coefficients.clip_range)
+            std = distribution.std(params)
+            if std is not None:
+                diagnostics["action_std"] = std.mean()
+        if batch.old_params is not None:
+            with _graph_if(coefficients.kl_coef is not None):
+                kl = distribution.kl(batch.old_params, params).mean()
+            diagnostics["kl"] = kl.detach()
+            if coefficients.kl_coef is not None:
+                total = total + coefficients.kl_coef * kl
+        return Losses(total, diagnostics)
+
+
+def _graph_if(needed: bool) -> th.set_grad_enabled:
+    """Record gradients only where they are needed (and wanted at all)."""
+    return th.set_grad_enabled(needed and th.is_grad_enabled())

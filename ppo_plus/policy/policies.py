@@ -1,0 +1,621 @@
+"""Actor-critic policies: SB3's networks and parameter names, for every action space and exploration.
+
+A policy is SB3's ``ActorCriticPolicy`` with three parts exchanged: the action distribution
+(:mod:`ppo_plus.policy.distributions`), the exploration (:mod:`ppo_plus.formulas.exploration`) and the conversion of
+observations (:mod:`ppo_plus.policy.observations`). Networks, their initialization, ``policy_kwargs`` and the names in
+``state_dict()`` are SB3's.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from ppo_plus.formulas.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.policy.carry import Carry, Features, Memory
+from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
+from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
+from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
+
+#: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
+NetworkLike = nn.Module | Callable[[int, int], nn.Module]
+
+
+class Step(NamedTuple):
+    """What :meth:`ActorCriticPolicy.act` decides for ``N`` environments.
+
+    :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), shape ``(N, action_dim)``
+    :param values: shape ``(N,)``
+    :param log_probs: shape ``(N,)``
+    :param params: parameters of the action distribution, shape ``(N, param_dim)``
+    """
+
+    actions: th.Tensor
+    values: th.Tensor
+    log_probs: th.Tensor
+    params: th.Tensor
+
+    def packed(self) -> th.Tensor:
+        """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy."""
+        return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
+
+
+class ActorCriticPolicy(sb3.ActorCriticPolicy):
+    """Policy and value networks; ``MlpPolicy``, and the base of the others.
+
+    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and five more. ``use_sde`` works for every
+    action space, ``squash_output`` for Box with and without gSDE.
+
+    :param observation_space: the environment's
+    :param action_space: the environment's
+    :param lr_schedule: learning rate as a function of the remaining progress
+    :param net_arch: hidden layers: a list for both networks, or ``dict(pi=[...], vf=[...])``
+    :param activation_fn: activation after each hidden layer
+    :param ortho_init: orthogonal initial weights
+    :param use_sde: explore by :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
+    :param log_std_init: initial ``log_std``
+    :param full_std: see :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
+    :param use_expln: see :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
+    :param squash_output: squash Box actions by tanh
+    :param features_extractor_class: network before the hidden layers; by default the policy class's own
+    :param args: SB3's further arguments, by position
+    :param exploration: a noise process, in place of ``use_sde``
+    :param actor: a network of your own from features to means or logits: a module (it is copied), or a function of its
+        input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
+        The input of the last layer of an ``nn.Sequential`` (of any other module: the features) feeds gSDE
+    :param critic: the same, from features to one value
+    :param autocast: compute the features in bfloat16 (``torch.autocast``), which makes convolutions faster where the
+        processor has bfloat16 arithmetic. Weights, all that comes after the features and the loss stay in float32
+    :param action_mask_key: the entry of Dict observations that is the action mask (see
+        :mod:`ppo_plus.policy.masking`), and so no feature
+    :param kwargs: SB3's further arguments, by name
+    :raises ValueError: an argument that does not fit the spaces or another argument
+    """
+
+    action_dist: ActionDistribution  # type: ignore[assignment]
+    default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
+    #: Whether it has memory (:mod:`ppo_plus.policy.recurrent`).
+    remembers = False
+    #: Attributes that neither acting nor evaluating depends on.
+    not_constant = frozenset({"optimizer", "optimizer_class", "optimizer_kwargs", "_noise", "lr_schedule", "_networks"})
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        use_sde: bool = False,
+        log_std_init: float = 0.0,
+        full_std: bool = True,
+        use_expln: bool = False,
+        squash_output: bool = False,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        *args: Any,
+        exploration: NoiseProcess | None = None,
+        actor: NetworkLike | None = None,
+        critic: NetworkLike | None = None,
+        autocast: bool = False,
+        action_mask_key: str | None = None,
+        **kwargs: Any,
+    ):
+        if use_sde and exploration is not None:
+            raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
+        if not isinstance(autocast, bool):
+            raise ValueError(f"policy_kwargs: autocast={autocast!r} must be True or False")
+        if net_arch is not None and actor is not None and critic is not None:
+            raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
+        if action_mask_key is not None:
+            check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
+        features_space = without_mask(observation_space, action_mask_key)
+        extractor = features_extractor_class or self.default_features_extractor
+        _check_extractor(extractor, features_space, kwargs.get("normalize_images", True))
+        # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
+        if exploration is None:
+            exploration = StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise()
+        self.exploration = exploration
+        self.action_mask_key = action_mask_key
+        self._build_spaces = features_space, action_space
+        self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
+        self._squash = squash_output
+        self.autocast = autocast
+        super().__init__(
+            canonical_space(features_space),
+            # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
+            spaces.Box(-1.0, 1.0, (1,)),
+            lr_schedule,
+            net_arch,
+            activation_fn,
+            ortho_init,
+            False,
+            log_std_init,
+            full_std,
+            use_expln,
+            False,
+            extractor,
+            *args,
+            **kwargs,
+        )
+        self.observation_space, self.action_space = observation_space, action_space
+        self.use_sde = use_sde
+        self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
+        self._squash_output = squash_output
+        self._noise: Held = {}
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        """Create networks and optimizer; initial weights are drawn in SB3's order."""
+        features_space, action_space = self._build_spaces
+        self.action_dist = make_distribution(action_space, self._squash)
+        self._preprocess = make_preprocess(features_space, self.normalize_images)
+        self._build_mlp_extractor()
+        self.action_net = self._output_layer("actor", "pi", self.action_dist.net_dim)  # type: ignore[assignment]
+        if self.action_dist.gaussian_dim:
+            shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.action_dist.gaussian_dim)
+            self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
+        self.value_net = self._output_layer("critic", "vf", 1)  # type: ignore[assignment]
+        if self.ortho_init:
+            for module, gain in self._initial_gains():
+                module.apply(partial(self.init_weights, gain=gain))
+        self._build_memory()
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _build_memory(self) -> None:
+        """Add recurrent layers, if the policy has any."""
+
+    def _output_layer(self, name: str, short: str, output_dim: int) -> nn.Module:
+        """The last layer of actor or critic. A network of one's own fills the hidden layers' slot as well, so that
+        everything else sees SB3's four parts in either case."""
+        given = self._networks[name]
+        if given is None:
+            return nn.Linear(getattr(self.mlp_extractor, f"latent_dim_{short}"), output_dim)
+        network = copy.deepcopy(given)
+        if not isinstance(given, nn.Module) and callable(given):
+            network = given(self.features_dim, output_dim)
+        if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
+            raise TypeError(
+                f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
+                "(input_dim, output_dim) -> module"
+            )
+        layers = list(network) if isinstance(network, nn.Sequential) else [network]
+        hidden, last = nn.Sequential(*layers[:-1]).to(self.device), layers[-1].to(self.device)
+        latent = _output_of(name, hidden, th.zeros(1, self.features_dim, device=self.device))
+        output = _output_of(name, last, latent)
+        if output.shape != (1, output_dim):
+            raise ValueError(
+                f"policy_kwargs: {name} maps one row of {self.features_dim} features to shape {tuple(output.shape)}, "
+                f"but must map it to (1, {output_dim}): change its last layer"
+            )
+        setattr(self.mlp_extractor, {"pi": "policy_net", "vf": "value_net"}[short], hidden)
+        setattr(self.mlp_extractor, f"latent_dim_{short}", latent.shape[1])
+        return last
+
+    def _initial_gains(self) -> list[tuple[nn.Module, float]]:
+        """Modules with the gains of their orthogonal weights, in SB3's order, without networks of one's own."""
+        own_actor, own_critic = (self._networks[name] is not None for name in ("actor", "critic"))
+        hidden: list[nn.Module] = []
+        outputs: list[tuple[nn.Module, float]] = []
+        if not (own_actor or own_critic):
+            hidden.append(self.mlp_extractor)
+        elif not own_actor:
+            hidden.append(self.mlp_extractor.policy_net)
+        elif not own_critic:
+            hidden.append(self.mlp_extractor.value_net)
+        if not own_actor:
+            outputs.append((self.action_net, 0.01))
+        if not own_critic:
+            outputs.append((self.value_net, 1.0))
+        gains = [(module, np.sqrt(2)) for module in hidden] + outputs
+        if self.share_features_extractor:
+            return [(self.features_extractor, np.sqrt(2)), *gains]
+        return [*gains, (self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        if None not in self._networks.values():
+            data["net_arch"] = None
+        own = {
+            "exploration": None if self.use_sde else self.exploration,
+            "autocast": self.autocast,
+            "action_mask_key": self.action_mask_key,
+        }
+        return data | self._networks | own
+
+    # --- what the algorithm calls ---------------------------------------------------------------------------------
+
+    def act(
+        self,
+        obs: PyTorchObs,
+        carry: Carry,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
+    ) -> tuple[Step, Carry]:
+        """Choose actions by exploring.
+
+        A function of its arguments, the weights and torch's generator: it changes nothing.
+
+        :param obs: raw observations of ``N`` environments
+        :param carry: memory and held noise (:meth:`init_carry`)
+        :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: nothing is remembered there;
+            ``None``: none. Of no effect without memory
+        :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
+        :return: the step, and the carry for the next one
+        """
+        features, memory = self.encode(obs, carry.memory, episode_starts)
+        latent_pi, latent_vf = self._latents(features)
+        params = self._params(latent_pi, self._masks(obs, masks))
+        actions, noise = self._explore(params, latent_pi, carry.noise)
+        log_probs = self.action_dist.log_prob(params, actions)
+        return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), Carry(memory, noise)
+
+    def evaluate(
+        self,
+        obs: PyTorchObs,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+        masks: th.Tensor | None = None,
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """The critic's and the actor's view of ``B`` observations, with gradients.
+
+        With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
+
+        :param obs: raw observations
+        :param carry: what is remembered before the first step of each sequence; ``None``: each observation stands
+            alone, and nothing is remembered before it. Of no effect without memory
+        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
+        :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
+        """
+        features, _ = self.encode(obs, {} if carry is None else carry.memory, episode_starts)
+        return self.heads(features, self._masks(obs, masks))
+
+    def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
+        """:meth:`evaluate` of a minibatch; where its ``features`` are given, by the heads alone.
+
+        :param batch: a :class:`ppo_plus.Batch`
+        """
+        if batch.features is None:
+            return self.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
+        return self.heads(batch.features, self._masks(batch.observations, batch.masks))
+
+    def encode(
+        self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
+    ) -> tuple[Features, Memory]:
+        """The first half of the policy: observations, and what is remembered, become features.
+
+        :param obs: raw observations, ``B`` of them
+        :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another; empty:
+            nothing is remembered, and each observation is a step by itself
+        :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
+        :return: features, and the memory after a step (after sequences: nothing)
+        """
+        features = self.extract_features(obs)
+        if self.share_features_extractor:
+            return Features(features, features), memory  # type: ignore[arg-type]
+        return Features(*features), memory
+
+    def heads(self, features: Features, masks: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+        """The second half of the policy: features become values and action distributions.
+
+        :param features: what :meth:`encode` returned
+        :param masks: action masks, booleans ``(B, M)``; ``None``: none
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
+        """
+        latent_pi, latent_vf = self._latents(features)
+        return self.value_net(latent_vf).flatten(), self._params(latent_pi, masks)
+
+    def init_carry(self, n_envs: int) -> Carry:
+        """Empty memory and fresh noise for ``n_envs`` environments."""
+        return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
+
+    def init_memory(self, n_envs: int) -> Memory:
+        """The memory of ``n_envs`` environments that have seen nothing yet."""
+        return {}
+
+    def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
+        """Draw the held noise again for the environments with these indices, shape ``(K,)``; memory stays."""
+        noise = self.exploration.renew(carry.noise, th.as_tensor(envs, device=self.device), *self._noise_dims)
+        return carry._replace(noise=noise)
+
+    # --- SB3's interface -------------------------------------------------------------------------------------------
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """Renew the noise that :meth:`predict` and :meth:`forward` hold; training holds its own.
+
+        :param n_envs: for how many environments; a batch of another size renews it again
+        """
+        self._noise = self.init_carry(n_envs).noise
+
+    def forward(
+        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Actions, values and log-probabilities.
+
+        :param obs: raw observations, ``B`` of them
+        :param deterministic: the mode instead of a sample
+        :param action_masks: action masks, ``(B, M)``
+        :return: internal actions ``(B, *action_space.shape)`` (Dict and Tuple: ``(B, action_dim)``), values ``(B, 1)``,
+            log-probabilities ``(B,)``
+        """
+        masks = self._mask_tensor(action_masks)
+        if deterministic:
+            values, params = self.evaluate(obs, masks=masks)
+            actions = self.action_dist.mode(params)
+            log_probs = self.action_dist.log_prob(params, actions)
+        else:
+            self._fit_noise(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+            (actions, values, log_probs, _), carry = self.act(obs, Carry(noise=self._noise), masks=masks)
+            self._noise = carry.noise
+        shape = self.action_space.shape
+        return actions if shape is None else actions.reshape(-1, *shape), values.unsqueeze(1), log_probs
+
+    def extract_features(  # type: ignore[override]
+        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
+        """Network input of raw observations, through the given or the policy's own extractor(s).
+
+        :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's
+        """
+        inputs = self._preprocess(obs)
+        extract = self._extract
+        if features_extractor is not None:
+            return extract(features_extractor, inputs)
+        if self.share_features_extractor:
+            return extract(self.features_extractor, inputs)
+        return extract(self.pi_features_extractor, inputs), extract(self.vf_features_extractor, inputs)
+
+    def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
+        if not self.autocast:
+            return extractor(inputs)
+        with th.autocast(self.device.type, th.bfloat16):
+            return extractor(inputs).float()
+
+    def evaluate_actions(
+        self,
+        obs: PyTorchObs,
+        actions: th.Tensor,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``; carry and
+        episode starts as in :meth:`evaluate`."""
+        values, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
+        distribution = BoundDistribution(self.action_dist, params)
+        return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(  # type: ignore[override]
+        self,
+        obs: PyTorchObs,
+        action_masks: Any = None,
+        carry: Carry | None = None,
+        episode_starts: th.Tensor | None = None,
+    ) -> BoundDistribution:
+        """The action distribution at ``obs``, with the methods of SB3's; carry and episode starts as in
+        :meth:`evaluate`."""
+        _, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
+        return BoundDistribution(self.action_dist, params)
+
+    def predict_values(
+        self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
+    ) -> th.Tensor:
+        """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`."""
+        return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
+
+    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """An observation (or a batch) as a batch of tensors, and whether it was a batch."""
+        return to_tensor(observation, self.observation_space, self.device)
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains.
+
+        :param observation: one observation, or a batch
+        :param state: what the call before returned; ``None``: nothing is remembered. Without memory returned as it is
+        :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there, and
+            nothing is remembered
+        :param deterministic: the mode instead of a sample
+        :param action_masks: action masks (:mod:`ppo_plus.policy.masking`), ``(M,)`` or for a batch ``(B, M)``
+        :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
+            list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
+            sb3-contrib's
+        :raises ValueError: observation or state do not fit, or the masks do not fit the actions
+        """
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                "observation is a tuple (observation, info): Gymnasium's env.reset() returns both, pass the first only"
+            )
+        self.set_training_mode(False)
+        obs, batched = self.obs_to_tensor(observation)
+        if not batched and action_masks is not None:
+            action_masks = [action_masks]
+        with th.no_grad():
+            latent, state = self._actor_latent(obs, state, episode_start)
+            params = self._params(latent, self._masks(obs, self._mask_tensor(action_masks)))
+            if deterministic:
+                actions = self.action_dist.mode(params)
+            else:
+                self._fit_noise(params, episode_start)
+                actions, self._noise = self._explore(params, latent, self._noise)
+        env_actions = self.action_dist.to_env(actions.numpy(force=True))
+        if batched:
+            return env_actions, state
+        return (env_actions[0] if isinstance(env_actions, list) else env_actions.squeeze(axis=0)), state
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        return self.forward(observation, deterministic)[0]
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def _latents(self, features: Features) -> tuple[th.Tensor, th.Tensor]:
+        """The last hidden layers of actor and critic."""
+        if features.actor is features.critic:
+            return self.mlp_extractor(features.actor)  # type: ignore[no-any-return]
+        return self.mlp_extractor.forward_actor(features.actor), self.mlp_extractor.forward_critic(features.critic)
+
+    def _actor_latent(
+        self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None
+    ) -> tuple[th.Tensor, tuple[np.ndarray, ...] | None]:
+        """The actor's last hidden layer, and the next state, for :meth:`predict`."""
+        features = self.extract_features(obs, self.pi_features_extractor)
+        return self.mlp_extractor.forward_actor(features), state  # type: ignore[arg-type]
+
+    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
+        """Sampled actions, and the noise for the next step."""
+        log_std = self._log_std
+        log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
+        z, noise = self.exploration.sample(noise, latent_pi, log_std)
+        return (self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)), noise
+
+    def _params(self, latent_pi: th.Tensor, masks: th.Tensor | None = None) -> th.Tensor:
+        log_std = self._log_std
+        std = None if log_std is None else self.exploration.std(log_std, latent_pi)
+        return self.action_dist.params(self.action_net(latent_pi), std, masks)
+
+    def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:
+        """The masks, from the observations if they are there."""
+        if masks is not None or self.action_mask_key is None:
+            return masks
+        assert isinstance(obs, dict)
+        return obs[self.action_mask_key].flatten(1).bool()
+
+    def _mask_tensor(self, action_masks: Any) -> th.Tensor | None:
+        """Masks that somebody has passed, checked.
+
+        :raises ValueError: they do not fit the action space, or allow nothing
+        """
+        if action_masks is None:
+            return None
+        choices = self.action_dist.choices
+        given = action_masks.numpy(force=True) if isinstance(action_masks, th.Tensor) else action_masks
+        masks = as_masks("action_masks", given, choices)
+        if nothing_allowed(masks, choices).any():
+            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {choices}")
+        return th.as_tensor(masks, device=self.device)
+
+    @property
+    def _log_std(self) -> th.Tensor | None:
+        return self.log_std if self.action_dist.gaussian_dim else None
+
+    @property
+    def _noise_dims(self) -> tuple[int, int]:
+        return self.mlp_extractor.latent_dim_pi, self.action_dist.noise_dim
+
+    def _fit_noise(self, rows: th.Tensor, episode_start: np.ndarray | None = None) -> None:
+        """Make the noise that the policy holds for itself fit a batch."""
+        held = next(iter(self._noise.values()), None)
+        if held is None or len(held) != len(rows) or held.device != rows.device:
+            self.reset_noise(len(rows))
+        elif episode_start is not None and np.any(episode_start):
+            self._noise = self.renew_noise(Carry(noise=self._noise), np.flatnonzero(episode_start)).noise
+
+
+class CnnPolicy(ActorCriticPolicy):
+    """:class:`ActorCriticPolicy` for images, through SB3's ``NatureCNN`` by default."""
+
+    default_features_extractor = NatureCNN
+
+
+class MultiInputPolicy(ActorCriticPolicy):
+    """:class:`ActorCriticPolicy` for Dict observations, through SB3's ``CombinedExtractor`` by default."""
+
+    default_features_extractor = CombinedExtractor
+
+
+MlpPolicy = ActorCriticPolicy
+
+#: SB3's own policy classes, and ours in their place.
+_OURS: dict[type, type[ActorCriticPolicy]] = {
+    sb3.ActorCriticPolicy: ActorCriticPolicy,
+    sb3.ActorCriticCnnPolicy: CnnPolicy,
+    sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
+}
+
+#: Methods whose work :class:`ActorCriticPolicy` does elsewhere: an override written for SB3 would be passed over.
+_NOT_CALLED = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
+
+
+@cache
+def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
+    """Make a policy class written for SB3 one of ours.
+
+    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks; our class is inserted
+    between it and SB3's.
+
+    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned as it is)
+    :raises TypeError: something else
+    :raises ValueError: a class that overrides methods which are not used here
+    """
+    if policy_class in _OURS:
+        return _OURS[policy_class]
+    if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
+        return policy_class
+    if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
+        raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
+    for base in policy_class.__mro__:
+        overridden = [name for name in _NOT_CALLED if name in vars(base)]
+        if base is sb3.ActorCriticPolicy:
+            break
+        if overridden:
+            raise ValueError(
+                f"policy={policy_class!r} overrides {', '.join(overridden)}, which PPO_Plus does not call: "
+                "derive it from ppo_plus.ActorCriticPolicy and override act and evaluate"
+            )
+    return type(policy_class.__name__, (policy_class, ActorCriticPolicy), {"__module__": policy_class.__module__})
+
+
+def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
+    """The output of a module of the user's, probed in eval mode so that one row is enough for batch norm."""
+    training = module.training
+    module.eval()
+    try:
+        with th.no_grad():
+            output = module(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
+            "Its first layer must take the features extractor's output"
+        ) from error
+    finally:
+        module.train(training)
+    if not isinstance(output, th.Tensor) or output.ndim != 2:
+        raise ValueError(
+            f"policy_kwargs: {name} must map rows of features to rows of a tensor, not to {type(output).__name__}"
+            f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
+        )
+    return output
+
+
+def _check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
+    """:raises ValueError: one of SB3's extractors that cannot take these observations"""
+    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
+        raise ValueError(
+            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
+            'use "MlpPolicy", or "CnnPolicy" for images'
+        )
+    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
+        raise ValueError(
+            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
+            "that are normalized already policy_kwargs=dict(normalize_images=False)"
+        )

@@ -1,0 +1,366 @@
+"""The rollout as preallocated tensors, and minibatches of it.
+
+``T`` steps of ``N`` environments, stored time-major. Steps are written through numpy views of the tensors, so adding
+one costs a copy and nothing else. The views carry the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``,
+``advantages``, …), so code that reads or overrides those keeps working.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import optree
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common import buffers as sb3
+
+from ppo_plus.formulas.advantages import bootstrap_timeouts, gae, normalize
+from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.update.batch import Batch, pick
+
+#: Where the first entries of a :class:`Batch` stand in the buffer.
+STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+
+
+class RolloutBuffer:
+    """The transitions of one rollout.
+
+    Subclass it and override :meth:`compute_returns_and_advantage` to estimate advantages in another way.
+
+    :param buffer_size: steps per environment, ``T``
+    :param observation_space: the environment's
+    :param action_space: the environment's
+    :param device: where minibatches are wanted
+    :param gae_lambda: λ of GAE, in ``[0, 1]``
+    :param gamma: discount, in ``[0, 1]``
+    :param n_envs: number of environments, ``N``
+    """
+
+    observations: np.ndarray | dict[str, np.ndarray]
+    actions: np.ndarray
+    rewards: np.ndarray
+    episode_starts: np.ndarray
+    values: np.ndarray
+    log_probs: np.ndarray
+    advantages: np.ndarray
+    returns: np.ndarray
+    params: np.ndarray
+    masks: np.ndarray | None = None
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "cpu",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+    ):
+        self.buffer_size = buffer_size
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.device = th.device(device)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.n_envs = n_envs
+        self._tensors: dict[str, Any] = {}
+        for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
+            self._allocate(name, np.zeros(n_envs, dtype=np.float32))
+        self.reset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Assigning to a stored array writes into it, so that `self.returns = ...`, as SB3's own code does, is not lost.
+        if name in self.__dict__.get("_tensors", ()) and isinstance(self._tensors[name], th.Tensor):
+            self.__dict__[name][...] = value
+        else:
+            super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a view is a view no longer: only the tensors are kept.
+        return {name: value for name, value in vars(self).items() if name not in self._tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for name, tensors in self._tensors.items():
+            vars(self)[name] = _views(tensors)
+
+    def reset(self) -> None:
+        """Start a new rollout; memory is used again."""
+        self.pos = 0
+        self.full = False
+        #: Which transitions to learn from; ``None``: all.
+        self.valid: np.ndarray | None = None
+        #: What the policy remembered before the first step of each sequence, in order; empty without memory.
+        self.memories: list[Memory] = []
+        # The next rollout may be without.
+        self._tensors.pop("masks", None)
+        vars(self).pop("masks", None)
+
+    def size(self) -> int:
+        """Steps per environment stored so far."""
+        return self.pos
+
+    def add(
+        self,
+        obs: np.ndarray | dict[str, np.ndarray],
+        action: np.ndarray,
+        reward: np.ndarray,
+        episode_start: np.ndarray,
+        value: np.ndarray,
+        log_prob: np.ndarray,
+        params: np.ndarray,
+        masks: np.ndarray | None = None,
+    ) -> None:
+        """Store one step of all environments.
+
+        :param obs: what the environment returned before the step, shape ``(N, ...)``. It is stored in the dtype it
+            came in (float64 as float32), not in the space's: ``VecNormalize`` makes floats of integers
+        :param action: internal actions, shape ``(N, action_dim)``
+        :param reward: shape ``(N,)``
+        :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
+        :param value: shape ``(N,)``
+        :param log_prob: shape ``(N,)``
+        :param params: parameters of the action distribution, shape ``(N, param_dim)``
+        :param masks: action masks, booleans ``(N, M)``; ``None`` throughout the rollout where there are none
+        """
+        self._write("observations", obs)
+        self._write("actions", np.asarray(action, dtype=np.float32).reshape(self.n_envs, -1))
+        self._write("params", params)
+        if masks is not None:
+            self._write("masks", masks)
+        pos = self.pos
+        self.rewards[pos] = reward
+        self.episode_starts[pos] = episode_start
+        self.values[pos] = value
+        self.log_probs[pos] = log_prob
+        # Past `__setattr__`, which is for arrays.
+        vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
+
+    def begin_sequences(self, memory: Memory) -> None:
+        """Begin a sequence for training in each environment with the next step.
+
+        All sequences of a rollout have the same length.
+
+        :param memory: what the policy remembers before that step
+        """
+        self.memories.append(memory)
+
+    def exclude(self, steps: list[int], envs: list[int]) -> None:
+        """Leave transitions out of training: steps at which a vector environment only reset an episode.
+
+        Each must stand between two episodes: ended, and following an end.
+
+        :param steps: rows, ``K`` of them
+        :param envs: their columns
+        """
+        self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
+        self.valid[steps, envs] = False
+
+    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+        """Add the discounted value of the final observation to rewards that a time limit cut off.
+
+        :param steps: row of each cut transition, ``K`` of them
+        :param envs: column of each cut transition
+        :param final_values: shape ``(K,)``
+        """
+        rewards = self._tensors["rewards"]
+        where = th.tensor(steps, dtype=th.long), th.tensor(envs, dtype=th.long)
+        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).cpu(), self.gamma))
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+        """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
+
+        :param last_values: value of the observation after the last step, shape ``(N,)`` or ``(N, 1)``
+        :param dones: whether the last step ended an episode, shape ``(N,)``
+        """
+        tensors = self._tensors
+        advantages = gae(
+            tensors["rewards"],
+            tensors["values"],
+            last_values.reshape(-1).cpu(),
+            tensors["episode_starts"],
+            th.as_tensor(dones),
+            self.gamma,
+            self.gae_lambda,
+        )
+        tensors["advantages"].copy_(advantages)
+        th.add(advantages, tensors["values"], out=tensors["returns"])
+
+    def normalize_advantages(self) -> None:
+        """Normalize the advantages over the whole rollout."""
+        advantages = self._tensors["advantages"]
+        if self.valid is None:
+            advantages.copy_(normalize(advantages))
+        else:
+            self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
+
+    def minibatches(
+        self, batch_size: int | None = None, rollout: Batch | None = None
+    ) -> Iterator[tuple[Batch, th.Tensor | None]]:
+        """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
+
+        With memory, sequences are shuffled instead.
+
+        :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
+        :param rollout: what :meth:`on_device` returned, to use in several epochs
+        :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
+        :raises RuntimeError: the rollout is not complete
+        """
+        if not self.full:
+            raise RuntimeError(f"the rollout has {self.pos} of {self.buffer_size} steps: collect it before training")
+        n_transitions = self.buffer_size * self.n_envs
+        if self.memories:
+            length = self.buffer_size // len(self.memories)
+            firsts = np.random.permutation(n_transitions // length) * length
+            order = (firsts[:, None] + np.arange(length)).reshape(-1)
+        else:
+            # SB3 numbers transitions environment by environment; the storage here is step by step.
+            order = np.random.permutation(n_transitions)
+            order = order % self.buffer_size * self.n_envs + order // self.buffer_size
+            if self.valid is not None:
+                order = order[self.valid.reshape(-1)[order]]
+        data = rollout or self.on_device()
+        for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
+            yield data, indices
+
+    def get(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """:meth:`minibatches` with their rows picked."""
+        for data, indices in self.minibatches(batch_size):
+            assert indices is not None
+            yield pick(data, indices)
+
+    def on_device(self) -> Batch:
+        """The whole rollout on the device, with steps and environments in one dimension: step by step, and with memory
+        environment by environment, so that sequences stand one after another."""
+        if not self.memories:
+            return self._flat(self._tensors)
+        by_env: Any = optree.tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)  # type: ignore[arg-type]
+        memory: Any = optree.tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
+        return self._flat(by_env)._replace(
+            carry=Carry(memory),
+            episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
+            valid=None if self.valid is None else th.from_numpy(self.valid.T.reshape(-1)).to(self.device),
+        )
+
+    def _flat(self, tensors: dict[str, Any]) -> Batch:
+        batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        masks = tensors.get("masks")
+        return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
+
+    def _write(self, name: str, rows: Any) -> None:
+        """Copy ``rows`` into the current step; the first step of a rollout settles shapes and dtypes."""
+        if self.pos == 0 and not _fits(getattr(self, name, None), rows):
+            self._allocate(name, rows)
+        stored = getattr(self, name)
+        if isinstance(rows, dict):
+            for key, row in rows.items():
+                _put(stored[key], self.pos, row)
+        else:
+            _put(stored, self.pos, rows)
+
+    def _allocate(self, name: str, rows: Any) -> None:
+        is_dict = isinstance(rows, dict)
+        self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
+        vars(self)[name] = _views(self._tensors[name])
+
+    def _zeros(self, rows: np.ndarray) -> th.Tensor:
+        return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
+
+
+def _views(tensors: Any) -> Any:
+    """Numpy arrays that share the tensors' memory."""
+    if isinstance(tensors, dict):
+        return {key: tensor.numpy() for key, tensor in tensors.items()}
+    return tensors.numpy()
+
+
+class _SB3Methods:
+    """What a rollout buffer written for SB3 lacks, on top of its own methods."""
+
+    observations: Any
+    actions: np.ndarray
+    rewards: np.ndarray
+    advantages: np.ndarray
+    gamma: float
+    pos: int
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        # SB3 takes the dtypes of the spaces, which cut floats down to integers: sampled actions of an integer Box, and
+        # observations that VecNormalize has made floats of.
+        self.actions = self.actions.astype(np.float32)
+
+    def add(self, obs: Any, *step: np.ndarray, masks: np.ndarray | None = None) -> None:
+        if masks is not None:
+            raise ValueError(
+                f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
+                "ppo_plus.RolloutBuffer"
+            )
+        if self.pos == 0:
+            self.observations = _as_incoming(self.observations, obs)
+        *transition, value, log_prob, _ = step
+        super().add(obs, *transition, th.from_numpy(value[:, None]), th.from_numpy(log_prob))  # type: ignore[misc]
+
+    def exclude(self, steps: list[int], envs: list[int]) -> None:
+        raise ValueError(
+            f"rollout_buffer_class={type(self).__mro__[2]!r} cannot leave out the steps at which this vector "
+            "environment only resets: derive it from ppo_plus.RolloutBuffer, or let the environment reset at once"
+        )
+
+    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+        self.rewards[steps, envs] += self.gamma * final_values.numpy(force=True).reshape(-1)
+
+    def normalize_advantages(self) -> None:
+        self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
+
+    def on_device(self) -> None:
+        """Minibatches are made one by one."""
+
+    def minibatches(self, batch_size: int | None = None, rollout: None = None) -> Iterator[tuple[Batch, None]]:
+        return ((Batch(*samples), None) for samples in super().get(batch_size))  # type: ignore[misc]
+
+
+@cache
+def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
+    """Make a rollout buffer class written for SB3 usable here; it keeps no ``old_params``.
+
+    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
+    :raises TypeError: something else
+    """
+    if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
+        return buffer_class
+    if not (isinstance(buffer_class, type) and issubclass(buffer_class, sb3.RolloutBuffer)):
+        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
+    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})
+
+
+def _as_incoming(stored: Any, rows: Any) -> Any:
+    """The array(s) in a dtype that holds ``rows``."""
+    if isinstance(stored, dict):
+        return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
+    return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))
+
+
+def _stored_dtype(rows: np.ndarray) -> np.dtype:
+    """Networks compute in float32, so nothing wider is kept of floats; integers stay what they are."""
+    return np.dtype(np.float32) if np.issubdtype(rows.dtype, np.floating) else rows.dtype
+
+
+def _fits(stored: Any, rows: Any) -> bool:
+    if isinstance(rows, dict):
+        return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
+    return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+
+
+def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
+    if rows.dtype.kind == stored.dtype.kind:
+        stored[pos] = rows
+    else:
+        # Takes three times as long, and refuses to cut floats down to integers silently.
+        np.copyto(stored[pos], rows, casting="same_kind")
+
+
+def _flatten(tensors: Any, device: th.device) -> Any:
+    return optree.tree_map(lambda tensor: tensor.flatten(0, 1).to(device), tensors)

@@ -1,0 +1,279 @@
+"""Collecting rollouts: what stands between the environments and the policy while they act."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optree
+import torch as th
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus.compiling.torch_private import swapped
+from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.policy.observations import to_network
+from ppo_plus.require import require_finite
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.vec_env import AUTORESET, row_of
+
+#: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
+Act = Callable[..., tuple[th.Tensor, Carry]]
+
+
+class Acting:
+    """Acting as a pure function of tensors.
+
+    :param policy: the policy
+    """
+
+    def __init__(self, policy: Any):
+        self.policy = policy
+
+    def tensors(self) -> list[th.Tensor]:
+        """All that the policy computes with."""
+        return [*self.policy.parameters(), *self.policy.buffers()]
+
+    def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:
+        """:meth:`plain` with these parameters and buffers."""
+        with swapped(self.policy, self.tensors(), tensors):
+            return self.plain(*inputs)
+
+    def plain(self, *inputs: Any) -> tuple[th.Tensor, Carry]:
+        """``policy.act(*inputs)`` with its step packed."""
+        step, carry = self.policy.act(*inputs)
+        return step.packed(), carry
+
+
+@dataclass(frozen=True)
+class Task:
+    """A rollout to collect.
+
+    :param policy: whose actions to take
+    :param act: its act
+    :param buffer: where to store the transitions
+    :param sde_sample_freq: when held noise is renewed, as in :class:`~ppo_plus.PPO_Plus`
+    :param steps_per_sequence: steps of the sequences that are stored; 0 without memory
+    """
+
+    policy: Any
+    act: Act
+    buffer: RolloutBuffer
+    sde_sample_freq: int | str
+    steps_per_sequence: int
+
+
+class Decision:
+    """What was decided for ``N`` environments, as numpy arrays under SB3's names.
+
+    :param step: a packed step
+    :param distribution: of the actions
+    """
+
+    def __init__(self, step: np.ndarray, distribution: Any):
+        n = distribution.action_dim
+        self.actions: np.ndarray = step[:, :n].astype(distribution.dtype, copy=False)
+        self.value, self.log_prob, self.params = step[:, n], step[:, n + 1], step[:, n + 2 :]
+        self.clipped_actions = distribution.to_env(self.actions)
+
+
+class Collector:
+    """The state of collecting: where the environments are, and what is carried from step to step.
+
+    :param device: where the policy computes
+    """
+
+    def __init__(self, device: th.device | str = "cpu"):
+        self.device = th.device(device)
+        #: What the environments returned last; ``None``: their episodes are to begin anew.
+        self.obs: Any = None
+        #: Which of these begin an episode, booleans ``(N,)``.
+        self.starts: np.ndarray | None = None
+        #: Memory and held noise of the environments; ``None``: they start anew.
+        self.carry: Carry | None = None
+        self._begin_rollout()
+
+    def _begin_rollout(self) -> None:
+        self._task: Any = None
+        #: Steps taken in this rollout.
+        self.n_steps = 0
+        #: What the environments have returned in the present step.
+        self._incoming: Any = None
+        #: What was remembered before the present step's end.
+        self._memory: Memory = {}
+        #: Transitions cut by a time limit: row, column, final observation, memory before that.
+        self._timeouts: list[tuple[int, int, Any, Memory]] = []
+        #: Transitions in which a vector environment ignored the action and reset: row, column.
+        self._resets: list[tuple[int, int]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # From the CPU, so that it can be loaded where there is no GPU; a rollout that is not complete is dropped.
+        carry = None if self.carry is None else optree.tree_map(th.Tensor.cpu, self.carry)  # type: ignore[arg-type]
+        unfinished = {"_task": None, "n_steps": 0, "_incoming": None, "_memory": {}, "_timeouts": [], "_resets": []}
+        return vars(self) | {"carry": carry, "device": th.device("cpu")} | unfinished
+
+    def forget(self) -> None:
+        """Nothing is remembered, and all noise is drawn anew."""
+        self.carry = None
+
+    def to(self, device: th.device) -> None:
+        """Go on where the policy computes now."""
+        self.device = device
+        if self.carry is not None:
+            self.carry = optree.tree_map(lambda tensor: tensor.to(device), self.carry)  # type: ignore[arg-type, assignment]
+
+    def interrupt(self) -> None:
+        """Something else is going to use the environments: their episodes end here, as at a time limit."""
+        self.obs = None
+        # A wrapper may write into the observations that have just been given.
+        self._incoming = copy.deepcopy(self._incoming)
+
+    def begin(self, task: Task, env: VecEnv, step: int) -> None:
+        """Begin a rollout.
+
+        :param task: what to collect
+        :param env: the environments
+        :param step: how many steps each of them has taken, for messages
+        """
+        self._begin_rollout()
+        self._task = task
+        if self.obs is None:
+            self.restart(env, step)
+
+    def restart(self, env: VecEnv, step: int) -> None:
+        """Begin all episodes anew; same parameters as :meth:`begin`."""
+        self.obs = env.reset()
+        require_finite("observation", self.obs, step)
+        self.starts = np.ones((env.num_envs,), dtype=bool)
+        self.forget()
+
+    def look(self, masks: np.ndarray | None) -> tuple[Any, Carry, th.Tensor | None, th.Tensor | None]:
+        """What the next actions are chosen from: observations, carry, episode starts and masks on the device.
+
+        :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
+        """
+        task = self._task
+        carry = self.renew_noise(task.policy, task.sde_sample_freq)
+        if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
+            task.buffer.begin_sequences(carry.memory)
+        starts = self._tensor(np.asarray(self.starts, dtype=bool)) if task.policy.remembers else None
+        obs = to_network(self.obs, task.policy.observation_space, self.device)
+        return obs, carry, starts, self._tensor(masks)
+
+    def decide(self, *seen: Any) -> Decision:
+        """Choose the next actions from what :meth:`look` returned."""
+        step, self.carry = self._task.act(*seen)
+        self._memory = self.carry.memory
+        return Decision(step.cpu().numpy(), self._task.policy.action_dist)
+
+    def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
+        """The carry, with held noise drawn again where it is due."""
+        assert self.starts is not None
+        if self.carry is None:
+            self.carry = policy.init_carry(len(self.starts))
+        elif isinstance(sde_sample_freq, str):
+            starting = np.flatnonzero(self.starts)
+            if len(starting):
+                self.carry = policy.renew_noise(self.carry, starting)
+        elif self.n_steps == 0 or (sde_sample_freq > 0 and self.n_steps % sde_sample_freq == 0):
+            self.carry = policy.renew_noise(self.carry, np.arange(len(self.starts)))
+        assert self.carry is not None
+        return self.carry
+
+    def receive(self, new_obs: Any, rewards: np.ndarray, step: int) -> None:
+        """Take what the environments have returned.
+
+        :raises FloatingPointError: a number is not finite
+        """
+        require_finite("observation", new_obs, step)
+        require_finite("reward", rewards, step)
+        self._incoming = new_obs
+
+    def store(
+        self,
+        decision: Decision,
+        masks: np.ndarray | None,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+        before: tuple[Any, Any],
+        env: VecEnv,
+        step: int,
+    ) -> None:
+        """Store a transition, and go on from where it led.
+
+        :param decision: what was decided
+        :param masks: action masks, as in :meth:`look`
+        :param rewards: what came of it, shape ``(N,)``
+        :param dones: which episodes have ended, shape ``(N,)``
+        :param infos: one for each environment
+        :param before: observations and episode starts before it
+        :param env: the environments to go on with
+        :param step: how many steps each has taken, for messages
+        :raises FloatingPointError: a final observation is not finite
+        """
+        row, new_obs = self.n_steps, self._incoming
+        truncated = _truncated(dones, infos)
+        for i, final_obs in truncated:
+            require_finite("final observation", final_obs, step, env=i)
+        if self.obs is None:
+            # Somebody else has used the environments.
+            truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
+            self.restart(env, step)
+            new_obs, dones = self.obs, np.ones_like(dones)
+        self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
+        if np.count_nonzero(dones):
+            self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if infos[i].get(AUTORESET)]
+        obs, starts = before
+        extra = {} if masks is None else {"masks": masks}
+        self._task.buffer.add(
+            obs, decision.actions, rewards, starts, decision.value, decision.log_prob, decision.params, **extra
+        )
+        self.n_steps += 1
+        self.obs, self.starts = new_obs, dones
+
+    def finish(self) -> None:
+        """End a rollout: value what was cut off, and estimate advantages."""
+        policy, buffer = self._task.policy, self._task.buffer
+        assert self.starts is not None
+        with th.no_grad():
+            values = self._values(policy, self.obs, self._memory, self.starts)
+            if self._timeouts:
+                rows, columns, final_obs, memories = zip(*self._timeouts, strict=True)
+                memory: Any = optree.tree_map(lambda *parts: th.stack(parts), *memories)
+                final_values = self._values(policy, _stack(final_obs), memory)
+                buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
+        if self._resets:
+            buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
+        buffer.compute_returns_and_advantage(last_values=values, dones=self.starts)
+
+    def _values(self, policy: Any, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
+        """The critic's values of observations, given what is remembered before them."""
+        obs_tensor = to_network(obs, policy.observation_space, self.device)
+        return policy.predict_values(obs_tensor, Carry(memory), self._tensor(starts))  # type: ignore[no-any-return]
+
+    def _tensor(self, array: np.ndarray | None) -> th.Tensor | None:
+        return None if array is None else th.as_tensor(array, device=self.device)
+
+
+def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+    """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
+    if not np.count_nonzero(dones):
+        return []
+    return [
+        # Copies: the environment may use the memory again before the rollout ends.
+        (i, copy.deepcopy(infos[i]["terminal_observation"]))
+        for i in np.flatnonzero(dones).tolist()
+        if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
+    ]
+
+
+def _row(memory: Memory, i: int) -> Memory:
+    """What environment ``i`` remembers."""
+    return {name: tuple(part[i] for part in state) for name, state in memory.items()}
+
+
+def _stack(observations: Any) -> Any:
+    if isinstance(observations[0], dict):
+        return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
+    return np.stack(observations)

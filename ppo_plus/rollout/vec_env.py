@@ -1,0 +1,532 @@
+"""Gymnasium's vector environments and EnvPool, with SB3's ``VecEnv`` interface.
+
+:func:`as_vec_env` picks the adapter. What SB3 asks of a ``VecEnv`` holds, and episode statistics are counted here, so
+that no ``Monitor`` or ``VecMonitor`` is needed. What happens when an episode ends depends on how the vector
+environment resets itself (https://farama.org/Vector-Autoreset-Mode):
+
+``SAME_STEP``
+    As SB3 knows it: the step that ends an episode returns the first observation of the next one, and
+    ``infos[i]["terminal_observation"]`` is the last of the old one.
+``DISABLED``
+    The adapter resets the environments that have ended; from outside it is the same as ``SAME_STEP``.
+``NEXT_STEP``
+    Gymnasium's default, and what EnvPool does. The step that ends an episode returns its last observation, with
+    ``dones[i]`` true. The step after that ignores the action and returns the first observation of the next episode.
+    That row is no transition: it has ``dones[i]`` true again (so that an episode starts behind it) and
+    ``infos[i] == {"autoreset": True}``. ``PPO_Plus`` leaves such rows out of training; other algorithms do not know
+    the mark and learn from them, so give those ``SAME_STEP``: ``gymnasium.make_vec(id, n,
+    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not put a ``VecMonitor`` on top:
+    it would count each such row as an episode of one step.
+
+``N`` environments throughout.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+#: Values of ``gymnasium.vector.AutoresetMode``, which Gymnasium has from 1.1 on.
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+
+#: Key of the infos of a row that is no transition but the reset before the next one (``NEXT_STEP`` only).
+AUTORESET = "autoreset"
+
+#: A vector environment's infos: one array per key with a row per environment, and under ``"_" + key`` which rows count.
+Columns = dict[str, Any]
+
+
+def as_vec_env(env: Any) -> Any:
+    """Give vector environments SB3's interface.
+
+    :param env: anything that may be passed to ``PPO_Plus`` as its environment
+    :return: a :class:`GymVectorEnv` or :class:`EnvPoolVecEnv` around a vector environment; everything else, such as a
+        ``VecEnv`` or a single environment, unchanged
+    :raises ValueError: a vector environment that the adapters do not support
+    """
+    if isinstance(env, VecEnv):
+        return env
+    # Newer EnvPools also are Gymnasium vector environments, so they are asked first.
+    if _is_envpool(env):
+        return EnvPoolVecEnv(env)
+    if isinstance(env, VectorEnv):
+        return GymVectorEnv(env)
+    return env
+
+
+class _VectorAdapter(VecEnv):
+    """What both adapters share: everything but how to step and reset what is inside.
+
+    :param env: the vector environment; it belongs to the adapter from now on
+    :param num_envs: ``N``
+    :param observation_space: of one environment
+    :param action_space: of one environment
+    :param autoreset: :data:`NEXT_STEP`, :data:`SAME_STEP` or :data:`DISABLED`
+    :raises ValueError: unsupported spaces
+    """
+
+    #: Infos that are not the environment's own, and so are not handed on.
+    bookkeeping: frozenset[str] = frozenset()
+
+    def __init__(
+        self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, autoreset: str
+    ):
+        _check_space("observation", observation_space)
+        _check_space("action", action_space)
+        self.env = env
+        self.autoreset = autoreset
+        #: Rows that the next step resets instead of stepping them (``NEXT_STEP`` only), booleans ``(N,)``.
+        self._resetting = np.zeros(num_envs, dtype=bool)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._start_time = time.time()
+        self._actions: Any = None
+        super().__init__(num_envs, observation_space, action_space)
+        if getattr(env, "metadata", None):
+            self.metadata = dict(env.metadata)
+
+    @property
+    def resetting(self) -> np.ndarray:
+        """Rows whose next action will be ignored (``NEXT_STEP`` only), booleans ``(N,)``."""
+        return self._resetting
+
+    # --- stepping --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> VecEnvObs:
+        """Begin all episodes anew; what :meth:`seed` and :meth:`set_options` asked for holds for this once."""
+        obs, columns = self._reset_all()
+        if not isinstance(columns, dict):
+            raise ValueError(
+                f"env={self.env} returns its infos as a {type(columns).__name__}: leave out wrappers that change "
+                "their form, such as DictInfoToList"
+            )
+        self.reset_infos = self._rows(columns)
+        self._reset_seeds()
+        self._reset_options()
+        self._resetting = np.zeros(self.num_envs, dtype=bool)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return self._owned(obs)
+
+    def step_async(self, actions: Any) -> None:
+        """Keep the actions for :meth:`step_wait`.
+
+        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
+        """
+        self._actions = self._batched(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Take the step.
+
+        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
+        """
+        obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
+        obs, rewards = self._owned(obs), np.asarray(rewards)
+        terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
+        garbage = self._resetting
+        dones = terminated | truncated
+        infos = self._rows(columns)
+
+        self._count(rewards, ~garbage, columns)
+        # Only these rows are looked at one by one; in the usual step there are none.
+        ended = np.flatnonzero(dones & ~garbage).tolist()
+        if ended:
+            obs = self._end(ended, obs, columns, infos)
+            for i in ended:
+                infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+            self._report(self._over(ended, truncated, columns), infos)
+        for i in np.flatnonzero(garbage).tolist():
+            self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
+        if self.autoreset == NEXT_STEP:
+            self._resetting = dones
+        return obs, rewards.astype(np.float32), dones | garbage, infos
+
+    def _end(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
+        """Put final observations and infos where SB3 looks for them.
+
+        :param ended: the environments whose episodes have ended
+        :param obs: what the step returned, ``N`` rows
+        :param columns: the infos of the step
+        :param infos: the same by rows; changed in place
+        :return: the observations to act on next, ``N`` rows
+        """
+        if self.autoreset == SAME_STEP:
+            if "final_obs" not in columns:
+                raise ValueError(f"env={self.env} says that it resets in the same step, but gives no final_obs")
+            final_infos = self._rows(columns.get("final_info", {}))
+            for i in ended:
+                self.reset_infos[i], infos[i] = infos[i], final_infos[i]
+                infos[i]["terminal_observation"] = _final_row(columns["final_obs"], i)
+            return obs
+        for i in ended:
+            infos[i]["terminal_observation"] = row_of(obs, i)
+        return self._reset_ended(ended, obs) if self.autoreset == DISABLED else obs
+
+    def _reset_ended(self, ended: list[int], obs: Any) -> Any:
+        """``DISABLED``: reset the environments ``ended``, and put their first observations into ``obs``."""
+        mask = np.zeros(self.num_envs, dtype=bool)
+        mask[ended] = True
+        first_obs, columns = self.env.reset(options={"reset_mask": mask})
+        reset_infos = self._rows(columns)
+        for i in ended:
+            self.reset_infos[i] = reset_infos[i]
+        return _replaced(obs, first_obs, mask)
+
+    # --- hooks -----------------------------------------------------------------------------------------------------
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        raise NotImplementedError
+
+    def _owned(self, obs: Any) -> Any:
+        """Observations that nobody else will write into."""
+        return _map(np.array, obs)
+
+    def _batched(self, actions: Any) -> Any:
+        """Actions in the form and dtype that the vector environment wants."""
+        space = self.action_space
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            if isinstance(actions, (dict, tuple)):
+                return actions
+            batch = create_empty_array(space, self.num_envs)
+            return concatenate(space, actions, batch)  # type: ignore[arg-type]
+        return np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
+
+    # --- infos and statistics --------------------------------------------------------------------------------------
+
+    def _rows(self, columns: Columns) -> list[dict[str, Any]]:
+        """The infos by environment: ``N`` new dicts, which whoever gets them may change."""
+        return _rows(columns, self.num_envs, self.bookkeeping)
+
+    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
+        """Add one step to the statistics, where ``stepped`` ``(N,)`` says that there was one."""
+        np.add(self._returns, rewards, out=self._returns, where=stepped)
+        self._lengths += stepped
+
+    def _over(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+        """Those of the episodes that have ``ended`` which count as such in the statistics."""
+        return ended
+
+    def _report(self, over: list[int], infos: list[dict[str, Any]]) -> None:
+        """Write the statistics of the episodes ``over`` as ``Monitor`` does, unless the environment has done so."""
+        seconds = round(time.time() - self._start_time, 6)
+        for i in over:
+            episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
+            infos[i].setdefault("episode", episode)
+        self._returns[over] = 0.0
+        self._lengths[over] = 0
+
+    # --- the environments inside -----------------------------------------------------------------------------------
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute of the environments inside; all know ``render_mode``.
+
+        :raises AttributeError: there is none, or the vector environment has no single environments inside
+        """
+        if attr_name == "render_mode":
+            return [getattr(self.env, "render_mode", None) for _ in self._get_indices(indices)]
+        raise self._no_access(f"get the attribute {attr_name!r}")
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise self._no_access(f"set the attribute {attr_name!r}")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        raise self._no_access(f"call {method_name!r}")
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """Whether the environments are wrapped; in ``Monitor`` always, since the adapter does its work."""
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def _no_access(self, action: str) -> AttributeError:
+        return AttributeError(f"cannot {action}: {self.env} has no single environments inside to ask")
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
+            return [None] * self.num_envs
+        return list(self._images())
+
+    def _images(self) -> Iterable[np.ndarray]:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class GymVectorEnv(_VectorAdapter):
+    """A Gymnasium vector environment as a ``VecEnv``.
+
+    Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, environments that are vectors by themselves
+    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see the
+    beginning of :mod:`ppo_plus.rollout.vec_env`). The single environments can be reached where there are some: all of
+    ``SyncVectorEnv``; ``AsyncVectorEnv`` only all at once, and its ``get_attr`` calls what can be called.
+
+    :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
+    :raises ValueError: unsupported spaces, or an environment that does not say how it resets
+    :raises TypeError: no vector environment
+    """
+
+    bookkeeping = frozenset({"final_obs", "final_info"})
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]):
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
+        autoreset = _autoreset_mode(env)
+        # These two hand out copies themselves, unless told otherwise.
+        self._hands_out_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
+        self._has_monitors = self._find_monitors()
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        if any(options != self._options[0] for options in self._options):
+            raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
+        # The seeds are consecutive, and that is what a vector environment makes of the first.
+        return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
+
+    def _owned(self, obs: Any) -> Any:
+        return obs if self._hands_out_copies else super()._owned(obs)
+
+    def _find_monitors(self) -> bool:
+        """Whether the environments inside count their episodes themselves, and know better when a game is over."""
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            return any(is_wrapped(env, Monitor) for env in base.envs)
+        return isinstance(base, AsyncVectorEnv) and self.has_attr("get_episode_rewards")
+
+    def _report(self, over: list[int], infos: list[dict[str, Any]]) -> None:
+        if not self._has_monitors:
+            super()._report(over, infos)
+
+    def has_attr(self, attr_name: str) -> bool:
+        base = self.env.unwrapped
+        if isinstance(base, AsyncVectorEnv):
+            # Asking for an attribute that is not there would end its processes.
+            return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
+        return super().has_attr(attr_name)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        base = self.env.unwrapped
+        if attr_name != "render_mode" and isinstance(base, SyncVectorEnv):
+            return [base.envs[i].get_wrapper_attr(attr_name) for i in self._get_indices(indices)]
+        if attr_name != "render_mode" and isinstance(base, AsyncVectorEnv):
+            self._require_attr(attr_name)
+            values = base.get_attr(attr_name)
+            return [values[i] for i in self._get_indices(indices)]
+        return super().get_attr(attr_name, indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            for i in self._get_indices(indices):
+                base.envs[i].set_wrapper_attr(attr_name, value)
+        elif isinstance(base, AsyncVectorEnv):
+            self._require_all(indices)
+            base.set_attr(attr_name, [value] * self.num_envs)
+        else:
+            super().set_attr(attr_name, value, indices)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            methods = [base.envs[i].get_wrapper_attr(method_name) for i in self._get_indices(indices)]
+            return [method(*method_args, **method_kwargs) for method in methods]
+        if isinstance(base, AsyncVectorEnv):
+            self._require_all(indices)
+            self._require_attr(method_name)
+            return list(base.call(method_name, *method_args, **method_kwargs))
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        base = self.env.unwrapped
+        if wrapper_class is not Monitor and isinstance(base, SyncVectorEnv):
+            return [is_wrapped(base.envs[i], wrapper_class) for i in self._get_indices(indices)]
+        return super().env_is_wrapped(wrapper_class, indices)
+
+    def _require_attr(self, name: str) -> None:
+        if not self.has_attr(name):
+            raise AttributeError(f"the environments of {self.env} have no attribute {name!r}")
+
+    def _require_all(self, indices: VecEnvIndices) -> None:
+        if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
+
+
+class EnvPoolVecEnv(_VectorAdapter):
+    """An EnvPool (Weng et al. 2022, arXiv:2206.10558) as a ``VecEnv``.
+
+    It resets in the next step, see the beginning of :mod:`ppo_plus.rollout.vec_env`. Its seed is an argument of
+    ``envpool.make``; :meth:`seed` cannot change it. Atari: statistics are those of the game, by unclipped rewards, also
+    where an episode ends with a life.
+
+    :param env: for example ``envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=0)``
+    :raises ValueError: not its Gymnasium kind, asynchronous (``batch_size`` below ``num_envs``), several players, or
+        unsupported spaces
+    :raises TypeError: no EnvPool
+    """
+
+    bookkeeping = frozenset({"env_id", "players"})
+
+    def __init__(self, env: Any):
+        if not _is_envpool(env):
+            raise TypeError(f"env={env!r} must come from envpool.make")
+        if not isinstance(getattr(env, "observation_space", None), spaces.Space):
+            raise ValueError(f'env={env!r} must be made with envpool.make(..., env_type="gymnasium")')
+        config = env.config
+        if env.is_async:
+            raise ValueError(
+                f"batch_size={config['batch_size']} must be num_envs={config['num_envs']}: leave batch_size out, "
+                "so that every step covers all environments"
+            )
+        if config.get("max_num_players", 1) > 1:
+            raise ValueError(f"max_num_players={config['max_num_players']} must be 1: several are not supported")
+        if isinstance(env.action_space, (spaces.Dict, spaces.Tuple)):
+            raise ValueError(f"action_space={env.action_space} of an EnvPool is not supported: use one without Dict")
+        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, NEXT_STEP)
+        self._warned_of_seed = False
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Changes nothing, and warns once if another seed is wanted than the pool was made with."""
+        own = self.env.config.get("seed")
+        if seed is not None and seed != own and not self._warned_of_seed:
+            self._warned_of_seed = True
+            warnings.warn(
+                f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {own}. "
+                f"Use envpool.make(..., seed={seed})",
+                stacklevel=2,
+            )
+        return [None] * self.num_envs
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        if any(self._options):
+            raise ValueError(f"options={self._options!r}: EnvPool takes its options in envpool.make")
+        return self.env.reset()  # type: ignore[no-any-return]
+
+    def _owned(self, obs: Any) -> Any:
+        # EnvPool fills a new buffer at every step.
+        return obs
+
+    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
+        # Atari: the reward before it was clipped.
+        super()._count(columns["reward"] if "lives" in columns else rewards, stepped, columns)
+
+    def _over(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+        if "lives" not in columns:
+            return ended
+        # Atari: whether the game is over, and not only a life.
+        return [i for i in ended if columns["terminated"][i] or truncated[i]]
+
+    def _images(self) -> Iterable[np.ndarray]:
+        return self.env.render(env_ids=np.arange(self.num_envs))  # type: ignore[no-any-return]
+
+
+def _is_envpool(env: Any) -> bool:
+    # The classes are made on the fly, so what they can do tells more than their names.
+    return all(hasattr(type(env), name) for name in ("async_reset", "send", "recv", "all_env_ids"))
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
+    """:raises ValueError: ``env`` does not say how it resets, or does it in a way that cannot be followed."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    mode = getattr(mode, "value", mode)
+    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise ValueError(
+            f'metadata["autoreset_mode"]={mode!r} of env={env} must say how it resets: set it to a '
+            "gymnasium.vector.AutoresetMode (Gymnasium 1.1 or newer)"
+        )
+    base = env.unwrapped
+    if mode == NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+        raise ValueError(
+            "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after reset(): "
+            "use shared memory or AutoresetMode.SAME_STEP"
+        )
+    return mode
+
+
+def _check_space(kind: str, space: spaces.Space) -> None:
+    """:raises ValueError: observations or actions of this space are not batched as arrays."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for sub in space.values() if isinstance(space, spaces.Dict) else space:
+            _check_space(kind, sub)
+    elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise ValueError(
+            f"{kind}_space={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
+            "or a Dict or Tuple of them"
+        )
+
+
+def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
+    """Infos from one array per key to one dict per environment.
+
+    :param columns: see :data:`Columns`
+    :param n: number of environments
+    :param skip: keys to leave out
+    :return: ``n`` new dicts
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, column in columns.items():
+        if key in skip or (key.startswith("_") and key[1:] in columns):
+            continue
+        values = _values(column, n)
+        mask = columns.get("_" + key)
+        if mask is None or mask.all():
+            for row, value in zip(rows, values, strict=True):
+                row[key] = value
+        else:
+            for i in np.flatnonzero(mask):
+                rows[i][key] = values[i]
+    return rows
+
+
+def _values(column: Any, n: int) -> list[Any]:
+    """One value for each of ``n`` environments; Python numbers where they are numbers."""
+    if isinstance(column, dict):
+        return list(_rows(column, n, frozenset()))
+    if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
+        # A copy, since rows of an array are views, and someone else may own it.
+        return column.tolist() if column.ndim == 1 else list(column.copy())
+    if isinstance(column, (list, tuple)) and len(column) == n:
+        return list(column)
+    # What a vector environment says of all at once.
+    return [column] * n
+
+
+def _map(function: Callable[[Any], Any], obs: Any) -> Any:
+    """Apply a function to the array, or to each array of a dict or tuple."""
+    if isinstance(obs, dict):
+        return {key: _map(function, sub) for key, sub in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_map(function, sub) for sub in obs)
+    return function(obs)
+
+
+def row_of(obs: Any, i: int) -> Any:
+    """A copy of the observation of environment ``i``."""
+    return _map(lambda array: np.array(array[i]), obs)
+
+
+def _final_row(final_obs: Any, i: int) -> Any:
+    """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
+    return _map(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
+
+
+def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
+    """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` says so."""
+    if isinstance(obs, dict):
+        return {key: _replaced(sub, other[key], mask) for key, sub in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_replaced(sub, new, mask) for sub, new in zip(obs, other, strict=True))
+    return np.where(mask.reshape(-1, *[1] * (obs.ndim - 1)), other, obs)

@@ -1,0 +1,320 @@
+"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen value, checked when it is made."""
+
+import inspect
+import math
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.utils import get_device
+
+from ppo_plus.formulas.exploration import NoiseProcess
+from ppo_plus.formulas.kl_control import KLControl, make_kl_control
+from ppo_plus.formulas.losses import Coefficients, PPOLoss
+from ppo_plus.formulas.schedules import Bounded, make_schedule
+from ppo_plus.policy.distributions import make_distribution
+from ppo_plus.policy.masking import check_mask_key
+from ppo_plus.policy.observations import canonical_space
+from ppo_plus.policy.policies import adapt_policy_class
+from ppo_plus.require import require_int, require_kind, require_number, require_one_of
+from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class
+
+#: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
+SCHEDULED: dict[str, tuple[float, bool]] = {
+    "learning_rate": (0.0, False),
+    "clip_range": (0.0, True),
+    "clip_range_vf": (0.0, True),
+    "ent_coef": (-float("inf"), False),
+    "vf_coef": (0.0, False),
+    "target_kl": (0.0, True),
+}
+#: Those of them that may be ``None``.
+OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
+
+#: What ``sequence_length="auto"`` is at most.
+MAX_AUTO_SEQUENCE = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What :class:`~ppo_plus.PPO_Plus` was asked for; see there for each argument.
+
+    :raises ValueError: an argument is out of range, or excludes another
+    :raises TypeError: an argument is of the wrong kind
+    """
+
+    policy_class: Any
+    learning_rate: Any
+    n_steps: int
+    batch_size: int
+    n_epochs: int
+    gamma: float
+    gae_lambda: float
+    clip_range: Any
+    clip_range_vf: Any
+    normalize_advantage: bool | str
+    ent_coef: Any
+    vf_coef: Any
+    max_grad_norm: float
+    use_sde: bool
+    sde_sample_freq: int | str
+    rollout_buffer_class: Any
+    rollout_buffer_kwargs: Any
+    target_kl: Any
+    stats_window_size: int
+    tensorboard_log: Any
+    policy_kwargs: Any
+    seed: Any
+    value_clip: str
+    kl_control: Any
+    exploration: Any
+    compile: bool | str
+    n_threads: int | str
+    sequence_length: int | str
+    action_mask_key: Any
+    #: The arguments that may change over time, as schedules; ``None`` where the argument is.
+    schedules: dict[str, Bounded | None] = field(init=False, repr=False, compare=False)
+    #: What ``target_kl`` does.
+    control: KLControl = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_kinds(self)
+        _check_ranges(self)
+        _check_exploration(self)
+        derived = {
+            "schedules": {name: _schedule(name, getattr(self, name)) for name in SCHEDULED},
+            "control": make_kl_control(self.kl_control, self.target_kl is not None),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        _check_normalization(self)
+        _check_kl_control(self)
+        _check_sequences(self)
+
+    def is_made_of(self, arguments: dict[str, Any]) -> bool:
+        """Whether these arguments are the very objects that it was made of."""
+        return all(getattr(self, name) is value for name, value in arguments.items())
+
+    @property
+    def buffer_class(self) -> type[RolloutBuffer]:
+        """What stores rollouts."""
+        return adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the policy has memory."""
+        return bool(adapt_policy_class(self.policy_class).remembers)
+
+    @property
+    def steps_per_sequence(self) -> int:
+        """Steps of the sequences that a policy with memory is trained on; 0 without memory."""
+        if not self.remembers:
+            return 0
+        if self.sequence_length != "auto":
+            return int(self.sequence_length)
+        common = math.gcd(self.n_steps, self.batch_size)
+        return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
+
+    @property
+    def loss(self) -> PPOLoss:
+        """The objective; without entropy bonus where that has no part in it (SB3's default)."""
+        return PPOLoss(
+            value_clip=self.value_clip,  # type: ignore[arg-type]
+            normalize_advantage=self.normalize_advantage in (True, "minibatch"),
+            entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
+        )
+
+    def value(self, name: str, progress_remaining: float) -> float | None:
+        """What an argument that may change over time is now; ``None`` where the argument is.
+
+        :param name: one of :data:`SCHEDULED`
+        :param progress_remaining: from 1 at the beginning of training to 0 at its end
+        """
+        schedule = self.schedules[name]
+        return None if schedule is None else schedule(progress_remaining)
+
+    def coefficients(self, progress_remaining: float, device: th.device) -> Coefficients:
+        """Weights and bounds of the loss, 0-d.
+
+        :param progress_remaining: from 1 at the beginning of training to 0 at its end
+        :param device: where they are wanted
+        """
+        values = {
+            name: self.value(name, progress_remaining)
+            for name in ("clip_range", "clip_range_vf", "ent_coef", "vf_coef")
+        }
+        tensors = {name: None if value is None else th.tensor(value, device=device) for name, value in values.items()}
+        return Coefficients(**tensors)  # type: ignore[arg-type]
+
+    def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
+        """Check how the arguments go together with the environments.
+
+        :param observation_space: theirs
+        :param action_space: theirs
+        :param env: the vectorized environment, or ``None``
+        :param n_envs: how many they are
+        :raises ValueError: they do not
+        """
+        if self.normalize_advantage and self.n_steps * n_envs < 2:
+            raise ValueError(
+                f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
+                "use more steps or environments, or normalize_advantage=False"
+            )
+        if self.action_mask_key is not None:
+            require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
+            choices = make_distribution(action_space).choices
+            check_mask_key(self.action_mask_key, observation_space, choices, env)
+        if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and not self.has_own_buffer:
+            raise ValueError(
+                f"rollout_buffer_class={self.rollout_buffer_class!r} cannot store actions of {action_space}: derive "
+                "it from ppo_plus.RolloutBuffer"
+            )
+
+    @property
+    def has_own_buffer(self) -> bool:
+        """Whether rollouts are stored by ``ppo_plus.RolloutBuffer``, and not by a class written for SB3."""
+        return issubclass(self.buffer_class, RolloutBuffer)
+
+
+#: The arguments.
+NAMES = tuple(each.name for each in fields(Settings) if each.init)
+
+
+def check_env(env: Any) -> None:
+    """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
+    canonical_space(env.observation_space)
+    make_distribution(env.action_space)
+
+
+def check_device(device: th.device | str) -> None:
+    """:raises ValueError: torch does not know the device. (Like SB3, "cuda" without a GPU means the CPU.)"""
+    try:
+        th.empty(0, device=get_device(device))
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+
+
+def _schedule(name: str, value: Any) -> Bounded | None:
+    return None if value is None and name in OPTIONAL else make_schedule(name, value, *SCHEDULED[name])
+
+
+def _check_kinds(settings: Settings) -> None:
+    if not isinstance(settings.policy_class, type):
+        raise TypeError(f"policy={settings.policy_class!r} must be the name of a policy, or a policy class")
+    adapt_policy_class(settings.policy_class)
+    buffer_class = settings.buffer_class
+    if buffer_class.get is not RolloutBuffer.get and buffer_class.minibatches is RolloutBuffer.minibatches:
+        raise ValueError(
+            f"rollout_buffer_class={buffer_class!r} overrides get, which training does not call: override minibatches"
+        )
+    require_kind("use_sde", settings.use_sde, bool, "True or False")
+    require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
+    optimizer_class = settings.policy_kwargs.get("optimizer_class", th.optim.Adam)
+    step = getattr(optimizer_class, "step", None)
+    if isinstance(optimizer_class, type) and step is None:
+        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+    closure = None if step is None else inspect.signature(step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "
+            "use a first-order optimizer such as torch.optim.Adam"
+        )
+    net_arch = settings.policy_kwargs.get("net_arch")
+    if not isinstance(net_arch, (list, tuple, dict, type(None))):
+        raise TypeError(f"policy_kwargs: net_arch={net_arch!r} must be a list of sizes, or dict(pi=[...], vf=[...])")
+    require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
+    require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
+
+
+def _check_ranges(settings: Settings) -> None:
+    if settings.seed is not None:
+        require_int("seed", settings.seed, 0)
+    require_int("n_steps", settings.n_steps, 1)
+    require_int("batch_size", settings.batch_size, 1)
+    require_int("n_epochs", settings.n_epochs, 1)
+    require_int("stats_window_size", settings.stats_window_size, 1)
+    require_number("gamma", settings.gamma, 0, 1)
+    require_number("gae_lambda", settings.gae_lambda, 0, 1)
+    require_number("max_grad_norm", settings.max_grad_norm, 0, above=True)
+    require_one_of("normalize_advantage", settings.normalize_advantage, (True, False, "minibatch", "rollout"))
+    require_one_of("value_clip", settings.value_clip, ("max", "plain"))
+    require_one_of("compile", settings.compile, ("auto", True, False))
+    if settings.n_threads != "auto":
+        require_int('n_threads (or "auto")', settings.n_threads, 1)
+
+
+def _check_exploration(settings: Settings) -> None:
+    if settings.sde_sample_freq not in ("episode", -1):
+        try:
+            require_int("sde_sample_freq", settings.sde_sample_freq, 1)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f'{error} (or -1 for once per rollout, or "episode")') from None
+    if settings.exploration is None:
+        return
+    if not isinstance(settings.exploration, NoiseProcess):
+        raise TypeError(f"exploration={settings.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
+    if settings.use_sde:
+        raise ValueError(f"use_sde=True and exploration={settings.exploration!r} exclude each other: leave one out")
+
+
+def _check_normalization(settings: Settings) -> None:
+    if not settings.normalize_advantage:
+        return
+    if settings.batch_size < 2 and settings.normalize_advantage != "rollout":
+        raise ValueError(
+            f"batch_size={settings.batch_size} leaves nothing to normalize: use at least 2, "
+            'normalize_advantage="rollout" or normalize_advantage=False'
+        )
+
+
+def _check_kl_control(settings: Settings) -> None:
+    control = settings.control
+    if control.needs_target and settings.target_kl is None:
+        raise ValueError(
+            f"kl_control={settings.kl_control!r} needs a target: set target_kl, for example target_kl=0.01"
+        )
+    if settings.clip_range is None and not control.penalizes:
+        raise ValueError(
+            'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
+            "or a clip_range such as 0.2"
+        )
+    if control.measure == "kl" and not settings.has_own_buffer:
+        raise ValueError(
+            f"kl_control={settings.kl_control!r} needs the stored distribution parameters, which rollout_buffer_class="
+            f"{settings.rollout_buffer_class!r} does not keep: derive it from ppo_plus.RolloutBuffer"
+        )
+
+
+def _check_sequences(settings: Settings) -> None:
+    automatic = settings.sequence_length == "auto"
+    if not automatic:
+        require_int('sequence_length (or "auto")', settings.sequence_length, 1)
+    length = settings.steps_per_sequence
+    if not length:
+        if not automatic:
+            raise ValueError(
+                f"sequence_length={settings.sequence_length} has no effect on a policy without memory: leave it out, "
+                'or use a policy such as "MlpLstmPolicy"'
+            )
+        return
+    if automatic and length == 1 < settings.n_steps:
+        raise ValueError(
+            f"n_steps={settings.n_steps} and batch_size={settings.batch_size} have no common divisor from 2 to "
+            f"{MAX_AUTO_SEQUENCE}, so no sequences fit into both: change one of them, for example n_steps=128 and "
+            "batch_size=64, or set sequence_length=1 (no gradient then flows back in time)"
+        )
+    if settings.n_steps % length or settings.batch_size % length:
+        raise ValueError(
+            f"sequence_length={length} must divide n_steps={settings.n_steps} and batch_size={settings.batch_size}: "
+            f"use a divisor of {math.gcd(settings.n_steps, settings.batch_size)}"
+        )
+    if not settings.has_own_buffer:
+        raise ValueError(
+            f"rollout_buffer_class={settings.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
+            "needs: derive it from ppo_plus.RolloutBuffer"
+        )

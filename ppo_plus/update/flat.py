@@ -1,0 +1,185 @@
+"""Flat vectors: during ``train()``, parameters, gradients and optimizer state stand in one vector each.
+
+Norm, clipping, optimizer (and, across processes, the reduction) are then one operation each, whatever the number of
+layers. Outside of ``train()``, policy and optimizer are ordinary torch objects.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from ppo_plus.compiling.torch_private import flatten, has_step_hooks
+
+#: Optimizers that treat every weight by itself, so that all of them may stand in one vector.
+ELEMENTWISE = (
+    optim.Adam,
+    optim.AdamW,
+    optim.SGD,
+    optim.RMSprop,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adamax,
+    optim.Adagrad,
+    optim.Adadelta,
+    RMSpropTFLike,
+)
+#: Those of them with a fused kernel on CPU and GPU.
+FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
+
+#: Entries of optimizer states that count steps, one per parameter.
+PER_PARAMETER = ("step", "mu_product")
+
+
+@dataclass
+class Weights:
+    """A policy's parameters and their optimizer, as lent by :func:`packed`.
+
+    :param params: the parameters
+    :param optimizer: the optimizer to step
+    :param vector: the vector that ``params`` are views of and that ``optimizer`` works on; ``None``: not packed
+    """
+
+    params: list[nn.Parameter]
+    optimizer: Optimizer
+    vector: th.Tensor | None = None
+
+    @property
+    def targets(self) -> list[nn.Parameter]:
+        """What the optimizer works on: the vector as one parameter, or ``params``."""
+        return trainable(self.optimizer)
+
+    @property
+    def moments(self) -> dict[str, th.Tensor]:
+        """The optimizer's state for the vector, as tensors; empty before the first step."""
+        if self.vector is None:
+            return {}
+        state = self.optimizer.state[self.targets[0]]
+        for name, value in state.items():
+            if not isinstance(value, th.Tensor):
+                state[name] = th.tensor(float(value), device=self.vector.device)
+        return state
+
+
+def trainable(optimizer: Optimizer) -> list[nn.Parameter]:
+    """What an optimizer works on, in its order, without what is frozen."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+@contextmanager
+def packed(optimizer: Optimizer) -> Iterator[Weights]:
+    """Lend the optimizer's parameters and its state as flat vectors.
+
+    Inside, the parameters are views of one vector and the lent optimizer works on that vector; after it (also after
+    an exception) values and state are back where they were. An optimizer that cannot be packed is lent itself: one
+    that is not elementwise, has several parameter groups or step hooks, or whose state is not one per weight.
+
+    A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
+    for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
+
+    :param optimizer: a torch optimizer
+    """
+    params = trainable(optimizer)
+    if not _packable(optimizer, params):
+        yield Weights(params, optimizer)
+        return
+    vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    if isinstance(optimizer, FUSED) and not any(
+        options.get(key) for key in ("foreach", "capturable", "differentiable")
+    ):
+        options["fused"] = True
+    lent = new_optimizer(optimizer, vector)
+    lent.param_groups[0].update(options)
+    state = _pack_state(optimizer, params, vector.device)
+    if state:
+        lent.state[vector] = state
+    for p in params:
+        # The state is twice as large as the weights: it is kept in one place at a time.
+        optimizer.state.pop(p, None)
+    own = [p.data for p in params]
+    for p, part in zip(params, views(vector.data, params), strict=True):
+        p.data = part
+    try:
+        yield Weights(params, lent, vector.data)
+    finally:
+        _unpack_state(lent, vector, optimizer, params)
+        grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
+        for p, data, grad in zip(params, own, grads, strict=True):
+            p.data, p.grad = data.copy_(p.data), grad
+
+
+def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
+    """An optimizer of the same class; its options are set through its parameter group."""
+    make: Callable[[list[th.Tensor]], Optimizer] = type(like)  # type: ignore[assignment]
+    return make([parameter])
+
+
+def _packable(optimizer: Optimizer, params: list[nn.Parameter]) -> bool:
+    if type(optimizer) not in ELEMENTWISE or len(optimizer.param_groups) > 1 or not params:
+        return False
+    if has_step_hooks(optimizer):
+        return False
+    if any(p.dtype != th.float32 or p.device != params[0].device for p in params):
+        return False
+    states = [optimizer.state.get(p, {}) for p in params]
+    return all(
+        state.keys() == states[0].keys()
+        and all(
+            _is_elementwise(name, value, p) or th.equal(*map(th.as_tensor, (value, states[0][name])))
+            for name, value in state.items()
+        )
+        for state, p in zip(states, params, strict=True)
+    )
+
+
+def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
+    """Whether an entry of a parameter's optimizer state is one number per weight."""
+    return name not in PER_PARAMETER and isinstance(value, th.Tensor) and value.shape == p.shape
+
+
+def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:
+    states = [optimizer.state.get(p, {}) for p in params]
+    return {
+        name: th.cat([state[name].reshape(-1) for state in states])
+        if _is_elementwise(name, value, params[0])
+        # Counts of steps: a fused kernel wants them beside the weights.
+        else th.as_tensor(value, dtype=th.float32).to(device, copy=True)
+        for name, value in states[0].items()
+    }
+
+
+def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, params: list[nn.Parameter]) -> None:
+    beside = any(optimizer.param_groups[0].get(key) for key in ("capturable", "fused"))
+    for name, value in lent.state[vector].items():
+        if _is_elementwise(name, value, vector):
+            parts: list[Any] = [part.clone() for part in views(value, params)]
+        elif isinstance(value, th.Tensor):
+            parts = [value.to(value.device if beside else "cpu", copy=True) for _ in params]
+        else:
+            parts = [value] * len(params)
+        for p, part in zip(params, parts, strict=True):
+            optimizer.state[p][name] = part
+
+
+def views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
+    """Parts of a vector in the shapes of parameters, one after another."""
+    return [part.view(p.shape) for part, p in zip(vector.split([p.numel() for p in params]), params, strict=True)]
+
+
+def concatenated(grads: Sequence[th.Tensor | None], params: "list[Any]") -> th.Tensor:
+    """A gradient as one vector, with zeros for what the loss does not reach.
+
+    :param grads: its parts
+    :param params: what they belong to
+    """
+    every = [th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    if len(every) == 1:
+        # A copy, as of several.
+        return every[0].reshape(-1).clone()
+    return flatten(every)

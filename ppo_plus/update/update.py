@@ -1,0 +1,286 @@
+"""The update of a policy, minibatch by minibatch: a gradient (:mod:`~ppo_plus.update.gradient`), then a step along it
+(:mod:`~ppo_plus.update.step`)."""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch as th
+
+from ppo_plus.compiling.compiled import Compiled
+from ppo_plus.compiling.torch_private import optimizer_step, swapped
+from ppo_plus.formulas.kl_control import KLControl, KLState
+from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.policy.carry import Features
+from ppo_plus.update.batch import Batch, pick
+from ppo_plus.update.flat import Weights, concatenated
+from ppo_plus.update.gradient import (
+    Gradient,
+    LossFunction,
+    gradient_by_parts,
+    head_gradient,
+    loss_gradient,
+    others_of,
+    standing_in,
+)
+from ppo_plus.update.step import Columns, OptimizerStep, Records, apply, functional_step
+
+#: After so many minibatches in a row with a non-finite loss or gradient, training stops.
+MAX_SKIPPED = 10
+
+#: What one minibatch leaves: the KL control's state, and a record.
+Outcome = tuple[KLState, Columns, th.Tensor]
+#: One minibatch: of the rollout, the KL control's state and the rows that make it (``None``: all).
+Minibatch = Callable[[Any, KLState, th.Tensor | None], Outcome]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update is made of.
+
+    :param policy: the policy, with its optimizer
+    :param compute_loss: the loss as a function of a batch and the coefficients
+    :param control: the KL control
+    :param max_grad_norm: bound on the norm of the gradient
+    """
+
+    policy: Any
+    compute_loss: LossFunction
+    control: KLControl
+    max_grad_norm: float
+
+    def __call__(
+        self,
+        vector: th.Tensor,
+        moments: dict[str, th.Tensor],
+        others: list[th.Tensor],
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+        data: Batch,
+        state: KLState,
+        indices: th.Tensor | None,
+    ) -> Outcome:
+        """One minibatch as a pure function of tensors, the first three of which it changes in place.
+
+        :param vector: the weights
+        :param moments: the optimizer's state for them
+        :param others: the policy's buffers, which its layers may change in place, and frozen weights
+        :param coefficients: weights and bounds of the loss
+        :param learning_rate: before the control's scale, 0-d
+        :param target_kl: the control's target, 0-d
+        :param data: the rollout
+        :param state: the KL control's state
+        :param indices: which rows of the rollout; ``None`` for all
+        """
+        batch = data if indices is None else pick(data, indices)
+        with standing_in(self.policy, vector, others) as params:
+            losses, grads = loss_gradient(self.compute_loss, params, self._penalizing(coefficients, state), batch)
+        step = functional_step(self.policy.optimizer, vector, moments)
+        return self._apply(step, losses, (concatenated(grads, params),), state, learning_rate, target_kl)
+
+    def heads(self, *args: Any) -> tuple[Losses, Gradient]:
+        """:func:`~ppo_plus.update.gradient.head_gradient` of this policy and loss."""
+        return head_gradient(self.policy, self.compute_loss, *args)
+
+    def plain(
+        self, weights: Weights, coefficients: Coefficients, learning_rate: th.Tensor, target_kl: th.Tensor
+    ) -> Minibatch:
+        """Minibatches that change the policy and its optimizer directly; same parameters as :meth:`__call__`."""
+        return self._in_place(weights, coefficients, learning_rate, target_kl, self._whole_gradient(weights))
+
+    def by_parts(
+        self,
+        weights: Weights,
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+        compiled: Compiled,
+    ) -> Minibatch:
+        """:meth:`plain`, with the gradient behind the policy's encoder compiled.
+
+        :param compiled: the compiled form of :meth:`heads`
+        """
+        whole, list_others = self._whole_gradient(weights), others_of(self.policy)
+        bound: tuple[Any, Any] = (None, None)
+
+        def differentiate(
+            coefficients: Coefficients, data: Batch, indices: th.Tensor | None
+        ) -> tuple[Losses, Gradient]:
+            nonlocal bound
+            # Which transitions are valid decides on shapes, which a compiled form has fixed.
+            if indices is None or data.valid is not None:
+                return whole(coefficients, data, indices)
+            if bound[0] is not data:
+                settled = coefficients._replace(kl_coef=None), data._replace(carry=None)
+                bound = data, compiled.bind(weights.vector, list_others(), *settled)
+
+            def head(features: Features) -> tuple[Losses, Gradient]:
+                return bound[1](coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
+
+            return gradient_by_parts(self.policy, head, weights.params, pick(data, indices))
+
+        return self._in_place(weights, coefficients, learning_rate, target_kl, differentiate)
+
+    def compiled(
+        self,
+        weights: Weights,
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+        compiled: Compiled,
+    ) -> Minibatch:
+        """Minibatches in the compiled form of this function.
+
+        :param compiled: the compiled form of :meth:`__call__`
+        """
+        plain = self.plain(weights, coefficients, learning_rate, target_kl)
+        list_others = others_of(self.policy)
+        bound: tuple[Any, Any] = (None, None)
+        fresh = not weights.moments
+        full_size = 0
+
+        def minibatch(data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+            nonlocal bound, fresh, full_size
+            if bound[0] is data:
+                return bound[1](state, indices)  # type: ignore[no-any-return]
+            # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
+            # trace is a full one, as the first is.
+            size = len(data.returns) if indices is None else len(indices)
+            full_size = max(full_size, size)
+            if fresh or size < full_size:
+                fresh = False
+                return plain(data, state, indices)
+            for target in weights.targets:
+                # The compiled form leaves none.
+                target.grad = None
+            # Only now, since a module may have replaced a buffer, or have a new one.
+            settled = weights.vector, weights.moments, list_others(), coefficients, learning_rate, target_kl, data
+            bound = data, compiled.bind(*settled, plain=partial(plain, data))
+            return bound[1](state, indices)  # type: ignore[no-any-return]
+
+        return minibatch
+
+    def _whole_gradient(
+        self, weights: Weights
+    ) -> Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]]:
+        def differentiate(coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+            # No name for the minibatch: images should not stay while there are gradients.
+            return loss_gradient(
+                self.compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices)
+            )
+
+        return differentiate
+
+    def _in_place(
+        self,
+        weights: Weights,
+        coefficients: Coefficients,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+        differentiate: Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]],
+    ) -> Minibatch:
+        list_others = others_of(self.policy)
+
+        def step(grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
+            optimizer_step(weights.optimizer, weights.targets, grads, learning_rate, applied)
+
+        def minibatch(data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+            others = list_others()
+            # What a module puts in place of a buffer is written into the buffer, as compiled.
+            with swapped(self.policy, others, others) if others else nullcontext():
+                losses, grads = differentiate(self._penalizing(coefficients, state), data, indices)
+            if weights.vector is not None:
+                grads = (concatenated(grads, weights.params),)
+            return self._apply(step, losses, grads, state, learning_rate, target_kl)
+
+        return minibatch
+
+    def _penalizing(self, coefficients: Coefficients, state: KLState) -> Coefficients:
+        return coefficients._replace(kl_coef=state.beta) if self.control.penalizes else coefficients
+
+    def _apply(
+        self,
+        step: OptimizerStep,
+        losses: Losses,
+        grads: Gradient,
+        state: KLState,
+        learning_rate: th.Tensor,
+        target_kl: th.Tensor,
+    ) -> Outcome:
+        return apply(step, losses, grads, self.max_grad_norm, self.control, state, learning_rate, target_kl)
+
+
+class Skipped:
+    """Counts minibatches in a row that were skipped for a non-finite loss or gradient."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def count(self, finite: Iterable[bool]) -> None:
+        """:raises FloatingPointError: too many in a row"""
+        for flag in finite:
+            self.n = 0 if flag else self.n + 1
+            if self.n >= MAX_SKIPPED:
+                raise FloatingPointError(
+                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
+                    "before them. Lower learning_rate or max_grad_norm, normalize rewards and observations "
+                    "(VecNormalize), or mend compute_loss"
+                )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an update has come.
+
+    :param state: the KL control's state
+    :param records: of all minibatches
+    :param n_epochs: epochs that were begun
+    :param kl: the last epoch's mean of what the control measures, 0-d
+    """
+
+    state: KLState
+    records: Records
+    n_epochs: int
+    kl: th.Tensor
+
+
+def run_epochs(
+    minibatch: Minibatch,
+    epochs: Iterable[Iterable[tuple[Any, th.Tensor | None]]],
+    control: KLControl,
+    state: KLState,
+    target_kl: th.Tensor,
+    skipped: Skipped,
+) -> Progress:
+    """Pass over a rollout until the epochs, or the KL control, end it.
+
+    :param minibatch: makes one minibatch
+    :param epochs: for each epoch its minibatches, as pairs of the rollout and the rows of it
+    :param control: the KL control
+    :param state: its state, running
+    :param target_kl: its target, 0-d
+    :param skipped: counts minibatches that were skipped
+    :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+    """
+    # Steps after the stop change nothing; on a GPU, asking whether it has come takes longer than making them.
+    stops_early = type(control).after_minibatch is not KLControl.after_minibatch and target_kl.device.type == "cpu"
+    records: list[th.Tensor] = []
+    n_epochs = 0
+    for epoch in epochs:
+        n_epochs += 1
+        n_before = len(records)
+        for data, indices in epoch:
+            state, columns, record = minibatch(data, state, indices)
+            records.append(record)
+            if stops_early and not state.running:
+                break
+        made = Records(columns, records[n_before:])
+        skipped.count(made.finite())
+        kl = made.mean(control.measure) if control.measure in made.columns else target_kl
+        state = control.after_epoch(state, kl, target_kl)
+        if not state.running:
+            break
+    return Progress(control.after_update(state, kl, target_kl), Records(columns, records), n_epochs, kl)

@@ -1,0 +1,219 @@
+"""What each KL control does to its state, and when."""
+
+import pytest
+import torch as th
+
+from ppo_plus.formulas.kl_control import (
+    KL_CONTROLS,
+    AdaptiveLearningRate,
+    AdaptivePenalty,
+    EarlyStop,
+    KLControl,
+    make_kl_control,
+)
+
+TARGET = th.tensor(0.01)
+HOOKS = ("after_minibatch", "after_epoch", "after_update")
+
+
+def after(control, hook, *kls, state=None):
+    """The state after a series of KLs."""
+    state = control.init() if state is None else state
+    for kl in kls:
+        state = getattr(control, hook)(state, th.tensor(kl), TARGET)
+    return state
+
+
+@pytest.mark.parametrize("control", [KLControl(), EarlyStop(), AdaptivePenalty(), AdaptiveLearningRate()])
+def test_a_fresh_state_runs_at_the_scheduled_rate(control):
+    state = control.init()
+    assert all(isinstance(entry, th.Tensor) and entry.ndim == 0 for entry in state)
+    assert state.running.item() is True
+    assert state.lr_scale == 1
+    assert state.beta == (1 if control.penalizes else 0)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_no_control_ignores_every_kl(hook):
+    assert after(KLControl(), hook, 1e9, float("nan")) == KLControl().init()
+
+
+@pytest.mark.parametrize(
+    ("control", "hook"),
+    [
+        (EarlyStop(), "after_epoch"),
+        (EarlyStop(), "after_update"),
+        (EarlyStop(per="epoch"), "after_minibatch"),
+        (EarlyStop(per="epoch"), "after_update"),
+        (AdaptivePenalty(), "after_minibatch"),
+        (AdaptivePenalty(), "after_epoch"),
+        (AdaptiveLearningRate(), "after_minibatch"),
+        (AdaptiveLearningRate(), "after_epoch"),
+    ],
+)
+def test_a_control_acts_at_its_own_hook_only(control, hook):
+    assert after(control, hook, 1e9, 0.0) == control.init()
+
+
+@pytest.mark.parametrize(
+    ("control", "measure", "penalizes"),
+    [
+        (KLControl, "approx_kl", False),
+        (EarlyStop, "approx_kl", False),
+        (AdaptivePenalty, "kl", True),
+        (AdaptiveLearningRate, "kl", False),
+    ],
+)
+def test_what_a_control_reads_and_whether_it_penalizes(control, measure, penalizes):
+    assert (control.measure, control.penalizes) == (measure, penalizes)
+
+
+# --- early stop -------------------------------------------------------------------------------------------------------
+
+STOPS = [(EarlyStop(), "after_minibatch"), (EarlyStop(per="epoch"), "after_epoch")]
+
+
+@pytest.mark.parametrize(("control", "hook"), STOPS)
+@pytest.mark.parametrize(("kl", "running"), [(0.0, True), (0.0149, True), (0.0151, False), (float("inf"), False)])
+def test_early_stop_at_one_and_a_half_targets(control, hook, kl, running):
+    assert after(control, hook, kl).running == running
+
+
+def test_early_stop_goes_on_exactly_at_its_limit():
+    limit = (1.5 * TARGET).item()
+    assert after(EarlyStop(), "after_minibatch", limit).running
+
+
+@pytest.mark.parametrize("tolerance", [0.5, 3.0])
+def test_early_stop_takes_its_tolerance(tolerance):
+    control = EarlyStop(tolerance=tolerance)
+    assert after(control, "after_minibatch", 0.99 * tolerance * 0.01).running
+    assert not after(control, "after_minibatch", 1.01 * tolerance * 0.01).running
+
+
+@pytest.mark.parametrize(("control", "hook"), STOPS)
+def test_early_stop_is_sticky(control, hook):
+    assert not after(control, hook, 1.0, 0.0, 0.0).running
+
+
+@pytest.mark.parametrize(("control", "hook"), STOPS)
+def test_early_stop_stops_at_a_kl_that_is_no_number(control, hook):
+    assert not after(control, hook, float("nan")).running
+
+
+def test_early_stop_leaves_penalty_and_rate_alone():
+    state = after(EarlyStop(), "after_minibatch", 1.0)
+    assert state.beta == 0 and state.lr_scale == 1
+
+
+# --- adaptive penalty and learning rate -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "beta"), [(0.0, 0.5), (0.0066, 0.5), (0.0067, 1.0), (0.0149, 1.0), (0.0151, 2.0), (1.0, 2.0)]
+)
+def test_penalty_is_doubled_above_the_band_and_halved_below(kl, beta):
+    assert after(AdaptivePenalty(), "after_update", kl).beta == beta
+
+
+@pytest.mark.parametrize(
+    ("kl", "scale"), [(0.0, 1.5), (0.0049, 1.5), (0.0051, 1.0), (0.0199, 1.0), (0.0201, 1 / 1.5), (1.0, 1 / 1.5)]
+)
+def test_learning_rate_falls_above_the_band_and_rises_below(kl, scale):
+    state = after(AdaptiveLearningRate(), "after_update", kl)
+    assert state.lr_scale.item() == pytest.approx(scale, rel=1e-7)  # one rounding to float32
+    assert state.running and state.beta == 0
+
+
+def test_bands_and_factor_are_taken_from_the_arguments():
+    assert after(AdaptivePenalty(band=4.0), "after_update", 0.03).beta == 1
+    assert after(AdaptivePenalty(band=4.0), "after_update", 0.05).beta == 2
+    assert after(AdaptiveLearningRate(band=4.0), "after_update", 0.03).lr_scale == 1
+    assert after(AdaptiveLearningRate(band=4.0, factor=2.0), "after_update", 0.05).lr_scale == 0.5
+
+
+@pytest.mark.parametrize(("kl", "bound"), [(1.0, 10.0), (0.0, 0.1)])
+def test_penalty_stays_within_its_bounds(kl, bound):
+    state = after(AdaptivePenalty(max_beta=10.0), "after_update", *[kl] * 20)
+    assert state.beta.item() == pytest.approx(bound, rel=1e-7)  # float32
+
+
+@pytest.mark.parametrize(("kl", "bound"), [(1.0, 0.1), (0.0, 10.0)])
+def test_learning_rate_scale_stays_within_its_bounds(kl, bound):
+    state = after(AdaptiveLearningRate(max_scale=10.0), "after_update", *[kl] * 20)
+    assert state.lr_scale.item() == pytest.approx(bound, rel=1e-7)  # float32
+
+
+@pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
+def test_adaptive_controls_recover_from_a_bound(control):
+    stuck = after(control, "after_update", *[1.0] * 50)
+    back = after(control, "after_update", *[0.0] * 50, state=stuck)
+    assert back.beta < stuck.beta or back.lr_scale > stuck.lr_scale
+
+
+@pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
+def test_adaptive_controls_change_nothing_at_a_kl_that_is_no_number(control):
+    assert after(control, "after_update", float("nan")) == control.init()
+
+
+@pytest.mark.parametrize("control", [EarlyStop(), AdaptivePenalty(), AdaptiveLearningRate()])
+def test_hooks_change_no_argument(control):
+    state, kl = control.init(), th.tensor(1.0)
+    for hook in HOOKS:
+        getattr(control, hook)(state, kl, TARGET)
+    assert state == control.init() and kl == 1
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("control", "arguments", "message"),
+    [
+        (EarlyStop, {"per": "rollout"}, 'EarlyStop: per=.rollout. must be "minibatch" or "epoch"'),
+        (EarlyStop, {"tolerance": 0.0}, r"EarlyStop: tolerance=0\.0 must be above 0"),
+        (EarlyStop, {"tolerance": float("nan")}, "EarlyStop: tolerance=nan must be above 0"),
+        (AdaptivePenalty, {"band": 1.0}, r"AdaptivePenalty: band=1\.0 must be above 1"),
+        (AdaptivePenalty, {"max_beta": 0.5}, r"AdaptivePenalty: max_beta=0\.5 must be above 1"),
+        (AdaptiveLearningRate, {"band": 0.9}, r"AdaptiveLearningRate: band=0\.9 must be above 1"),
+        (AdaptiveLearningRate, {"factor": 1.0}, r"AdaptiveLearningRate: factor=1\.0 must be above 1"),
+        (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be above 1"),
+    ],
+)
+def test_impossible_arguments_are_refused(control, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        control(**arguments)
+
+
+@pytest.mark.parametrize(("name", "control"), KL_CONTROLS.items())
+def test_make_by_name(name, control):
+    assert make_kl_control(name, has_target=True) == control()
+
+
+@pytest.mark.parametrize("has_target", [True, False])
+def test_make_passes_a_control_through(has_target):
+    control = EarlyStop(per="epoch")
+    assert make_kl_control(control, has_target) is control
+
+
+def test_without_a_target_the_default_controls_nothing():
+    assert make_kl_control("stop", has_target=False) == KLControl()
+
+
+@pytest.mark.parametrize("name", ["penalty", "adaptive_lr"])
+def test_make_by_name_needs_a_target(name):
+    with pytest.raises(ValueError, match=f"kl_control='{name}' needs a target: set target_kl"):
+        make_kl_control(name, has_target=False)
+
+
+def test_make_refuses_an_unknown_name():
+    with pytest.raises(
+        ValueError, match=r"kl_control='early' is unknown: use one of \['adaptive_lr', 'penalty', 'stop'\]"
+    ):
+        make_kl_control("early", has_target=True)
+
+
+@pytest.mark.parametrize("value", [None, 0.01, EarlyStop])
+def test_make_refuses_what_is_neither_name_nor_control(value):
+    with pytest.raises(TypeError, match="kl_control=.* must be one of"):
+        make_kl_control(value, has_target=True)

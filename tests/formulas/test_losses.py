@@ -1,0 +1,176 @@
+"""Every formula of the objective against float64 numpy, its gradient against finite differences."""
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from ppo_plus.formulas.losses import Coefficients, Losses, approx_kl, clip_fraction, policy_loss, value_loss
+
+# Float64 sums of at most 8 terms below 200 in magnitude: a few units in the last place.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def columns(count):
+    """``count`` equally long vectors."""
+    return st.integers(1, 8).flatmap(lambda n: st.tuples(*[arrays(np.float64, n, elements=st.floats(-3, 3))] * count))
+
+
+def f64(values, requires_grad=False):
+    return th.tensor(values, dtype=th.float64, requires_grad=requires_grad)
+
+
+# --- policy loss ------------------------------------------------------------------------------------------------------
+
+
+@given(columns(2), st.floats(0.01, 2.0))
+@settings(deadline=None, max_examples=50)
+def test_policy_loss_is_the_clipped_surrogate(data, clip_range):
+    log_ratio, advantages = data
+    ratio = np.exp(log_ratio)
+    expected = -np.mean(np.minimum(ratio * advantages, np.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages))
+    for epsilon in (clip_range, f64(clip_range)):
+        np.testing.assert_allclose(policy_loss(f64(log_ratio), f64(advantages), epsilon), expected, **EXACT)
+
+
+@given(columns(2))
+@settings(deadline=None, max_examples=25)
+def test_policy_loss_without_clip_range_is_the_plain_surrogate(data):
+    log_ratio, advantages = data
+    expected = -np.mean(np.exp(log_ratio) * advantages)
+    np.testing.assert_allclose(policy_loss(f64(log_ratio), f64(advantages), None), expected, **EXACT)
+
+
+@pytest.mark.parametrize("clip_range", [0.2, None])
+def test_policy_loss_gradient_by_finite_differences(clip_range):
+    # No ratio lies on a kink of the clip.
+    log_ratio = f64([-0.5, -0.1, 0.1, 0.5] * 2, requires_grad=True)
+    advantages = f64([1.0, 0.5, 2.0, 1.5, -1.0, -0.5, -2.0, -1.5])
+    assert th.autograd.gradcheck(lambda x: policy_loss(x, advantages, clip_range), log_ratio)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "learns"),
+    [
+        (0.5, 1.0, False),  # already more likely than allowed
+        (0.5, -1.0, True),  # went up although it is bad: must come back
+        (-0.5, -1.0, False),  # already less likely than allowed
+        (-0.5, 1.0, True),  # went down although it is good: must come back
+        (0.1, 1.0, True),
+        (-0.1, -1.0, True),
+    ],
+)
+def test_policy_loss_stops_learning_only_beyond_the_clip_in_the_advantages_direction(log_ratio, advantage, learns):
+    x = f64([log_ratio], requires_grad=True)
+    policy_loss(x, f64([advantage]), 0.2).backward()
+    assert x.grad.item() == (pytest.approx(-advantage * np.exp(log_ratio), rel=1e-12) if learns else 0.0)
+
+
+@pytest.mark.parametrize("clip_range", [0.2, None])
+def test_policy_loss_at_the_old_policy_has_the_policy_gradient(clip_range):
+    advantages = f64([1.0, -2.0, 3.0, 0.5])
+    log_ratio = th.zeros(4, dtype=th.float64, requires_grad=True)
+    policy_loss(log_ratio, advantages, clip_range).backward()
+    th.testing.assert_close(log_ratio.grad, -advantages / 4, rtol=0, atol=0)
+
+
+# --- value loss -------------------------------------------------------------------------------------------------------
+
+
+@given(columns(3), st.floats(0.01, 2.0))
+@settings(deadline=None, max_examples=50)
+def test_value_loss_is_its_formula(data, clip_range):
+    values, old_values, returns = data
+    clipped = old_values + np.clip(values - old_values, -clip_range, clip_range)
+    error, clipped_error = (returns - values) ** 2, (returns - clipped) ** 2
+    tensors = f64(values), f64(old_values), f64(returns)
+    np.testing.assert_allclose(value_loss(*tensors), np.mean(error), **EXACT)
+    for epsilon in (clip_range, f64(clip_range)):
+        np.testing.assert_allclose(value_loss(*tensors, epsilon, "plain"), np.mean(clipped_error), **EXACT)
+        np.testing.assert_allclose(value_loss(*tensors, epsilon), np.mean(np.maximum(error, clipped_error)), **EXACT)
+
+
+@pytest.mark.parametrize("clip_range_vf", [None, 0.2])
+@pytest.mark.parametrize("value_clip", ["max", "plain"])
+def test_value_loss_gradient_by_finite_differences(clip_range_vf, value_clip):
+    # No value lies on a kink: neither at the clip nor where the two errors are equal.
+    values = f64([-0.5, -0.1, 0.1, 0.5, 1.3, 3.0], requires_grad=True)
+    old_values, returns = th.zeros(6, dtype=th.float64), th.ones(6, dtype=th.float64)
+    assert th.autograd.gradcheck(lambda x: value_loss(x, old_values, returns, clip_range_vf, value_clip), values)
+
+
+# The critic said 0, the target is 1, the clip is 0.2.
+@pytest.mark.parametrize(
+    ("value", "plain_learns", "max_learns"),
+    [
+        (0.1, True, True),  # within the clip
+        (0.5, False, False),  # towards the target, beyond the clip
+        (-0.5, False, True),  # away from the target
+        (5.0, False, True),  # past the target
+    ],
+)
+def test_plain_clip_learns_nothing_from_a_value_that_moved_away_and_max_does(value, plain_learns, max_learns):
+    for value_clip, learns in (("plain", plain_learns), ("max", max_learns)):
+        x = f64([value], requires_grad=True)
+        value_loss(x, f64([0.0]), f64([1.0]), 0.2, value_clip).backward()
+        assert x.grad.item() == (pytest.approx(-2 * (1 - value), rel=1e-12) if learns else 0.0), value_clip
+
+
+# --- KL and clip fraction ---------------------------------------------------------------------------------------------
+
+
+@given(columns(1))
+@settings(deadline=None, max_examples=25)
+def test_approx_kl_is_k3(data):
+    (log_ratio,) = data
+    expected = np.mean(np.exp(log_ratio) - 1 - log_ratio)
+    np.testing.assert_allclose(approx_kl(f64(log_ratio)), expected, **EXACT)
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=50)
+def test_approx_kl_is_never_negative(log_ratio):
+    # Below 1e-8 the three terms cancel in float64, and half a unit in the last place of 1 remains.
+    assert approx_kl(f64(log_ratio)) >= -1.2e-16
+
+
+@given(arrays(np.float64, st.integers(2, 8), elements=st.floats(-4, 4)))
+@settings(deadline=None, max_examples=25)
+def test_approx_kl_is_unbiased(logits):
+    # The old policy is uniform, so the mean over its choices is the estimator's expectation.
+    old, new = f64(np.zeros_like(logits)).log_softmax(0), f64(logits).log_softmax(0)
+    np.testing.assert_allclose(approx_kl(new - old), (old.exp() * (old - new)).sum(), **EXACT)
+
+
+def test_approx_kl_gradient_by_finite_differences():
+    assert th.autograd.gradcheck(approx_kl, f64([-1.0, -0.1, 0.0, 0.2, 1.5], requires_grad=True))
+
+
+@pytest.mark.parametrize(("clip_range", "expected"), [(0.1, 0.75), (0.2, 0.5), (0.5, 0.25), (2.0, 0.0)])
+def test_clip_fraction_counts_ratios_outside_on_both_sides(clip_range, expected):
+    # Ratios 1, 1.16, 0.74 and 1.65.
+    log_ratio = th.tensor([0.0, 0.15, -0.3, 0.5])
+    assert clip_fraction(log_ratio, clip_range) == expected
+    assert clip_fraction(log_ratio, th.tensor(clip_range)) == expected
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def test_losses_plus_adds_a_term_with_its_gradient_and_logs_it_without():
+    x = th.tensor(3.0, requires_grad=True)
+    losses = Losses(total=2 * x, diagnostics={"policy_loss": th.tensor(1.0)})
+    more = losses.plus("weight_decay", x**2)
+    assert more.total == 15
+    assert more.diagnostics == {"policy_loss": 1, "weight_decay": 9}
+    assert not more.diagnostics["weight_decay"].requires_grad
+    more.total.backward()
+    assert x.grad == 8
+    assert losses.total == 6 and losses.diagnostics == {"policy_loss": 1}
+
+
+def test_coefficients_have_no_kl_penalty_by_default():
+    zero = th.tensor(0.0)
+    assert Coefficients(clip_range=zero, clip_range_vf=None, ent_coef=zero, vf_coef=zero).kl_coef is None

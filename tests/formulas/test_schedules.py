@@ -1,0 +1,135 @@
+"""Schedules: their formulas, their spellings, and what is refused before training starts."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppo_plus.formulas.schedules import Bounded, Constant, Cosine, Linear, constant, cosine, linear, make_schedule
+
+values = st.floats(0, 1e3)
+
+
+@given(values, values, st.floats(0, 1))
+@settings(deadline=None, max_examples=50)
+def test_formulas(start, end, progress):
+    assert constant(start)(progress) == start
+    # Written as a mean of the ends, whose terms the code adds in another order.
+    tolerance = {"rel": 1e-12, "abs": 1e-12}
+    assert linear(start, end)(progress) == pytest.approx(progress * start + (1 - progress) * end, **tolerance)
+    weight = math.sin(math.pi * progress / 2) ** 2
+    assert cosine(start, end)(progress) == pytest.approx(weight * start + (1 - weight) * end, **tolerance)
+
+
+@pytest.mark.parametrize("schedule", [linear, cosine])
+def test_a_schedule_goes_from_start_to_end_and_by_default_to_zero(schedule):
+    assert schedule(0.5, 0.25)(1.0) == 0.5
+    assert schedule(0.5, 0.25)(0.0) == 0.25
+    assert schedule(0.5)(0.0) == 0.0
+
+
+def test_cosine_is_flat_at_both_ends_and_linear_in_the_middle():
+    schedule = cosine(1.0)
+    assert schedule(0.99) > 0.999 and schedule(0.01) < 0.001
+    assert schedule(0.5) == pytest.approx(0.5, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("value", "schedule"),
+    [
+        (3e-4, Constant(3e-4)),
+        (1, Constant(1.0)),
+        (np.float32(0.5), Constant(0.5)),
+        (np.int64(2), Constant(2.0)),
+        ("3e-4", Constant(3e-4)),
+        ("lin_3e-4", Linear(3e-4)),
+        ("cos_3e-4", Cosine(3e-4)),
+        ("lin_3e-4_1e-5", Linear(3e-4, 1e-5)),
+        ("cos_0.1_0.2", Cosine(0.1, 0.2)),
+        (" lin_0.2 ", Linear(0.2)),
+        (linear(0.1, 0.2), Linear(0.1, 0.2)),
+    ],
+)
+def test_spellings(value, schedule):
+    made = make_schedule("clip_range", value)
+    assert made.name == "clip_range" and made.schedule == schedule
+    assert type(made(0.3)) is float and made(0.3) == schedule(0.3)
+
+
+def test_a_function_of_the_remaining_progress_is_a_schedule():
+    made = make_schedule("learning_rate", lambda progress: np.float32(progress / 2))
+    assert type(made(0.5)) is float and made(0.5) == 0.25
+
+
+def test_a_made_schedule_can_be_made_again_under_another_name():
+    first = make_schedule("clip_range", "lin_0.2")
+    again = make_schedule("clip_range_vf", first)
+    assert again.name == "clip_range_vf" and again.schedule == first.schedule == Linear(0.2)
+
+
+@pytest.mark.parametrize("value", [0.1, "lin_0.2", "cos_0.2_0.1", constant(0.3)])
+def test_schedules_survive_pickling(value):
+    made = make_schedule("clip_range", value)
+    assert pickle.loads(pickle.dumps(made)) == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lin", "lin_", "cos_x", "lin_1_2_3", "exp_3e-4", "linear_3e-4", "1_000", "lin 3e-4", "auto", "lin_3e-4_"],
+)
+def test_a_malformed_string_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match=f'clip_range={text!r} is no schedule: .*for example "lin_3e-4"'):
+        make_schedule("clip_range", text)
+
+
+@pytest.mark.parametrize("value", [None, [0.1], {"lin": 0.1}, True, False, 1j])
+def test_what_is_no_schedule_is_refused(value):
+    with pytest.raises(TypeError, match="clip_range=.* must be a number, a string such as"):
+        make_schedule("clip_range", value)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "-1", "nan", "inf"])
+def test_a_number_out_of_range_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"^ent_coef=.* must be finite and at least 0"):
+        make_schedule("ent_coef", value)
+
+
+@pytest.mark.parametrize("value", ["lin_0.1_-0.1", "cos_-0.1", "lin_nan", "lin_inf", linear(0.1, -1e-9)])
+def test_a_schedule_that_leaves_its_range_is_refused(value):
+    with pytest.raises(ValueError, match=r"^ent_coef: the schedule .* returned .* at progress_remaining=.*at least 0"):
+        make_schedule("ent_coef", value)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_a_function_is_checked_over_the_whole_of_training(bad):
+    with pytest.raises(ValueError, match=r"ent_coef: .*progress_remaining=0\.37"):
+        make_schedule("ent_coef", lambda progress: bad if progress == 0.37 else 1.0)
+
+
+@pytest.mark.parametrize("returned", [None, "fast", [1, 2]])
+def test_a_function_that_returns_no_number_is_refused(returned):
+    with pytest.raises(TypeError, match="ent_coef: .* must return a number"):
+        make_schedule("ent_coef", lambda progress: returned)
+
+
+def test_a_strict_bound_holds_at_the_start_only():
+    for value in (0.0, "0", constant(0.0), "lin_0_0.1"):
+        with pytest.raises(ValueError, match="clip_range.* above 0"):
+            make_schedule("clip_range", value, strict=True)
+    assert make_schedule("clip_range", "lin_0.2", strict=True)(0.0) == 0.0
+
+
+def test_another_lower_bound():
+    assert make_schedule("x", 1.0, low=1.0)(1.0) == 1.0
+    with pytest.raises(ValueError, match=r"x=0\.5 must be finite and at least 1"):
+        make_schedule("x", 0.5, low=1.0)
+
+
+def test_a_schedule_that_goes_wrong_during_training_is_caught_then():
+    schedule = Bounded("learning_rate", lambda progress: -1.0 if progress < 0.001 else 1.0)
+    assert schedule(0.5) == 1.0
+    with pytest.raises(ValueError, match="learning_rate: .* returned -1.0"):
+        schedule(0.0005)

@@ -1,0 +1,877 @@
+"""Action distributions against ``torch.distributions``, SB3's, numerical integration and their own definitions.
+
+Statistical tests use fixed seeds. With a fresh seed, and were the code right, each would fail once in a million times.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
+from scipy import integrate, stats
+from stable_baselines3.common.distributions import make_proba_distribution
+from torch import distributions as td
+
+from ppo_plus.policy.distributions import (
+    Bernoulli,
+    BoundDistribution,
+    Categorical,
+    DiagGaussian,
+    Product,
+    SquashedDiagGaussian,
+    make_distribution,
+)
+
+FALSE_ALARM = 1e-6
+
+BOXES = {
+    "box": spaces.Box(-1.0, 1.0, (3,)),
+    "box_0d": spaces.Box(-1.0, 1.0, ()),
+    "box_2d_float64": spaces.Box(-2.0, 3.0, (2, 2), np.float64),
+    "box_int8": spaces.Box(-100, 100, (2,), np.int8),
+    "box_int32": spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32),
+}
+CHOICES = {
+    "discrete": spaces.Discrete(5),
+    "discrete_start": spaces.Discrete(4, start=-2),
+    "multi_discrete": spaces.MultiDiscrete([3, 2, 5]),
+    "multi_discrete_single": spaces.MultiDiscrete([4]),
+    "multi_discrete_2d_start": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, -1], [0, 7]]),
+    "multi_binary": spaces.MultiBinary(3),
+    "multi_binary_2d": spaces.MultiBinary([2, 2]),
+}
+FAMILIES = {
+    **{name: make_distribution(space) for name, space in {**BOXES, **CHOICES}.items()},
+    **{f"squashed_{name}": make_distribution(space, squash_output=True) for name, space in BOXES.items()},
+}
+MIXED = spaces.Dict(
+    kind=spaces.Discrete(3, start=1),
+    where=spaces.Tuple(
+        [spaces.Box(-1.0, 2.0, (2,)), spaces.Dict(bits=spaces.MultiBinary(2), far=spaces.Box(-1, 1, ()))]
+    ),
+    many=spaces.MultiDiscrete([2, 4]),
+)
+PRODUCTS = {
+    "mixed": make_distribution(MIXED),
+    "squashed_mixed": make_distribution(MIXED, squash_output=True),
+    "boxes": make_distribution(spaces.Tuple([BOXES["box"], BOXES["box_2d_float64"]])),
+    "choices": make_distribution(spaces.Tuple([CHOICES["discrete"], CHOICES["multi_binary"]])),
+}
+every_product = pytest.mark.parametrize("family", PRODUCTS.values(), ids=PRODUCTS)
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+gaussian_families = pytest.mark.parametrize("squash", [False, True], ids=["box", "squashed"])
+choice_families = pytest.mark.parametrize("family", [FAMILIES[name] for name in CHOICES], ids=CHOICES)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    th.manual_seed(0)
+
+
+def random_net(family, seed, scale=1.5, batch=5, dtype=th.float64):
+    """Output of an actor, and a standard deviation where the family needs one."""
+    generator = th.Generator().manual_seed(seed)
+    net = scale * th.randn(batch, family.net_dim, generator=generator, dtype=dtype)
+    std = (0.5 * th.randn(batch, family.gaussian_dim, generator=generator, dtype=dtype)).exp()
+    return net, std if family.gaussian_dim else None
+
+
+def random_params(family, seed, **kwargs):
+    return family.params(*random_net(family, seed, **kwargs))
+
+
+def random_actions(family, seed, batch=5):
+    """Internal actions, drawn without the code under test."""
+    rng = np.random.default_rng(seed)
+    if isinstance(family, Product):
+        return th.cat([random_actions(part, seed + i, batch) for i, part in enumerate(family.parts)], dim=1)
+    if isinstance(family, DiagGaussian):
+        return th.from_numpy(rng.normal(size=(batch, family.action_dim)))
+    sizes = nvec(family.action_space)
+    return th.from_numpy(rng.integers(0, sizes, (batch, len(sizes)))).double()
+
+
+def nvec(space):
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    return [2] * int(np.prod(space.shape))
+
+
+def all_actions(family):
+    """Every internal action of a discrete space."""
+    return th.tensor(list(itertools.product(*map(range, nvec(family.action_space)))), dtype=th.float64)
+
+
+def reference(family, net, std):
+    """Torch's distributions of the components, and a function from internal actions to what they score."""
+    if isinstance(family, SquashedDiagGaussian):
+        return [td.Independent(td.TransformedDistribution(td.Normal(net, std), td.TanhTransform()), 1)], th.tanh
+    if isinstance(family, DiagGaussian):
+        return [td.Independent(td.Normal(net, std), 1)], lambda actions: actions
+    if isinstance(family, Bernoulli):
+        return [td.Independent(td.Bernoulli(logits=net), 1)], lambda actions: actions
+    return [td.Categorical(logits=part) for part in net.split(nvec(family.action_space), dim=1)], None
+
+
+# --- log-probability, entropy, KL -------------------------------------------------------------------------------------
+
+random_cases = given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 4.0]))
+
+
+@every_family
+@random_cases
+@settings(deadline=None, max_examples=8)
+def test_log_prob_is_torchs(family, seed, scale):
+    net, std = random_net(family, seed, scale)
+    actions = random_actions(family, seed)
+    parts, transform = reference(family, net, std)
+    scored = actions.unbind(dim=1) if transform is None else [transform(actions)]
+    expected = sum(part.log_prob(value) for part, value in zip(parts, scored, strict=True))
+    # Torch's reference inverts the tanh, which costs it digits where the slope is small.
+    rtol = 1e-9 if isinstance(family, SquashedDiagGaussian) else 1e-12
+    th.testing.assert_close(family.log_prob(family.params(net, std), actions), expected, rtol=rtol, atol=1e-12)
+
+
+@choice_families
+@random_cases
+@settings(deadline=None, max_examples=5)
+def test_probabilities_of_all_actions_sum_to_one(family, seed, scale):
+    actions = all_actions(family)
+    params = random_params(family, seed, scale=scale, batch=1).expand(len(actions), -1)
+    assert family.log_prob(params, actions).exp().sum().item() == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("family", [FAMILIES[n] for n in FAMILIES if "squashed" not in n])
+@random_cases
+@settings(deadline=None, max_examples=8)
+def test_entropy_is_torchs(family, seed, scale):
+    net, std = random_net(family, seed, scale)
+    expected = sum(part.entropy() for part in reference(family, net, std)[0])
+    th.testing.assert_close(family.entropy(family.params(net, std)), expected, rtol=1e-12, atol=1e-12)
+
+
+@every_family
+@random_cases
+@settings(deadline=None, max_examples=8)
+def test_kl_is_torchs(family, seed, scale):
+    old, new = random_net(family, seed, scale), random_net(family, seed + 1, scale)
+    pairs = zip(reference(family, *old)[0], reference(family, *new)[0], strict=True)
+    expected = sum(td.kl_divergence(p, q) for p, q in pairs)
+    th.testing.assert_close(family.kl(family.params(*old), family.params(*new)), expected, rtol=1e-11, atol=1e-12)
+
+
+@every_family
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+def test_kl_of_a_distribution_from_itself_is_exactly_zero(family, dtype):
+    params = random_params(family, seed=1, scale=4.0, dtype=dtype)
+    assert th.equal(family.kl(params, params.clone()), th.zeros(5, dtype=dtype))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values(), *PRODUCTS.values()], ids=[*FAMILIES, *PRODUCTS])
+def test_gradients_by_finite_differences(family):
+    (net, std), actions = random_net(family, seed=2), random_actions(family, seed=2)
+    other = random_params(family, seed=3)
+    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
+
+    def params(net, std=None):
+        return family.params(net, std)
+
+    assert th.autograd.gradcheck(lambda *x: family.log_prob(params(*x), actions), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.entropy(params(*x)), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(params(*x), other), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(other, params(*x)), inputs)
+
+
+@choice_families
+@pytest.mark.parametrize("scale", [30.0, 1000.0])
+def test_nearly_deterministic_choices_have_finite_numbers_and_gradients(family, scale):
+    net = random_net(family, seed=4, scale=scale, dtype=th.float32)[0].requires_grad_()
+    params = family.params(net, None)
+    actions = random_actions(family, seed=4).float()
+    numbers = family.log_prob(params, actions) + family.entropy(params) + family.kl(params.detach().flip(0), params)
+    numbers.sum().backward()
+    assert numbers.isfinite().all() and net.grad.isfinite().all()
+
+
+# --- entropy of the squashed Gaussian ---------------------------------------------------------------------------------
+
+
+def squashed_entropy(mean, std):
+    """By adaptive integration over ``u``: the expectation of ``-log N(u) + log(1 - tanh(u)^2)``."""
+
+    def integrand(z):
+        u = mean + std * z
+        log_slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+        return stats.norm.pdf(z) * (log_slope - stats.norm.logpdf(u, mean, std))
+
+    bend = float(np.clip(-mean / std, -11, 11))
+    return integrate.quad(integrand, -12, 12, points=[bend], limit=500, epsabs=1e-12, epsrel=1e-12)[0]
+
+
+# The wider the Gaussian, the sharper the bend of log(1 - tanh^2) is for the 32 nodes.
+@pytest.mark.parametrize(("std", "atol"), [(0.05, 1e-11), (0.3, 1e-11), (1.0, 1e-7), (1.5, 2e-5), (2.7, 2e-3)])
+@pytest.mark.parametrize("mean", [0.0, 0.5, -2.0, 4.0])
+def test_squashed_entropy_is_the_integral(mean, std, atol):
+    entropy = FAMILIES["squashed_box_0d"].entropy(th.tensor([[mean, std]], dtype=th.float64))
+    assert entropy.item() == pytest.approx(squashed_entropy(mean, std), abs=atol)
+
+
+def test_squashed_entropy_adds_up_over_components():
+    params = random_params(FAMILIES["squashed_box"], seed=5)
+    each = [FAMILIES["squashed_box_0d"].entropy(params[:, [i, i + 3]]) for i in range(3)]
+    th.testing.assert_close(FAMILIES["squashed_box"].entropy(params), sum(each), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.7), (-1.5, 1.0)])
+def test_squashed_entropys_gradient_is_that_of_reparametrized_samples(mean, std):
+    family = FAMILIES["squashed_box_0d"]
+    samples = th.tensor([[mean, std]], dtype=th.float64).repeat(100_000, 1).requires_grad_()
+    actions = family.from_noise(samples, th.randn(100_000, 1, dtype=th.float64))
+    (each,) = th.autograd.grad(-family.log_prob(samples, actions).sum(), samples)
+    params = th.tensor([[mean, std]], dtype=th.float64, requires_grad=True)
+    (gradient,) = th.autograd.grad(family.entropy(params).sum(), params)
+    z = (gradient[0] - each.mean(dim=0)) / (each.std(dim=0) / 100_000**0.5)
+    assert z.abs().max() < stats.norm.isf(FALSE_ALARM / 4)
+
+
+def test_squashed_entropys_gradient_at_the_standard_normal():
+    # d/dsigma = 1 - 2 E[sech(z)^2], by Stein's lemma; 32 nodes leave 1e-6.
+    expected = 1 - 2 * integrate.quad(lambda z: stats.norm.pdf(z) / np.cosh(z) ** 2, -12, 12, epsabs=1e-13)[0]
+    params = th.tensor([[0.0, 1.0]], dtype=th.float64, requires_grad=True)
+    (gradient,) = th.autograd.grad(FAMILIES["squashed_box_0d"].entropy(params).sum(), params)
+    assert gradient[0].tolist() == pytest.approx([0.0, expected], abs=2e-6)
+
+
+@pytest.mark.parametrize("u", [-100.0, -20.0, 20.0, 100.0])
+def test_squashed_density_is_finite_far_out(u):
+    params = th.tensor([[u, 1.0]], requires_grad=True)
+    family = FAMILIES["squashed_box_0d"]
+    total = family.log_prob(params, th.tensor([[u]])) + family.entropy(params)
+    total.sum().backward()
+    assert total.isfinite().all() and params.grad.isfinite().all()
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+@every_family
+def test_sample_draws_torchs_bits(family, dtype, batch):
+    net, std = random_net(family, seed=6, batch=batch, dtype=dtype)
+    params = family.params(net, std)
+    th.manual_seed(9)
+    actions = family.sample(params)
+    th.manual_seed(9)
+    if isinstance(family, DiagGaussian):
+        expected = td.Normal(net, std).rsample()  # before the tanh, if any
+    elif isinstance(family, Bernoulli):
+        expected = td.Bernoulli(logits=net).sample()
+    else:
+        expected = th.stack([part.sample() for part in reference(family, net, None)[0]], dim=1)
+    assert th.equal(actions, expected)
+
+
+@pytest.mark.parametrize("name", ["box", "discrete", "multi_discrete", "multi_discrete_single", "multi_binary"])
+def test_draws_and_their_log_probs_are_sb3s_bit_for_bit_and_entropies_nearly(name):
+    family = FAMILIES[name]
+    net = random_net(family, seed=7, batch=64, dtype=th.float32)[0]
+    log_std = [th.linspace(-1, 0.5, 3)] if name == "box" else []
+    sb3 = make_proba_distribution(family.action_space)
+    sb3.proba_distribution(net, *log_std)
+    with th.no_grad():  # as in a rollout
+        params = family.params(net, *[x.exp() for x in log_std] or [None])
+    th.manual_seed(9)
+    expected = sb3.sample()
+    th.manual_seed(9)
+    actions = family.sample(params)
+    assert th.equal(actions, expected.reshape(64, -1))
+    assert th.equal(family.log_prob(params, actions), sb3.log_prob(expected))
+    th.testing.assert_close(family.entropy(params), sb3.entropy(), rtol=1e-6, atol=0)
+
+
+@choice_families
+def test_choices_made_from_noise_have_their_probabilities(family):
+    n = 100_000
+    params = random_params(family, seed=8, scale=0.5, batch=1, dtype=th.float32)
+    actions = family.from_noise(params.expand(n, -1), th.randn(n, family.noise_dim))
+    every = all_actions(family)
+    # All components at once: that they are independent is tested as well.
+    counts = [(actions == row).all(dim=1).sum().item() for row in every.float()]
+    expected = n * family.log_prob(params.double().expand(len(every), -1), every).exp().numpy()
+    assert expected.min() > 5
+    assert stats.chisquare(counts, expected / expected.sum() * n).pvalue > FALSE_ALARM
+
+
+@gaussian_families
+def test_reals_made_from_noise_have_their_density(squash):
+    n = 100_000
+    family = make_distribution(spaces.Box(-1.0, 1.0, (1,)), squash)
+    params = th.tensor([[0.3, 0.8]])
+    actions = family.from_noise(params.expand(n, -1), th.randn(n, 1)).double().squeeze(1).numpy()
+    if squash:
+        actions, edges, to_internal = np.tanh(actions), np.linspace(-1, 1, 31), np.arctanh
+    else:
+        edges, to_internal = 0.3 + 0.8 * np.array([-np.inf, *np.linspace(-3, 3, 25), np.inf]), np.asarray
+
+    def density(a):
+        internal = th.tensor([[to_internal(a).item()]], dtype=th.float64)
+        return family.log_prob(params.double(), internal).exp().item()
+
+    expected = n * np.array([integrate.quad(density, *pair)[0] for pair in itertools.pairwise(edges)])
+    assert expected.sum() == pytest.approx(n, rel=1e-6) and expected.min() > 5
+    counts, _ = np.histogram(actions, edges)
+    assert stats.chisquare(counts, expected / expected.sum() * n).pvalue > FALSE_ALARM
+
+
+@gaussian_families
+def test_reals_made_from_noise_are_mean_plus_std_times_noise(squash):
+    family = make_distribution(BOXES["box_2d_float64"], squash)
+    net, std = random_net(family, seed=9)
+    z = th.randn(5, 4, dtype=th.float64)
+    assert th.equal(family.from_noise(family.params(net, std), z), net + std * z)
+
+
+@every_family
+@pytest.mark.parametrize("z", [-40.0, -10.0, 0.0, 10.0])
+def test_equal_extreme_noise_decides_nothing_between_choices(family, z):
+    params = random_params(family, seed=10, dtype=th.float32)
+    actions = family.from_noise(params, th.full((5, family.noise_dim), z))
+    assert actions.isfinite().all() and family.log_prob(params, actions).isfinite().all()
+    if isinstance(family, Categorical):
+        # In float32 Phi(10) rounds to 1, and a Gumbel made of it would be infinite for every choice.
+        assert th.equal(actions, family.mode(params))
+
+
+@pytest.mark.parametrize(("z", "logit", "action"), [(10, -53, 1), (10, -54, 0), (-10, 53, 0), (-10, 54, 1)])
+def test_a_coin_made_of_extreme_noise_still_weighs_its_logit(z, logit, action):
+    # log Phi(10) - log Phi(-10) = 53.23.
+    family = make_distribution(spaces.MultiBinary(1))
+    assert family.from_noise(th.tensor([[float(logit)]]), th.tensor([[float(z)]])) == action
+
+
+@pytest.mark.parametrize("choice", range(4))
+def test_extreme_noise_on_one_choice_takes_it(choice):
+    z = th.zeros(1, 4)
+    z[0, choice] = 10.0
+    assert FAMILIES["discrete_start"].from_noise(th.zeros(1, 4).log_softmax(1), z) == choice
+
+
+# --- mode and std -----------------------------------------------------------------------------------------------------
+
+
+@choice_families
+@random_cases
+@settings(deadline=None, max_examples=5)
+def test_mode_is_the_most_likely_choice(family, seed, scale):
+    actions = all_actions(family)
+    params = random_params(family, seed, scale=scale, batch=1)
+    best = family.log_prob(params.expand(len(actions), -1), actions).max()
+    mode = family.mode(params)
+    assert mode.shape == (1, family.action_dim)
+    assert family.log_prob(params, mode).item() == pytest.approx(best.item(), abs=1e-12)
+
+
+@gaussian_families
+def test_mode_of_reals_is_the_mean_before_squashing(squash):
+    family = make_distribution(BOXES["box"], squash)
+    net, std = random_net(family, seed=11)
+    assert th.equal(family.mode(family.params(net, std)), net)
+
+
+@every_family
+def test_std_belongs_to_gaussian_components_only(family):
+    net, std = random_net(family, seed=12)
+    result = family.std(family.params(net, std))
+    assert result is None if std is None else th.equal(result, std)
+
+
+@gaussian_families
+@pytest.mark.parametrize("shape", [(3,), (1, 1), (1, 3), (5, 1), (5, 3)])
+def test_params_broadcast_the_standard_deviation(squash, shape):
+    family = make_distribution(BOXES["box"], squash)
+    std = th.rand(shape) + 0.1
+    params = family.params(th.zeros(5, 3), std)
+    assert params.shape == (5, 6)
+    assert th.equal(family.std(params), std.expand(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "net_dim", "action_dim", "noise_dim", "gaussian_dim"),
+    [
+        ("box", 3, 3, 3, 3),
+        ("box_0d", 1, 1, 1, 1),
+        ("box_2d_float64", 4, 4, 4, 4),
+        ("discrete_start", 4, 1, 4, 0),
+        ("multi_discrete", 10, 3, 10, 0),
+        ("multi_discrete_2d_start", 11, 4, 11, 0),
+        ("multi_binary", 3, 3, 3, 0),
+        ("multi_binary_2d", 4, 4, 4, 0),
+    ],
+)
+def test_dimensions(name, net_dim, action_dim, noise_dim, gaussian_dim):
+    family = FAMILIES[name]
+    assert (family.net_dim, family.action_dim) == (net_dim, action_dim)
+    assert (family.noise_dim, family.gaussian_dim) == (noise_dim, gaussian_dim)
+
+
+# --- what the environment gets ----------------------------------------------------------------------------------------
+
+shapes = st.sampled_from([(), (1,), (3,), (2, 2)])
+any_float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def boxes(draw):
+    dtype, low, high = draw(
+        st.sampled_from(
+            [("f4", -1e6, 1e6), ("f8", -1e6, 1e6), ("i1", -128, 127), ("u1", 0, 255), ("i4", -(2**31), 2**31 - 1)]
+        )
+    )
+    element = st.floats(low, high, width=32) if dtype[0] == "f" else st.integers(low, high)
+    shape = draw(shapes)
+    a, b = (draw(arrays(dtype, shape, elements=element)) for _ in range(2))
+    return spaces.Box(np.minimum(a, b), np.maximum(a, b), shape, np.dtype(dtype).type)
+
+
+@given(st.data(), boxes(), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_every_real_becomes_a_member_of_its_box(data, space, squash):
+    family = make_distribution(space, squash)
+    actions = data.draw(arrays(np.float32, (4, family.action_dim), elements=any_float32))
+    env_actions = family.to_env(actions.copy())
+    assert env_actions.shape == (4, *space.shape) and env_actions.dtype == space.dtype
+    assert all(space.contains(np.asarray(row)) for row in env_actions)
+
+
+@st.composite
+def choice_spaces(draw):
+    kind, shape = draw(st.sampled_from(["discrete", "multi_discrete", "multi_binary"])), draw(shapes.filter(len))
+    numbers = st.integers(-100, 100)
+    if kind == "discrete":
+        return spaces.Discrete(draw(st.integers(1, 9)), start=draw(numbers))
+    if kind == "multi_binary":
+        return spaces.MultiBinary(shape)
+    sizes = draw(arrays(np.int64, shape, elements=st.integers(1, 5)))
+    return spaces.MultiDiscrete(sizes, start=draw(arrays(np.int64, shape, elements=numbers)))
+
+
+@given(choice_spaces(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_every_choice_becomes_a_member_of_its_space(space, seed):
+    family = make_distribution(space)
+    params = random_params(family, seed, scale=5.0)
+    z = th.randn(5, family.noise_dim, generator=th.Generator().manual_seed(seed), dtype=th.float64)
+    for actions in (family.mode(params), family.sample(params), family.from_noise(params, z)):
+        env_actions = family.to_env(actions.float().numpy())
+        assert env_actions.shape == (5, *space.shape) and env_actions.dtype == space.dtype
+        assert all(space.contains(row) for row in env_actions)
+
+
+def test_start_is_added_to_choices():
+    assert FAMILIES["discrete_start"].to_env(np.array([[0.0], [3.0]])).tolist() == [-2, 1]
+    expected = [[[1, -1], [0, 7]], [[2, 1], [3, 8]]]
+    assert FAMILIES["multi_discrete_2d_start"].to_env(np.array([[0, 0, 0, 0], [1, 2, 3, 1]])).tolist() == expected
+
+
+def test_integer_reals_are_rounded_then_clipped_and_floats_only_clipped():
+    assert FAMILIES["box_int8"].to_env(np.float32([[-1.7, 0.6], [150, -150]])).tolist() == [[-2, 1], [100, -100]]
+    assert FAMILIES["box"].to_env(np.float32([[-1.75, 0.625, 0.0]])).tolist() == [[-1, 0.625, 0]]
+
+
+@every_family
+def test_to_env_changes_no_argument(family):
+    # The buffer and the callbacks keep the internal actions.
+    actions = random_actions(family, seed=16).float().numpy()
+    before = actions.copy()
+    family.to_env(actions)[...] = 0
+    np.testing.assert_array_equal(actions, before)
+
+
+def test_clipping_is_per_component():
+    low, high = np.float32([[-1, 0], [2, 5]]), np.float32([[1, 4], [3, 6]])
+    family = make_distribution(spaces.Box(low, high))
+    assert family.to_env(np.full((1, 4), 2.5, dtype=np.float32)).tolist() == [[[1, 2.5], [2.5, 5]]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        (np.float32, -2.0, 6.0),
+        (np.float64, 0.25, 0.5),
+        (np.uint8, 0, 255),
+        # The difference of these bounds overflows the space's own dtype.
+        (np.int8, -128, 127),
+        (np.int32, -(2**31), 2**31 - 1),
+        (np.float32, -np.finfo(np.float32).max, np.finfo(np.float32).max),
+    ],
+)
+def test_squashed_actions_span_the_whole_box(dtype, low, high):
+    space = spaces.Box(low, high, (1,), dtype)
+    family = make_distribution(space, squash_output=True)
+    lowest, middle, highest = family.to_env(np.array([[-30.0], [0.0], [30.0]], dtype=np.float32)).flatten()
+    assert (lowest, highest) == (space.low[0], space.high[0])
+    assert abs(float(middle) - (float(low) / 2 + float(high) / 2)) <= 0.5 * np.issubdtype(dtype, np.integer)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_squashed_actions_are_scaled_linearly_after_the_tanh(dtype):
+    family = make_distribution(spaces.Box(-2.0, 6.0, (1,), dtype), squash_output=True)
+    u = np.linspace(-3, 3, 13)[:, None]
+    np.testing.assert_allclose(family.to_env(u), 2 + 4 * np.tanh(u), rtol=1e-6 if dtype == np.float32 else 1e-12)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def parts_of(family):
+    """The simple distributions in a product, in order, each with its columns of parameters, actions and noise."""
+    columns = {"param_dim": 0, "action_dim": 0, "noise_dim": 0}
+    found = []
+
+    def visit(part):
+        if isinstance(part, Product):
+            for inner in part.parts:
+                visit(inner)
+            return
+        here = []
+        for name, start in columns.items():
+            columns[name] = start + getattr(part, name)
+            here.append(slice(start, columns[name]))
+        found.append((part, *here))
+
+    visit(family)
+    assert columns == {name: getattr(family, name) for name in columns}
+    return found
+
+
+@every_product
+@random_cases
+@settings(deadline=None, max_examples=5)
+def test_a_product_adds_up_its_parts(family, seed, scale):
+    params, other = random_params(family, seed, scale=scale), random_params(family, seed + 1, scale=scale)
+    actions = random_actions(family, seed)
+    parts = parts_of(family)
+    log_prob = sum(part.log_prob(params[:, p], actions[:, a]) for part, p, a, _ in parts)
+    th.testing.assert_close(family.log_prob(params, actions), log_prob, rtol=1e-12, atol=1e-12)
+    entropy = sum(part.entropy(params[:, p]) for part, p, _, _ in parts)
+    th.testing.assert_close(family.entropy(params), entropy, rtol=1e-12, atol=1e-12)
+    kl = sum(part.kl(params[:, p], other[:, p]) for part, p, _, _ in parts)
+    th.testing.assert_close(family.kl(params, other), kl, rtol=1e-12, atol=1e-12)
+
+
+@every_product
+def test_a_product_draws_its_parts_in_order(family):
+    params = random_params(family, seed=1, batch=20, dtype=th.float32)
+    z = th.randn(20, family.noise_dim)
+    th.manual_seed(3)
+    drawn = family.sample(params)
+    th.manual_seed(3)
+    assert drawn.dtype == th.float32
+    for part, p, a, n in parts_of(family):
+        assert th.equal(drawn[:, a], part.sample(params[:, p]).float())
+        assert th.equal(family.from_noise(params, z)[:, a], part.from_noise(params[:, p], z[:, n]).float())
+        assert th.equal(family.mode(params)[:, a], part.mode(params[:, p]).float())
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (5, 1), (5, 4)])
+def test_a_product_hands_each_box_its_standard_deviation(shape):
+    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    std = th.rand(shape, dtype=th.float64) + 0.1
+    params = family.params(th.zeros(5, family.net_dim, dtype=th.float64), std)
+    assert th.equal(family.std(params), std.expand(5, 4))
+    (box, first, *_), _, (_, second, *_) = parts_of(family)
+    assert th.equal(box.std(params[:, first]), std.expand(5, 4)[:, :1])
+    assert th.equal(params[:, second][:, 3:], std.expand(5, 4)[:, 1:])
+    assert PRODUCTS["choices"].std(random_params(PRODUCTS["choices"], seed=1)) is None
+
+
+def test_the_noise_of_choices_has_a_log_std_of_zero():
+    family = make_distribution(spaces.Tuple([BOXES["box_0d"], CHOICES["discrete"], BOXES["box"]]))
+    log_std = th.arange(8.0).reshape(2, 4) + 1
+    expected = th.tensor([[1.0, 0, 0, 0, 0, 0, 2, 3, 4], [5, 0, 0, 0, 0, 0, 6, 7, 8]])
+    assert th.equal(family.noise_log_std(log_std), expected)
+    assert th.equal(family.noise_log_std(log_std[:, :1]), th.where(expected > 0, log_std[:, :1], 0.0))
+    assert FAMILIES["box"].noise_log_std(log_std) is log_std
+
+
+@st.composite
+def mixed_spaces(draw, depth=2):
+    inner = st.one_of(boxes(), choice_spaces())
+    if depth:
+        inner = st.one_of(inner, mixed_spaces(depth - 1))
+    parts = draw(st.lists(inner, min_size=1, max_size=3))
+    # A name before "a": the order is that of the spaces and not of their names.
+    return spaces.Tuple(parts) if draw(st.booleans()) else spaces.Dict([(f"{9 - i}", p) for i, p in enumerate(parts)])
+
+
+def flat(space, action):
+    """The numbers in an action, in order."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        pairs = [(space[key], action[key]) for key in (space if isinstance(space, spaces.Dict) else range(len(space)))]
+        return np.concatenate([flat(*pair) for pair in pairs])
+    return np.ravel(action).astype(np.float64)
+
+
+@given(mixed_spaces(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_every_action_of_a_product_becomes_a_member_of_its_space(space, seed):
+    family = make_distribution(space)
+    actions = family.sample(random_params(family, seed, scale=5.0)).float().numpy()
+    env_actions = family.to_env(actions)
+    assert len(env_actions) == 5
+    expected = np.concatenate([part.to_env(actions[:, a]).reshape(5, -1) for part, _, a, _ in parts_of(family)], axis=1)
+    for action, row in zip(env_actions, expected, strict=True):
+        assert space.contains(action)
+        np.testing.assert_array_equal(flat(space, action), row)
+
+
+def test_squashing_a_product_squashes_its_boxes():
+    kinds = [type(part) for part, *_ in parts_of(PRODUCTS["squashed_mixed"])]
+    assert kinds == [Categorical, SquashedDiagGaussian, Bernoulli, SquashedDiagGaussian, Categorical]
+    with pytest.raises(ValueError, match="squash_output=True needs a Box"):
+        make_distribution(spaces.Tuple([spaces.Discrete(2)]), squash_output=True)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+MASKABLE = {name: FAMILIES[name] for name in CHOICES} | {
+    name: PRODUCTS[name] for name in ("mixed", "squashed_mixed", "choices")
+}
+maskable_families = pytest.mark.parametrize("family", MASKABLE.values(), ids=MASKABLE)
+
+
+def random_masks(family, seed, batch=5):
+    """Masks that leave at least one alternative of each choice."""
+    rng = np.random.default_rng(seed)
+    masks = []
+    for n in family.choices:
+        mask = rng.random((batch, n)) < 0.4
+        mask[np.arange(batch), rng.integers(n, size=batch)] = True
+        masks.append(mask)
+    return th.from_numpy(np.concatenate(masks, axis=1))
+
+
+def allowed(family, masks, actions):
+    """Whether each row of actions takes allowed alternatives only, by the layout as it is documented."""
+    taken = []
+    for part, _, a, _ in parts_of(family):
+        if not isinstance(part, DiagGaussian):
+            taken += actions[:, a].long().unbind(dim=1)
+    starts = np.cumsum([0, *family.choices[:-1]])
+    each = [masks.gather(1, (s + c).unsqueeze(1)) for s, c in zip(starts.tolist(), taken, strict=True)]
+    return th.cat(each, dim=1).all(dim=1)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_mask_has_an_entry_for_every_alternative(name):
+    assert FAMILIES[name].choices == nvec(CHOICES[name])
+
+
+def test_masks_of_a_product_follow_each_other_and_boxes_have_no_entries():
+    assert PRODUCTS["mixed"].choices == [3, 2, 2, 2, 4]
+    assert PRODUCTS["boxes"].choices == FAMILIES["box"].choices == []
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@random_cases
+@settings(deadline=None, max_examples=8)
+def test_masking_is_conditioning_on_what_is_allowed(name, seed, scale):
+    """By enumeration of all actions: probability 0 if forbidden, renormalized if not; entropy and KL follow."""
+    family = FAMILIES[name]
+    every = all_actions(family)
+    net, other = (random_net(family, seed + i, scale, batch=1)[0] for i in range(2))
+    masks = random_masks(family, seed, batch=1)
+    is_allowed = allowed(family, masks.expand(len(every), -1), every)
+
+    def probabilities(net, masks):
+        return family.log_prob(family.params(net, None, masks).expand(len(every), -1), every).exp()
+
+    p, q = (probabilities(each, None) * is_allowed for each in (net, other))
+    p, q = p / p.sum(), q / q.sum()
+    masked = probabilities(net, masks)
+    assert (masked[~is_allowed] == 0).all()
+    th.testing.assert_close(masked, p, rtol=1e-10, atol=1e-14)
+    params, params_other = family.params(net, None, masks), family.params(other, None, masks)
+    th.testing.assert_close(family.entropy(params), -th.special.xlogy(p, p).sum().reshape(1), rtol=1e-9, atol=1e-9)
+    kl = (p * (p / q).log())[is_allowed].sum().reshape(1)
+    th.testing.assert_close(family.kl(params, params_other), kl, rtol=1e-8, atol=1e-9)
+
+
+@maskable_families
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_masked_is_never_taken(family, seed):
+    masks = random_masks(family, seed, batch=500)
+    net, std = random_net(family, seed, scale=30.0, batch=500, dtype=th.float32)
+    params = family.params(net, std, masks)
+    z = th.randn(500, family.noise_dim)
+    # So far out that float32 has no probability for it, of every sign at once.
+    extreme = th.where(th.rand(500, family.noise_dim) < 0.5, 40.0, -40.0)
+    for actions in (
+        family.mode(params),
+        family.sample(params),
+        family.from_noise(params, z),
+        family.from_noise(params, 6 * z),
+        family.from_noise(params, extreme),
+    ):
+        assert allowed(family, masks, actions).all()
+        assert family.log_prob(params, actions.float()).isfinite().all()
+
+
+@maskable_families
+def test_a_mask_that_allows_everything_changes_nothing(family):
+    net, std = random_net(family, seed=1, dtype=th.float32)
+    masks = th.ones(5, sum(family.choices), dtype=th.bool)
+    assert th.equal(family.params(net, std, masks), family.params(net, std))
+
+
+@maskable_families
+def test_gradients_under_masks_by_finite_differences(family):
+    (net, std), masks = random_net(family, seed=2), random_masks(family, seed=2)
+    other = family.params(*random_net(family, seed=3), masks)
+    actions = family.mode(other)
+    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
+
+    def params(net, std=None):
+        return family.params(net, std, masks)
+
+    assert th.autograd.gradcheck(lambda *x: family.log_prob(params(*x), actions), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.entropy(params(*x)), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(params(*x), other), inputs)
+    assert th.autograd.gradcheck(lambda *x: family.kl(other, params(*x)), inputs)
+
+
+@maskable_families
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_the_loss_under_masks_has_finite_gradients_and_none_for_what_is_forbidden(family, scale):
+    masks = random_masks(family, seed=4, batch=50)
+    net, std = random_net(family, seed=4, scale=scale, batch=50, dtype=th.float32)
+    net.requires_grad_()
+    old = family.params(*random_net(family, seed=5, batch=50, dtype=th.float32), masks)
+    params = family.params(net, std, masks)
+    actions = family.sample(old)
+    log_ratio = family.log_prob(params, actions) - family.log_prob(old, actions)
+    total = log_ratio.clamp(-5, 5).exp() + family.entropy(params) + family.kl(old, params)
+    total.sum().backward()
+    assert total.isfinite().all() and net.grad.isfinite().all()
+    if isinstance(family, Categorical):
+        assert (net.grad[~masks] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary"])
+def test_masked_numbers_are_sb3_contribs(name):
+    family, masks = FAMILIES[name], random_masks(FAMILIES[name], seed=6, batch=64)
+    net = random_net(family, seed=6, batch=64, dtype=th.float32)[0]
+    theirs = make_masked_proba_distribution(family.action_space)
+    # They have two logits for each bit, of which only the difference counts.
+    theirs.proba_distribution(th.stack([-net, net], dim=2).flatten(1) / 2 if name == "multi_binary" else net)
+    theirs.apply_masking(masks)
+    params = family.params(net, None, masks)
+    mode = family.mode(params)
+    assert th.equal(mode, theirs.mode().reshape(64, -1).to(mode.dtype))
+    th.testing.assert_close(family.entropy(params), theirs.entropy(), rtol=1e-5, atol=1e-6)
+    th.manual_seed(9)
+    actions = theirs.sample()
+    expected = theirs.log_prob(actions)
+    th.testing.assert_close(family.log_prob(params, actions.reshape(64, -1)), expected, rtol=1e-5, atol=1e-6)
+    if name != "multi_binary":
+        th.manual_seed(9)
+        assert th.equal(family.sample(params), actions.reshape(64, -1))
+
+
+# --- the factory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "squash", "kind"),
+    [
+        (BOXES["box"], False, DiagGaussian),
+        (BOXES["box"], True, SquashedDiagGaussian),
+        (CHOICES["discrete"], False, Categorical),
+        (CHOICES["multi_discrete"], False, Categorical),
+        (CHOICES["multi_binary"], False, Bernoulli),
+    ],
+)
+def test_make_distribution_picks_the_family(space, squash, kind):
+    family = make_distribution(space, squash)
+    assert type(family) is kind and family.action_space is space
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Text(3), r"action_space=Text.* is not supported: use Box, .*flatten_space"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]), r"action_space=Text.* is not supported: use Box"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"action_space=Text.* is not supported: use Box"),
+        (spaces.Tuple([]), r"action_space=Tuple\(\) has no components"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space=Dict\(\) has no components"),
+        (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space=Box.* no finite bounds"),
+        (
+            spaces.Box(-np.inf, np.inf, (2,)),
+            r"action_space=Box\(-inf, inf.* no finite bounds: give the environment's Box a finite low",
+        ),
+        (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* no finite bounds: .*finite low and high"),
+        (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* no finite bounds"),
+        (spaces.Box(-1.0, 1.0, (0,)), r"action_space=Box.* has no components"),
+        (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* has no components"),
+    ],
+)
+def test_unsupported_spaces_are_named_with_the_remedy(space, message):
+    with pytest.raises(ValueError, match=message):
+        make_distribution(space)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_squashing_needs_a_box(name):
+    with pytest.raises(ValueError, match=r"(?s)squash_output=True needs a Box action space, not .*: leave it out"):
+        make_distribution(CHOICES[name], squash_output=True)
+
+
+# --- family and parameters together -----------------------------------------------------------------------------------
+
+
+@every_family
+def test_bound_distribution_hands_on_to_its_family(family):
+    params = random_params(family, seed=13)
+    bound = BoundDistribution(family, params)
+    assert bound.params is params and bound.family is family
+    assert th.equal(bound.mode(), family.mode(params)) and th.equal(bound.get_actions(deterministic=True), bound.mode())
+    th.manual_seed(1)
+    expected = family.sample(params)
+    for draw in (bound.sample, bound.get_actions):
+        th.manual_seed(1)
+        assert th.equal(draw(), expected)
+    assert th.equal(bound.log_prob(expected), family.log_prob(params, expected))
+    assert th.equal(bound.entropy(), family.entropy(params))
+
+
+@pytest.mark.parametrize("name", ["discrete", "box_0d"])
+def test_bound_distribution_scores_flat_actions_of_one_component(name):
+    family = FAMILIES[name]
+    bound = BoundDistribution(family, random_params(family, seed=14))
+    actions = bound.sample()
+    assert th.equal(bound.log_prob(actions.flatten()), bound.log_prob(actions))
+
+
+@pytest.mark.parametrize(
+    "name", ["box", "squashed_box", "discrete", "multi_discrete", "multi_discrete_single", "multi_binary"]
+)
+def test_bound_distribution_shows_torchs_object(name):
+    family = FAMILIES[name]
+    net, std = random_net(family, seed=15)
+    shown = BoundDistribution(family, family.params(net, std)).distribution
+    if isinstance(family, DiagGaussian):
+        assert isinstance(shown, td.Normal) and th.equal(shown.mean, net) and th.equal(shown.stddev, std)
+    elif isinstance(family, Bernoulli):
+        assert isinstance(shown, td.Bernoulli) and th.equal(shown.logits, net)
+    else:
+        assert isinstance(shown, td.Categorical if name == "discrete" else list)
+        heads = shown if isinstance(shown, list) else [shown]
+        th.testing.assert_close(th.cat([head.probs for head in heads], 1), family.params(net, None).exp())

@@ -1,0 +1,515 @@
+"""Action masks: where they come from, what is refused, and that nothing forbidden is ever done.
+
+``MaskedEnv`` and ``KeyMaskedEnv`` raise at a forbidden action, so every test that plays in them also says that there
+was none.
+"""
+
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, vec
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
+from sb3_contrib.common.wrappers import ActionMasker
+from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy as evaluate_policy_without_masks
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.enjoy import Player
+
+MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
+INVALID_ACTION_ENVS = {
+    "discrete": (InvalidActionEnvDiscrete, {"dim": 20, "n_invalid_actions": 10}),
+    "multidiscrete": (InvalidActionEnvMultiDiscrete, {"dims": [4, 5], "n_invalid_actions": 4}),
+    "multibinary": (InvalidActionEnvMultiBinary, {"dims": 5, "n_invalid_actions": 3}),
+}
+
+
+def make(env, policy="MlpPolicy", **kwargs):
+    return PPO_Plus(
+        policy, env, **({"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs)
+    )
+
+
+def masked(kind="discrete", **kwargs):
+    return make(vec(ACTIONS[kind], env_class=MaskedEnv), **kwargs)
+
+
+def key_masked(kind="discrete", **kwargs):
+    return make(vec(ACTIONS[kind], OBSERVATIONS["dict"], env_class=KeyMaskedEnv), "MultiInputPolicy", **kwargs)
+
+
+# --- pure functions ---------------------------------------------------------------------------------------------------
+
+
+@given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 5))
+@settings(deadline=None, max_examples=50)
+def test_where_nothing_is_allowed(data, sizes, n_envs):
+    masks = data.draw(arrays(bool, (n_envs, sum(sizes))))
+    expected = [any(not row[s - n : s].any() for s, n in zip(np.cumsum(sizes), sizes, strict=True)) for row in masks]
+    np.testing.assert_array_equal(nothing_allowed(masks, sizes), expected)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float32])
+@pytest.mark.parametrize("shape", [(2, 5), (2, 1, 5), (2, 5, 1)])
+def test_zeros_and_ones_of_any_kind_are_masks(dtype, shape):
+    given = np.array([[1, 0, 1, 0, 1], [0, 1, 1, 1, 0]], dtype=dtype)
+    for form in (given.reshape(shape), list(given), given.tolist()):
+        masks = as_masks("name", form, [2, 3])
+        assert masks.dtype == bool and masks.shape == (2, 5)
+        np.testing.assert_array_equal(masks, given)
+
+
+def test_masks_are_copies():
+    given = np.ones((1, 5), dtype=bool)
+    as_masks("name", given, [2, 3])[:] = False
+    assert given.all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.ones((2, 4)), r"a mask of shape \(4,\) does not fit: 5 entries are needed.* among \[2, 3\]"),
+        (np.ones(5), r"a mask of shape \(\) does not fit"),
+        (np.bool_(True), "does not fit"),
+        (np.full((2, 5), 0.5), "a mask must be of zeros and ones"),
+        ([[1, 0, 2, 1, 0]], "a mask must be of zeros and ones"),
+    ],
+)
+def test_what_is_no_mask_is_refused(given, message):
+    with pytest.raises(ValueError, match=f"name: .*{message}"):
+        as_masks("name", given, [2, 3])
+
+
+# --- masks by the environments' method --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", INVALID_ACTION_ENVS)
+def test_sb3_contribs_environments_are_learned_masked(kind):
+    env_class, arguments = INVALID_ACTION_ENVS[kind]
+    log = ForbiddenActions()
+    model = make(DummyVecEnv([lambda: env_class(**arguments)] * 2), n_steps=64).learn(512, log)
+    assert log.n_forbidden == 0
+    assert model.evaluate(4)[0] > 0
+
+    # The same without masks: the test would notice.
+    unmasked = make(vec(model.action_space, model.observation_space, env_class=RandomEnv), n_steps=64)
+    unmasked.env.env_method = model.env.env_method
+    log.n_forbidden = 0
+    unmasked.learn(512, log)
+    assert log.n_forbidden > 0
+
+
+class ForbiddenActions(BaseCallback):
+    """Counts the choices that the masks of :class:`InvalidActionEnv` forbade when they were made."""
+
+    def _on_training_start(self):
+        self.n_forbidden = 0
+        self.masks = np.array(self.training_env.env_method("action_masks"))
+
+    def _on_step(self):
+        sizes = choices(self.training_env.action_space)
+        starts = np.cumsum([0, *sizes[:-1]])
+        for mask, action in zip(self.masks, self.locals["actions"].astype(int), strict=True):
+            self.n_forbidden += np.count_nonzero(~mask[starts + action])
+        self.masks = np.array(self.training_env.env_method("action_masks"))
+        return True
+
+
+@pytest.mark.parametrize("wrap", ["monitor", "normalize", "vec_monitor", "subproc", "sync", "async"])
+def test_masks_reach_the_policy_through_wrappers_and_processes(wrap):
+    def make_env():
+        env = ActionMasker(MaskedEnv(ACTIONS["mixed"]), lambda env: env.unwrapped.action_masks())
+        return Monitor(env) if wrap == "monitor" else env
+
+    if wrap in ("sync", "async"):
+        env = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[wrap](
+            [make_env] * 2, autoreset_mode=AutoresetMode.NEXT_STEP
+        )
+    else:
+        env = SubprocVecEnv([make_env] * 2) if wrap == "subproc" else DummyVecEnv([make_env] * 2)
+    env = {"normalize": VecNormalize, "vec_monitor": VecMonitor}.get(wrap, lambda env: env)(env)
+    try:
+        model = make(env).learn(64)
+        assert model.rollout_buffer.masks.shape == (16, 2, sum(choices(ACTIONS["mixed"])))
+        assert not model.rollout_buffer.masks.all()
+        model.evaluate(2)
+    finally:
+        env.close()
+
+
+class NothingLeft(RandomEnv):
+    """Forbids everything at step ``at``, and after the end of an episode.
+
+    :param at: number of steps
+    """
+
+    def __init__(self, action_space, at=None, p_end=0.0, **kwargs):
+        super().__init__(action_space, p_end=p_end, **kwargs)
+        self.at = at
+
+    def action_masks(self):
+        is_left = self.n_steps != self.at and self.t < self.max_steps
+        return np.full(sum(choices(self.action_space)), is_left)
+
+
+@pytest.mark.parametrize("kind", MASKABLE)
+def test_a_mask_that_allows_nothing_is_named_with_environment_and_step(kind):
+    def env(at):
+        return lambda: NothingLeft(ACTIONS[kind], at)
+
+    model = make(DummyVecEnv([env(None), env(19), env(5)]))
+    before = [p.clone() for p in model.policy.parameters()]
+    with pytest.raises(ValueError, match=r"action_masks\(\) of environment 2 at step 5 allows nothing to choose from"):
+        model.learn(200)
+    assert all(map(th.equal, before, model.policy.parameters())), "nothing was to be learned yet"
+    with pytest.raises(ValueError, match=r"environment 1 at step 19 "):
+        make(DummyVecEnv([env(None), env(19)])).learn(200)
+
+
+def test_a_mask_need_not_allow_anything_once_an_episode_is_over():
+    # In this mode the action behind the end of an episode is ignored.
+    env = SyncVectorEnv([lambda: NothingLeft(ACTIONS["discrete"])] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    model = make(env).learn(64)
+    assert model.rollout_buffer.valid is not None
+    model.evaluate(2)
+
+
+@pytest.mark.parametrize("n_entries", [2, 4])
+def test_a_mask_of_another_size_is_refused(n_entries):
+    env = vec(ACTIONS["discrete"])
+    for each in env.envs:
+        each.action_masks = lambda: np.ones(n_entries)
+    with pytest.raises(ValueError, match=rf"action_masks\(\) at step 0: a mask of shape \({n_entries},\) does not fit"):
+        make(env).learn(16)
+
+
+def test_masks_where_there_is_nothing_to_choose_are_refused():
+    env = vec(ACTIONS["box"])
+    for each in env.envs:
+        each.action_masks = lambda: np.ones(0)
+    with pytest.raises(ValueError, match=r"method action_masks\(\), but action_space=Box.* has no choices to mask"):
+        make(env).learn(16)
+
+
+def test_callbacks_find_the_masks_in_their_locals():
+    class Masks(BaseCallback):
+        def _on_step(self):
+            self.found = self.locals["action_masks"]
+            return True
+
+    log = Masks()
+    model = masked().learn(32, log)
+    np.testing.assert_array_equal(log.found, model.rollout_buffer.masks[-1])
+
+
+def test_a_callback_may_use_the_training_environment_under_masks():
+    class Evaluate(BaseCallback):
+        def _on_step(self):
+            if self.n_calls % 5 == 0:
+                self.model.evaluate(1)
+            return True
+
+    masked("mixed").learn(64, Evaluate())
+
+
+def test_without_masks_environments_are_asked_once_per_rollout():
+    class Counting(DummyVecEnv):
+        n_asked = n_called = 0
+
+        def has_attr(self, attr_name):
+            self.n_asked += attr_name == "action_masks"
+            return super().has_attr(attr_name)
+
+        def env_method(self, *args, **kwargs):
+            self.n_called += 1
+            return super().env_method(*args, **kwargs)
+
+    env = Counting([lambda: RandomEnv(ACTIONS["discrete"])] * 2)
+    model = make(env).learn(64)
+    assert (env.n_asked, env.n_called) == (2, 0)
+    assert model.rollout_buffer.masks is None
+
+
+def test_environments_that_cannot_be_asked_have_no_masks():
+    class Elsewhere(DummyVecEnv):
+        def get_attr(self, attr_name, indices=None):
+            if attr_name == "render_mode":
+                return super().get_attr(attr_name, indices)
+            raise NotImplementedError
+
+    model = make(Elsewhere([lambda: RandomEnv(ACTIONS["discrete"])] * 2)).learn(32)
+    assert model.rollout_buffer.masks is None
+
+
+def test_environments_may_have_masks_in_one_run_and_none_in_the_next():
+    model = masked().learn(32)
+    assert model.rollout_buffer.masks is not None
+    model.set_env(vec(ACTIONS["discrete"]))
+    model.learn(32)
+    assert model.rollout_buffer.masks is None
+    model.set_env(vec(ACTIONS["discrete"], env_class=MaskedEnv))
+    model.learn(32)
+    assert model.rollout_buffer.masks is not None
+
+
+def test_a_buffer_class_written_for_sb3_refuses_masks():
+    with pytest.raises(ValueError, match="rollout_buffer_class=.* does not keep action masks"):
+        masked(rollout_buffer_class=SB3RolloutBuffer).learn(32)
+
+
+# --- masks in the observations ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MASKABLE)
+def test_a_mask_in_the_observations_is_no_feature(kind):
+    model = key_masked(kind, action_mask_key="mask", policy_kwargs={"ortho_init": False}).learn(64)
+    without = make(vec(ACTIONS[kind], OBSERVATIONS["dict"]), "MultiInputPolicy").policy
+    assert model.policy.features_dim == without.features_dim
+    obs = model.env.reset()
+    other = obs | {"mask": np.ones_like(obs["mask"])}
+    tensors = [{key: th.from_numpy(value) for key, value in each.items()} for each in (obs, other)]
+    with th.no_grad():
+        assert th.equal(*(model.policy.predict_values(each) for each in tensors))
+        distributions = [model.policy.get_distribution(each) for each in tensors]
+    assert not th.equal(*(each.params for each in distributions))
+
+
+def test_a_mask_in_the_observations_masks_predictions():
+    model = key_masked(action_mask_key="mask").learn(32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert evaluate_policy_without_masks(model, model.env, 3, deterministic=False, warn=False)
+        model.evaluate(3)
+    # It goes before a method that the environments have as well.
+    both = DummyVecEnv([lambda: MaskedEnv(ACTIONS["discrete"], OBSERVATIONS["dict"], key="mask")])
+    assert make(both, "MultiInputPolicy", action_mask_key="mask").learn(16).rollout_buffer.masks is None
+
+
+def test_a_mask_in_the_observations_that_allows_nothing_is_named():
+    env = vec(ACTIONS["discrete"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
+    observe = env.envs[1].observe
+    env.envs[1].observe = lambda: observe() | ({"mask": np.zeros(3, np.int8)} if env.envs[1].n_steps == 7 else {})
+    message = r"the mask observation\['mask'\] of environment 1 at step 7 allows nothing to choose from"
+    with pytest.raises(ValueError, match=message):
+        make(env, "MultiInputPolicy", action_mask_key="mask").learn(64)
+
+
+def test_a_key_is_saved_with_model_and_policy(tmp_path):
+    model = key_masked(action_mask_key="mask").learn(32)
+    model.save(tmp_path / "model")
+    model.policy.save(tmp_path / "policy")
+    loaded = PPO_Plus.load(tmp_path / "model", env=model.env, device="cpu")
+    policies = loaded.policy, type(model.policy).load(tmp_path / "policy", device="cpu")
+    assert loaded.action_mask_key == "mask" and loaded.learn(32)
+    obs = model.env.reset()
+    for policy in policies:
+        assert policy.action_mask_key == "mask"
+        assert policy.predict(obs, deterministic=True)[0].shape == (2,)
+
+
+def float_masked(**kwargs):
+    """The mask is a Box, which SB3's wrappers normalize and stack."""
+
+    class FloatMasked(KeyMaskedEnv):
+        def __init__(self, action_space, observation_space):
+            super().__init__(action_space, spaces.Dict(vector=VECTOR))
+            self.observation_space = spaces.Dict(vector=VECTOR, mask=spaces.Box(0.0, 1.0, (3,)))
+
+        def observe(self):
+            observation = super().observe()
+            return observation | {"mask": np.float32(np.concatenate(self.allowed))}
+
+    return vec(ACTIONS["discrete"], env_class=FloatMasked)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (VecNormalize, "action_mask_key='mask' would be normalized by VecNormalize: give it norm_obs_keys without"),
+        (
+            lambda env: VecMonitor(VecNormalize(env, norm_obs_keys=["mask", "vector"])),
+            "action_mask_key='mask' would be normalized by VecNormalize",
+        ),
+        (lambda env: VecFrameStack(env, 2), "action_mask_key='mask' would be stacked by VecFrameStack"),
+    ],
+)
+def test_wrappers_that_distort_a_mask_are_refused_by_name(wrap, message):
+    with pytest.raises(ValueError, match=message):
+        make(wrap(float_masked()), "MultiInputPolicy", action_mask_key="mask")
+    model = make(float_masked(), "MultiInputPolicy", action_mask_key="mask")
+    if "Stack" not in message:
+        model.set_env(wrap(float_masked()))
+        with pytest.raises(ValueError, match=message):
+            model.learn(16)
+
+
+def test_normalization_that_leaves_the_mask_alone_is_fine():
+    for options in ({"norm_obs_keys": ["vector"]}, {"norm_obs": False}):
+        make(VecNormalize(float_masked(), **options), "MultiInputPolicy", action_mask_key="mask").learn(32).evaluate(2)
+
+
+def test_a_mask_that_an_environment_normalizes_is_refused():
+    env = float_masked()
+    for each in env.envs:
+        observe = each.observe
+        each.observe = lambda observe=observe: {key: value / 2 for key, value in observe().items()}
+    message = r"the mask observation\['mask'\] at step 0: a mask must be of zeros and ones"
+    with pytest.raises(ValueError, match=message):
+        make(env, "MultiInputPolicy", action_mask_key="mask").learn(16)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is no entry of observation_space=Dict"),
+        ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is no mask for choices among"),
+        ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is no mask for choices"),
+        ({"action_mask_key": 3}, TypeError, "action_mask_key=3 must be the name of an observation"),
+    ],
+)
+def test_a_key_that_is_no_mask_is_refused(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        key_masked(**kwargs)
+
+
+def test_a_key_needs_other_observations_and_choices():
+    only = spaces.Dict(mask=spaces.MultiBinary(3))
+    with pytest.raises(ValueError, match="action_mask_key='mask' is all there is in observation_space=Dict"):
+        make(vec(ACTIONS["discrete"], only), "MultiInputPolicy", action_mask_key="mask")
+    with pytest.raises(ValueError, match="action_mask_key='a' is no entry of observation_space=Box"):
+        make(vec(ACTIONS["discrete"]), action_mask_key="a")
+    empty = spaces.Dict(vector=VECTOR, mask=spaces.MultiBinary(1))
+    with pytest.raises(ValueError, match="action_mask_key='mask': .* is no mask for choices among \\[\\]"):
+        make(vec(ACTIONS["box"], empty), "MultiInputPolicy", action_mask_key="mask")
+
+
+# --- predict and evaluation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("kind", MASKABLE)
+def test_predict_keeps_to_the_masks(kind, deterministic):
+    model = masked(kind, use_sde=True)
+    obs = model.env.reset()
+    for _ in range(20):
+        actions, _ = model.predict(obs, deterministic=deterministic, action_masks=model.env.env_method("action_masks"))
+        obs, *_ = model.env.step(actions)
+
+    env = MaskedEnv(ACTIONS[kind])
+    obs, _ = env.reset(seed=0)
+    for _ in range(20):
+        action, _ = model.predict(obs, deterministic=deterministic, action_masks=env.action_masks())
+        obs, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            obs, _ = env.reset()
+
+
+def test_the_policys_methods_take_masks():
+    policy = masked("mixed", policy_kwargs={"ortho_init": False}).policy
+    obs = th.stack([th.from_numpy(VECTOR.sample()) for _ in range(6)])
+    masks = np.random.default_rng(0).random((6, sum(choices(ACTIONS["mixed"])))) < 0.8
+    masks |= nothing_allowed(masks, choices(ACTIONS["mixed"]))[:, None]
+    with th.no_grad():
+        actions, values, log_probs = policy(obs, action_masks=masks)
+        distribution = policy.get_distribution(obs, action_masks=masks)
+        again = policy.evaluate_actions(obs, actions, action_masks=th.from_numpy(masks))
+        assert th.equal(policy(obs, deterministic=True, action_masks=masks)[0], distribution.mode())
+        unmasked = policy.evaluate_actions(obs, actions)
+    for one, other in zip(again, (values, distribution.log_prob(actions), distribution.entropy()), strict=True):
+        assert th.equal(one, other)
+    assert th.equal(log_probs, again[1])
+    is_restricted = th.from_numpy(~masks.all(axis=1))
+    assert is_restricted.any() and th.equal(again[2] < unmasked[2], is_restricted)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        (np.ones((2, 4)), r"action_masks: a mask of shape \(4,\) does not fit"),
+        (np.zeros((2, 3)), "(?s)action_masks=.* allow nothing to choose from, for choices among"),
+    ],
+)
+def test_predict_refuses_masks_that_do_not_fit(masks, message):
+    model = masked()
+    with pytest.raises(ValueError, match=message):
+        model.predict(model.env.reset(), action_masks=masks)
+
+
+def test_predict_without_the_masks_of_training_warns_once(tmp_path):
+    model = masked().learn(32)
+    model.save(tmp_path / "model")
+    obs = model.env.reset()
+    for each in (model, PPO_Plus.load(tmp_path / "model", device="cpu")):
+        with pytest.warns(UserWarning, match="predict was called without action_masks, but the model was trained with"):
+            each.predict(obs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            each.predict(obs)
+
+
+def test_predict_without_masks_is_fine_where_there_were_none():
+    model = make(vec(ACTIONS["discrete"])).learn(32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(model.env.reset())
+
+
+@pytest.mark.parametrize("kind", ["discrete", "mixed"])
+def test_evaluators_hand_the_masks_in(kind, tmp_path):
+    model = masked(kind)
+    callback = MaskableEvalCallback(
+        vec(ACTIONS[kind], env_class=MaskedEnv), eval_freq=10, best_model_save_path=tmp_path, warn=False, verbose=0
+    )
+    model.learn(64, callback)
+    assert np.isfinite(callback.best_mean_reward)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for env in (model.env, vec(ACTIONS[kind], env_class=MaskedEnv), MaskedEnv(ACTIONS[kind])):
+            assert np.isfinite(model.evaluate(3, env)).all()
+        assert np.isfinite(evaluate_policy(model, model.env, 3, warn=False)).all()
+
+
+@pytest.mark.parametrize("kind", ["discrete", "mixed"])
+def test_the_zoos_evaluations_and_player_hand_the_masks_in(kind, tmp_path):
+    model, eval_env = masked(kind), vec(ACTIONS[kind], env_class=MaskedEnv)
+    callback = EvalAfterUpdates(eval_env, 32, best_model_save_path=str(tmp_path), log_path=str(tmp_path), warn=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(96, callback)
+        assert len(callback.evaluations_timesteps) == 3 and callback.model is model
+        best = PPO_Plus.load(tmp_path / "best_model", env=eval_env, device="cpu")
+        assert sum(1 for _ in Player(best, eval_env, deterministic=False).play(30)) == 30
+
+
+def test_an_environment_given_by_its_id_is_evaluated_with_masks():
+    gym.register("Masked-v0", lambda: MaskedEnv(ACTIONS["discrete"]))
+    try:
+        model = make("Masked-v0").learn(32)
+        assert np.isfinite(model.evaluate(3, "Masked-v0")).all()
+    finally:
+        del gym.registry["Masked-v0"]
+
+
+def test_an_attribute_that_is_no_method_is_no_mask():
+    class Obliging(DummyVecEnv):
+        def get_attr(self, attr_name, indices=None):
+            return [None] * self.num_envs
+
+    env = Obliging([lambda: RandomEnv(ACTIONS["discrete"])])
+    assert find_masks(env, [3]) is None and find_masks(VecNormalize(env), [3]) is None
+    PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, compile=False).learn(4)

@@ -1,0 +1,204 @@
+"""Observations: SB3's numbers wherever SB3 has any, and definitions where it has none."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
+
+from ppo_plus.policy.observations import canonical_space, is_batched, make_preprocess, to_tensor
+
+CPU = th.device("cpu")
+IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+
+# What SB3 can preprocess.
+COMMON = {
+    "box": spaces.Box(-1.0, 1.0, (3,)),
+    "box_0d": spaces.Box(-1.0, 1.0, ()),
+    "box_2d_float64": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+    "box_int": spaces.Box(-9, 9, (4,), np.int16),
+    "image": IMAGE,
+    "float_image": spaces.Box(0.0, 255.0, (3, 36, 40)),
+    "small_range_image": spaces.Box(0, 100, (3, 36, 40), np.uint8),
+    "discrete": spaces.Discrete(5),
+    "multi_discrete": spaces.MultiDiscrete([3, 2, 4]),
+    "multi_binary": spaces.MultiBinary(4),
+    "multi_binary_2d": spaces.MultiBinary([2, 3]),
+    "dict": spaces.Dict(image=IMAGE, choice=spaces.Discrete(3), vector=spaces.Box(-1.0, 1.0, (2,))),
+}
+# What it cannot.
+BEYOND = {
+    "discrete_start": spaces.Discrete(4, start=-2),
+    "multi_discrete_start": spaces.MultiDiscrete([3, 2], start=[5, -1]),
+    "multi_discrete_2d": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "multi_discrete_2d_start": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, -1], [0, 7]]),
+    "dict_start": spaces.Dict(a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([[2], [2]])),
+}
+
+
+def batch_of(space, n, seed=0):
+    """``n`` members of a space, stacked as a vectorized environment does."""
+    space.seed(seed)
+    members = [space.sample() for _ in range(n)]
+    if isinstance(space, spaces.Dict):
+        return {key: np.stack([member[key] for member in members]) for key in space.spaces}
+    return np.stack(members)
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a.dtype == b.dtype and th.equal(a, b)
+
+
+# --- network input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize_images", [True, False])
+@pytest.mark.parametrize("space", COMMON.values(), ids=COMMON)
+def test_preprocessing_gives_sb3s_numbers(space, normalize_images):
+    observations, _ = to_tensor(batch_of(space, 4), space, CPU)
+    result = make_preprocess(space, normalize_images)(observations)
+    assert same(result, preprocess_obs(observations, space, normalize_images))
+
+
+@pytest.mark.parametrize("space", [s for s in BEYOND.values() if not isinstance(s, spaces.Dict)])
+def test_choices_become_one_hot_vectors_from_their_start_on(space):
+    observations = batch_of(space, 50)
+    result = make_preprocess(space)(th.from_numpy(observations))
+    sizes = np.atleast_1d(getattr(space, "nvec", getattr(space, "n", None))).flatten()
+    expected = [
+        np.concatenate([np.eye(n, dtype=np.float32)[choice] for n, choice in zip(sizes, row, strict=True)])
+        for row in (observations - space.start).reshape(50, -1)
+    ]
+    assert same(result, th.from_numpy(np.stack(expected)))
+
+
+def test_dict_observations_are_preprocessed_key_by_key():
+    observations = {"a": th.tensor([1, 3]), "b": th.tensor([[[0], [1]], [[1], [1]]])}
+    result = make_preprocess(BEYOND["dict_start"])(observations)
+    assert result["a"].tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert result["b"].tolist() == [[1, 0, 0, 1], [0, 1, 0, 1]]
+    assert observations["a"].tolist() == [1, 3]
+
+
+def test_a_choice_may_come_with_a_dimension_of_its_own():
+    # SB3's buffers store Discrete observations so.
+    preprocess = make_preprocess(spaces.Discrete(3))
+    assert th.equal(preprocess(th.tensor([[0], [2]])), preprocess(th.tensor([0, 2])))
+
+
+@pytest.mark.parametrize(
+    "space", [COMMON["dict"], BEYOND["multi_discrete_2d_start"], IMAGE], ids=["dict", "choices", "image"]
+)
+def test_the_preprocessing_function_survives_pickling(space):
+    observations, _ = to_tensor(batch_of(space, 2), space, CPU)
+    preprocess = make_preprocess(space)
+    assert same(pickle.loads(pickle.dumps(preprocess))(observations), preprocess(observations))
+
+
+# --- the space that features extractors see ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", COMMON.values(), ids=COMMON)
+def test_canonical_space_is_the_space_where_sb3_can_handle_it(space):
+    assert canonical_space(space) == space
+
+
+@pytest.mark.parametrize("space", BEYOND.values(), ids=BEYOND)
+def test_canonical_space_has_the_size_of_the_network_input(space):
+    observations, _ = to_tensor(batch_of(space, 3), space, CPU)
+    result, canonical = make_preprocess(space)(observations), canonical_space(space)
+    pairs = [(result[k], canonical[k]) for k in result] if isinstance(result, dict) else [(result, canonical)]
+    assert all(tensor.shape == (3, get_flattened_obs_dim(part)) for tensor, part in pairs)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Tuple([spaces.Discrete(2)]), "Tuple.* is not supported: use Box, Discrete"),
+        (spaces.Text(3), "Text.* is not supported"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
+        (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),
+        (spaces.Dict(a=spaces.Text(3)), "Text.* is not supported"),
+    ],
+)
+def test_unsupported_spaces_are_named_with_the_remedy(space, message):
+    with pytest.raises(ValueError, match=f"observation_space={message}"):
+        canonical_space(space)
+
+
+# --- from what the environment returns to tensors ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", {**COMMON, **BEYOND}.values(), ids={**COMMON, **BEYOND})
+def test_to_tensor_makes_a_batch_of_one_observation_and_keeps_a_batch(space):
+    batch = batch_of(space, 3)
+    one = {key: rows[0] for key, rows in batch.items()} if isinstance(batch, dict) else batch[0]
+    batched, was_batch = to_tensor(batch, space, CPU)
+    single, was_single_batch = to_tensor(one, space, CPU)
+    assert was_batch and not was_single_batch
+    first = {key: rows[:1] for key, rows in batched.items()} if isinstance(batched, dict) else batched[:1]
+    assert same(single, first)
+    arrays, tensors = (list(x.values()) if isinstance(x, dict) else [x] for x in (batch, batched))
+    for array, tensor in zip(arrays, tensors, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+
+
+@given(st.integers(0, 3), st.integers(1, 4))
+@settings(deadline=None, max_examples=20)
+def test_is_batched_goes_by_the_shape(ndim, n):
+    space = spaces.Box(-1.0, 1.0, (2, 3, 4)[:ndim])
+    assert not is_batched(np.zeros(space.shape), space)
+    assert is_batched(np.zeros((n, *space.shape)), space)
+    with pytest.raises(ValueError, match=r"observation of shape .* does not fit observation_space=Box.*: pass shape"):
+        is_batched(np.zeros((n, n, *space.shape)), space)
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (5, 2), (3, 1), ()])
+def test_an_observation_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match="does not fit observation_space=Box"):
+        to_tensor(np.zeros(shape), COMMON["box"], CPU)
+
+
+@pytest.mark.parametrize("number", [2, np.int64(2), np.array(2)])
+def test_a_plain_number_is_an_observation_of_a_discrete_space(number):
+    tensor, batched = to_tensor(number, COMMON["discrete"], CPU)
+    assert tensor.tolist() == [2] and not batched
+
+
+def test_a_list_is_an_observation():
+    tensor, batched = to_tensor([1.0, 2.0, 3.0], COMMON["box"], CPU)
+    assert tensor.tolist() == [[1, 2, 3]] and not batched
+
+
+def test_a_reversed_view_is_an_observation():
+    tensor, _ = to_tensor(np.arange(3.0)[::-1], COMMON["box"], CPU)
+    assert tensor.tolist() == [[2, 1, 0]]
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_channel_last_images_are_accepted_for_a_channel_first_space(in_dict):
+    batch = batch_of(IMAGE, 2)
+    space = spaces.Dict(image=IMAGE) if in_dict else IMAGE
+    for images, channel_last in ((batch, batch.transpose(0, 2, 3, 1)), (batch[0], batch[0].transpose(1, 2, 0))):
+        tensor, batched = to_tensor({"image": channel_last} if in_dict else channel_last, space, CPU)
+        tensor = tensor["image"] if in_dict else tensor
+        np.testing.assert_array_equal(tensor.numpy(), images if batched else images[None])
+        assert batched == (images.ndim == 4)
+
+
+def test_a_dict_may_hold_keys_that_the_space_does_not_know():
+    tensors, _ = to_tensor({"a": np.array(1), "b": np.zeros((2, 1)), "c": np.zeros(9)}, BEYOND["dict_start"], CPU)
+    assert tensors.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("observation", [np.zeros(3), {"a": 1}, None])
+def test_a_dict_space_needs_a_dict_with_its_keys(observation):
+    with pytest.raises(ValueError, match=r"(?s)observation .* must be a dict with the keys \['a', 'b'\]"):
+        to_tensor(observation, BEYOND["dict_start"], CPU)

@@ -1,0 +1,84 @@
+"""Features of images: their layout in memory and their precision."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, IMAGE, vec
+
+from ppo_plus import PPO_Plus
+from ppo_plus.update.batch import pick
+
+
+def image_model(**arguments):
+    settings = dict(n_steps=8, batch_size=8, n_epochs=2, seed=0, device="cpu", compile=False) | arguments
+    return PPO_Plus("CnnPolicy", vec(ACTIONS["discrete"], IMAGE), **settings)
+
+
+def images(model, n=4):
+    return th.as_tensor(np.stack([model.observation_space.sample() for _ in range(n)]))
+
+
+def test_images_are_channels_last_where_gradients_are_wanted_and_as_sb3_has_them_elsewhere():
+    model = image_model()
+    obs = images(model)
+    with_gradients = model.policy._preprocess(obs)
+    with th.no_grad():
+        without = model.policy._preprocess(obs)
+    assert with_gradients.is_contiguous(memory_format=th.channels_last) and without.is_contiguous()
+    assert th.equal(with_gradients, without)
+    with th.no_grad():
+        values, params = model.policy.evaluate(obs)
+    for one, other in zip(model.policy.evaluate(obs), (values, params), strict=True):
+        th.testing.assert_close(one.detach(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_changes_the_precision_of_features_and_of_nothing_else():
+    exact, rough = image_model(), image_model(policy_kwargs={"autocast": True})
+    obs = images(exact)
+    features, rough_features = exact.policy.extract_features(obs), rough.policy.extract_features(obs)
+    assert rough_features.dtype == th.float32 and not th.equal(features, rough_features)
+    # bfloat16 has 8 bits of precision.
+    assert (features - rough_features).norm() < 2**-6 * features.norm()
+    values, _ = rough.policy.evaluate(obs)
+    values.sum().backward()
+    for name, weight in rough.policy.named_parameters():
+        assert weight.dtype == th.float32 and (weight.grad is None or weight.grad.dtype == th.float32), name
+
+
+def test_under_autocast_the_policy_of_the_update_is_the_policy_of_the_rollout():
+    model = image_model(policy_kwargs={"autocast": True})
+    model.learn(16)
+    _, callback = model._setup_learn(16, reset_num_timesteps=False)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    data, indices = next(model.rollout_buffer.minibatches(8))
+    losses = model.compute_loss(pick(data, indices), model.settings.coefficients(1.0, th.device("cpu")))
+    assert 0 <= losses.diagnostics["kl"] < 1e-5 and losses.diagnostics["clip_fraction"] == 0
+
+
+def test_autocast_is_saved_compiles_and_learns(tmp_path):
+    model = image_model(policy_kwargs={"autocast": True}, compile=True)
+    before = [weight.detach().clone() for weight in model.policy.parameters()]
+    model.learn(32)
+    assert any(not th.equal(one, other) for one, other in zip(before, model.policy.parameters(), strict=True))
+    assert all(weight.isfinite().all() for weight in model.policy.parameters())
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
+    obs = images(model).numpy()
+    assert loaded.policy.autocast
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
+
+
+def test_autocast_must_be_true_or_false():
+    with pytest.raises(ValueError, match="autocast='bfloat16'"):
+        image_model(policy_kwargs={"autocast": "bfloat16"})
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete", "mixed"])
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
+    policy = PPO_Plus("MlpPolicy", vec(ACTIONS[kind], n_envs=n_envs), seed=0, device="cpu").policy
+    step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
+    n, packed = step.actions.shape[1], step.packed()
+    assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
+    for part, held in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
+        assert th.equal(part, held)

@@ -1,0 +1,419 @@
+"""The rollout buffer: SB3's minibatches, the environment's own dtypes, and buffer classes written for SB3."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common import buffers as sb3
+
+from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class
+from ppo_plus.update.batch import Batch
+
+BOX = spaces.Box(-1.0, 1.0, (3,))
+DISCRETE = spaces.Discrete(4)
+FIELDS = ("actions", "old_values", "old_log_prob", "advantages", "returns")
+
+
+def random_steps(n_steps, n_envs, seed=0, obs_space=BOX, action_space=DISCRETE):
+    """Arguments of ``add`` for a rollout, and of ``compute_returns_and_advantage`` after it."""
+    rng = np.random.default_rng(seed)
+    obs_space.seed(seed)
+    action_space.seed(seed)
+
+    def stack(space):
+        rows = [space.sample() for _ in range(n_envs)]
+        return {k: np.stack([row[k] for row in rows]) for k in rows[0]} if isinstance(rows[0], dict) else np.stack(rows)
+
+    def floats(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    steps = [
+        (
+            stack(obs_space),
+            stack(action_space).reshape(n_envs, -1),
+            floats(n_envs),
+            rng.random(n_envs) < 0.2,
+            floats(n_envs),
+            floats(n_envs),
+            floats(n_envs, 4),
+        )
+        for _ in range(n_steps)
+    ]
+    return steps, (th.from_numpy(floats(n_envs, 1)), rng.random(n_envs) < 0.2)
+
+
+def filled(n_steps=5, n_envs=3, seed=0, buffer_class=RolloutBuffer, **options):
+    """A complete buffer, and the steps that it was given."""
+    spaces_ = {name: options.pop(name, default) for name, default in (("obs_space", BOX), ("action_space", DISCRETE))}
+    steps, end = random_steps(n_steps, n_envs, seed, **spaces_)
+    options = {"gamma": 0.97, "gae_lambda": 0.9, "n_envs": n_envs} | options
+    buffer = buffer_class(n_steps, *spaces_.values(), device="cpu", **options)
+    refill(buffer, steps, end)
+    return buffer, steps
+
+
+def stored_fields(batch):
+    """The fields of a batch that are there."""
+    return [field for field in batch if field is not None]
+
+
+def refill(buffer, steps, end):
+    buffer.reset()
+    is_sb3 = isinstance(buffer, sb3.RolloutBuffer) and not hasattr(buffer, "bootstrap_timeouts")
+    for step in steps:
+        # SB3 is given tensors, and no parameters of distributions.
+        buffer.add(*(*step[:4], *map(th.from_numpy, step[4:6])) if is_sb3 else step)
+    buffer.compute_returns_and_advantage(*end)
+
+
+def epoch(buffer, batch_size=None, seed=0):
+    np.random.seed(seed)
+    return list(buffer.get(batch_size))
+
+
+# --- minibatches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4, 5, 15, 100])
+@pytest.mark.parametrize(
+    ("obs_space", "action_space"),
+    [
+        (BOX, spaces.Box(-1.0, 1.0, (2,))),
+        (spaces.Discrete(6), DISCRETE),
+        (spaces.Box(0, 255, (2, 3), np.uint8), spaces.MultiDiscrete([3, 4])),
+        (spaces.Dict(a=BOX, b=spaces.Discrete(3)), spaces.MultiBinary(3)),
+    ],
+    ids=["box", "discrete", "uint8", "dict"],
+)
+def test_the_same_numpy_seed_gives_sb3s_minibatches(obs_space, action_space, batch_size):
+    is_dict = isinstance(obs_space, spaces.Dict)
+    theirs, ours = (
+        filled(obs_space=obs_space, action_space=action_space, buffer_class=buffer_class)[0]
+        for buffer_class in (sb3.DictRolloutBuffer if is_dict else sb3.RolloutBuffer, RolloutBuffer)
+    )
+    for _ in range(2):
+        for a, b in zip(epoch(ours, batch_size), epoch(theirs, batch_size), strict=True):
+            for key in obs_space.spaces if is_dict else [...]:
+                obs, expected = a.observations[key], b.observations[key]
+                # SB3 gives Discrete observations a dimension of their own.
+                assert th.equal(obs.reshape(expected.shape), expected)
+            for name in FIELDS:
+                exact = name not in ("advantages", "returns")  # these add up in another order, in float32
+                tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
+                th.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance)
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
+def test_an_epoch_holds_every_transition_once(n_steps, n_envs, batch_size, seed):
+    buffer, steps = filled(n_steps, n_envs, seed)
+    batches = epoch(buffer, batch_size, seed)
+    total = n_steps * n_envs
+    assert [len(batch.actions) for batch in batches[:-1]] == [batch_size] * ((total - 1) // batch_size)
+    assert len(batches[-1].actions) == (total - 1) % batch_size + 1
+    # A transition is known by its log-probability; everything else must belong to it.
+    together = Batch(*(th.cat(field) for field in zip(*map(stored_fields, batches), strict=True)))
+    order, expected = (
+        x.argsort() for x in (together.old_log_prob, th.from_numpy(np.concatenate([step[5] for step in steps])))
+    )
+    for field, position in ((0, 0), (1, 1), (2, 4), (3, 5), (6, 6)):
+        stored = th.cat([th.as_tensor(step[position]) for step in steps])[expected]
+        assert th.equal(together[field][order], stored.to(together[field].dtype))
+    # float32: one rounding of a sum below 100.
+    th.testing.assert_close(together.advantages + together.old_values, together.returns, rtol=1e-6, atol=1e-5)
+
+
+def test_epochs_differ_in_order():
+    buffer, _ = filled(16, 4)
+    np.random.seed(0)
+    first, second = (next(iter(buffer.get())).old_log_prob for _ in range(2))
+    assert not th.equal(first, second)
+
+
+def test_minibatches_are_copies():
+    buffer, _ = filled(seed=0)
+    batch = epoch(buffer)[0]
+    batch = stored_fields(batch)
+    before = [field.clone() for field in batch]
+    refill(buffer, *random_steps(5, 3, seed=1))
+    assert all(map(th.equal, batch, before))
+
+
+@pytest.mark.parametrize("n_added", [0, 4])
+def test_an_incomplete_rollout_is_not_handed_out(n_added):
+    buffer, steps = filled()
+    buffer.reset()
+    for step in steps[:n_added]:
+        buffer.add(*step)
+    with pytest.raises(RuntimeError, match=f"the rollout has {n_added} of 5 steps: collect it before training"):
+        next(buffer.get(4))
+
+
+def test_size_counts_the_steps_so_far():
+    buffer, steps = filled()
+    assert buffer.size() == 5 and buffer.full
+    buffer.reset()
+    assert buffer.size() == 0 and not buffer.full
+    buffer.add(*steps[0])
+    assert buffer.size() == 1 and not buffer.full
+
+
+# --- what is stored ---------------------------------------------------------------------------------------------------
+
+
+def test_normalized_observations_of_an_integer_space_stay_floats():
+    # VecNormalize leaves observation_space an integer Box and returns floats: SB3's buffer cuts them to integers.
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    buffer = RolloutBuffer(1, space, DISCRETE)
+    obs = np.float32([[-0.75, 1.25]])
+    buffer.add(obs, *random_steps(1, 1)[0][0][1:])
+    observations = epoch(buffer)[0].observations
+    assert observations.dtype == th.float32 and observations.tolist() == obs.tolist()
+
+
+def test_normalized_observations_in_a_dict_stay_floats():
+    space = spaces.Dict(a=spaces.Box(0, 9, (1,), np.int64), b=spaces.Discrete(3))
+    buffer = RolloutBuffer(1, space, DISCRETE)
+    buffer.add({"a": np.float32([[0.5]]), "b": np.array([2])}, *random_steps(1, 1)[0][0][1:])
+    observations = epoch(buffer)[0].observations
+    assert observations["a"].tolist() == [[0.5]] and observations["b"].tolist() == [2]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i4", "i8", "?", "f2", "f4", "f8"])
+def test_observations_keep_their_dtype_but_floats_become_float32(dtype):
+    obs = np.array([[0, 1], [1, 1]], dtype=dtype)
+    buffer = RolloutBuffer(1, BOX, DISCRETE, n_envs=2)
+    buffer.add(obs, *random_steps(1, 2)[0][0][1:])
+    stored = buffer.observations
+    assert stored.dtype == (np.float32 if dtype[0] == "f" else obs.dtype)
+    assert sorted(epoch(buffer)[0].observations.tolist()) == [[0, 1], [1, 1]]
+
+
+def test_real_actions_of_an_integer_space_are_stored_as_reals():
+    space = spaces.Box(-9, 9, (2,), np.int32)
+    buffer = RolloutBuffer(1, BOX, space)
+    step = list(random_steps(1, 1)[0][0])
+    step[1] = np.float32([[0.75, -1.25]])
+    buffer.add(*step)
+    assert epoch(buffer)[0].actions.tolist() == [[0.75, -1.25]]
+
+
+def test_an_environment_that_turns_from_integers_to_floats_is_an_error_not_a_truncation():
+    buffer = RolloutBuffer(2, BOX, DISCRETE)
+    _, *rest = random_steps(1, 1)[0][0]
+    buffer.add(np.array([[1]]), *rest)
+    with pytest.raises(TypeError, match="same_kind"):
+        buffer.add(np.array([[0.5]]), *rest)
+
+
+def test_the_buffer_copies_what_it_is_given():
+    # Environments reuse their arrays, and theirs are not ours to write to.
+    steps, end = random_steps(2, 2)
+    obs, action, reward, *rest = (np.array(x) if isinstance(x, np.ndarray) else x for x in steps[0])
+    buffer = RolloutBuffer(2, BOX, DISCRETE, n_envs=2)
+    buffer.add(obs, action, reward, *rest)
+    obs[:], action[:], reward[:] = 9, 9, 9
+    buffer.add(obs, action, reward, *rest)
+    buffer.bootstrap_timeouts([1], [0], th.tensor([5.0]))
+    buffer.compute_returns_and_advantage(*end)
+    np.testing.assert_array_equal(buffer.observations[0], steps[0][0])
+    np.testing.assert_array_equal(buffer.rewards[0], steps[0][2])
+    assert reward.tolist() == [9, 9]
+
+
+def test_memory_is_used_again_by_the_next_rollout():
+    buffer, _ = filled(seed=0)
+    names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns", "params")
+    before = {name: getattr(buffer, name) for name in names}
+    steps, end = random_steps(5, 3, seed=1)
+    refill(buffer, steps, end)
+    fresh, _ = filled(seed=1)
+    for name in names:
+        assert getattr(buffer, name) is before[name]
+        np.testing.assert_array_equal(before[name], getattr(fresh, name))
+    assert all(map(th.equal, stored_fields(epoch(buffer)[0]), stored_fields(epoch(fresh)[0])))
+
+
+def test_a_rollout_may_bring_observations_of_another_dtype_or_shape():
+    # As after load(), with another wrapper around the environment.
+    buffer, steps = filled(1, 1, obs_space=spaces.Box(0, 9, (2,), np.int64))
+    for obs in (np.float32([[0.5, 1.5]]), np.float32([[0.5, 1.5, 2.5]]), np.array([[1, 2]])):
+        buffer.reset()
+        buffer.add(obs, *steps[0][1:])
+        assert epoch(buffer)[0].observations.tolist() == obs.tolist()
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 7, 32])
+def test_advantages_and_returns_are_sb3s(n_steps):
+    ours, _ = filled(n_steps, 4)
+    theirs, _ = filled(n_steps, 4, buffer_class=sb3.RolloutBuffer)
+    for name in ("advantages", "returns"):
+        # Float32 sums of up to 32 terms of order one, in another order.
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("buffer_class", [RolloutBuffer, adapt_buffer_class(sb3.RolloutBuffer)], ids=["ours", "sb3"])
+def test_bootstrap_adds_the_discounted_value_where_a_time_limit_cut(buffer_class):
+    buffer, steps = filled(buffer_class=buffer_class, gamma=0.5)
+    buffer.bootstrap_timeouts([0, 4], [2, 0], th.tensor([10.0, -20.0]))
+    expected = np.stack([step[2] for step in steps])
+    expected[0, 2] += 5
+    expected[4, 0] -= 10
+    np.testing.assert_array_equal(buffer.rewards, expected)
+
+
+def test_bootstrap_with_no_time_limit_changes_nothing():
+    buffer, steps = filled()
+    buffer.bootstrap_timeouts([], [], th.zeros(0))
+    np.testing.assert_array_equal(buffer.rewards, np.stack([step[2] for step in steps]))
+
+
+@pytest.mark.parametrize("buffer_class", [RolloutBuffer, adapt_buffer_class(sb3.RolloutBuffer)], ids=["ours", "sb3"])
+def test_advantages_are_normalized_over_the_whole_rollout(buffer_class):
+    buffer, _ = filled(buffer_class=buffer_class)
+    before, returns = buffer.advantages.copy(), buffer.returns.copy()
+    buffer.normalize_advantages()
+    # float32
+    np.testing.assert_allclose(buffer.advantages, (before - before.mean()) / before.std(ddof=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(buffer.returns, returns)
+    np.testing.assert_array_equal(np.sort(epoch(buffer)[0].advantages), np.sort(buffer.advantages.flatten()))
+
+
+def monte_carlo(buffer, last_values, dones):
+    """The discounted sum of rewards, by numpy code of the kind that people write for SB3."""
+    returns = np.zeros_like(buffer.rewards)
+    going_on = last_values.numpy().flatten() * (1 - dones)
+    for step in reversed(range(buffer.buffer_size)):
+        if step < buffer.buffer_size - 1:
+            going_on = going_on * (1 - buffer.episode_starts[step + 1])
+        going_on = buffer.rewards[step] + buffer.gamma * going_on
+        returns[step] = going_on
+    return returns
+
+
+class InPlace:
+    def compute_returns_and_advantage(self, last_values, dones):
+        self.returns[:] = monte_carlo(self, last_values, dones)
+        self.advantages[:] = self.returns - self.values
+
+
+class Rebinding:
+    """As SB3's own method does with ``self.returns``."""
+
+    def compute_returns_and_advantage(self, last_values, dones):
+        self.returns = monte_carlo(self, last_values, dones)
+        self.advantages = self.returns - self.values
+
+
+@pytest.mark.parametrize("style", [InPlace, Rebinding])
+@pytest.mark.parametrize("base", [RolloutBuffer, sb3.RolloutBuffer], ids=["ours", "sb3"])
+def test_a_subclass_may_estimate_advantages_with_numpy(base, style):
+    buffer, _ = filled(buffer_class=adapt_buffer_class(type("MonteCarlo", (style, base), {})))
+    expected, _ = filled(gae_lambda=1.0)
+    for seed in (1, 0):
+        # Twice, so that the second rollout does not see the first one's.
+        refill(buffer, *random_steps(5, 3, seed))
+        refill(expected, *random_steps(5, 3, seed))
+        for a, b in zip(epoch(buffer, 4), epoch(expected, 4), strict=True):
+            th.testing.assert_close(a.returns, b.returns, rtol=1e-5, atol=1e-6)  # float32 sums
+            th.testing.assert_close(a.advantages, b.advantages, rtol=1e-5, atol=1e-6)
+
+
+# --- buffer classes written for SB3 -----------------------------------------------------------------------------------
+
+
+class Theirs(sb3.RolloutBuffer):
+    def __init__(self, *args, bonus=0.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.bonus = bonus
+
+    def add(self, obs, action, reward, episode_start, value, log_prob):
+        # What SB3 hands over.
+        assert value.shape == (self.n_envs, 1) and log_prob.shape == (self.n_envs,)
+        assert isinstance(value, th.Tensor) and isinstance(log_prob, th.Tensor)
+        super().add(obs, action, reward + self.bonus, episode_start, value, log_prob)
+
+
+def test_a_buffer_written_for_sb3_works_here_but_keeps_no_distribution_parameters():
+    adapted = adapt_buffer_class(Theirs)
+    buffer, steps = filled(buffer_class=adapted, bonus=2.0)
+    assert isinstance(buffer, Theirs)
+    np.testing.assert_array_equal(buffer.rewards, np.stack([step[2] for step in steps]) + 2)
+    # Its own batches are complete as they come: there are no rows to pick.
+    batches, rows = zip(*buffer.minibatches(4), strict=True)
+    assert set(rows) == {None}
+    assert all(isinstance(batch, Batch) and batch.old_params is None for batch in batches)
+    assert sum(len(batch.actions) for batch in batches) == 15
+
+
+def test_a_dict_buffer_written_for_sb3_works_here():
+    obs_space = spaces.Dict(a=BOX, b=spaces.Discrete(3))
+    buffer, _ = filled(buffer_class=adapt_buffer_class(sb3.DictRolloutBuffer), obs_space=obs_space)
+    ours, _ = filled(obs_space=obs_space)
+    for a, b in zip(epoch(buffer, 4), epoch(ours, 4), strict=True):
+        assert th.equal(a.observations["a"], b.observations["a"])
+
+
+def test_adapting_keeps_our_classes_and_is_done_once():
+    class Ours(RolloutBuffer):
+        pass
+
+    assert adapt_buffer_class(RolloutBuffer) is RolloutBuffer
+    assert adapt_buffer_class(Ours) is Ours
+    adapted = adapt_buffer_class(Theirs)
+    assert adapt_buffer_class(Theirs) is adapted and adapted.__name__ == "Theirs"
+
+
+@pytest.mark.parametrize("other", [sb3.ReplayBuffer, dict])
+def test_what_is_no_rollout_buffer_is_refused(other):
+    with pytest.raises(TypeError, match="rollout_buffer_class=.* must be a subclass of ppo_plus.RolloutBuffer"):
+        adapt_buffer_class(other)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def filled_with_masks(seed=0):
+    """A buffer, and the masks by the log-probability that stands beside each."""
+    buffer, steps = filled(seed=seed)
+    rng = np.random.default_rng(seed)
+    buffer.reset()
+    masks = {}
+    for step in steps:
+        rows = rng.random((3, 4)) < 0.5
+        buffer.add(*step, masks=rows)
+        masks |= {log_prob.item(): row.tolist() for log_prob, row in zip(step[5], rows, strict=True)}
+        # What the environment reuses must not change what is stored.
+        rows[:] = False
+    return buffer, masks
+
+
+def test_masks_stay_with_their_transitions():
+    buffer, masks = filled_with_masks()
+    for each in (buffer, pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        batches = list(each.get(4))
+        assert all(batch.masks.dtype == th.bool for batch in batches)
+        rows = [pair for b in batches for pair in zip(b.old_log_prob.tolist(), b.masks.tolist(), strict=True)]
+        assert dict(rows) == masks and len(rows) == 15
+
+
+def test_masks_of_the_last_rollout_are_not_those_of_the_next():
+    buffer, _ = filled_with_masks()
+    refill(buffer, *random_steps(5, 3, seed=1))
+    assert buffer.masks is None and next(iter(buffer.get())).masks is None
+
+
+def test_a_buffer_written_for_sb3_refuses_masks():
+    buffer_class = adapt_buffer_class(sb3.RolloutBuffer)
+    buffer, steps = filled(buffer_class=buffer_class)
+    buffer.reset()
+    with pytest.raises(ValueError, match="rollout_buffer_class=.*RolloutBuffer.* does not keep action masks: derive"):
+        buffer.add(*steps[0], masks=np.ones((3, 4), dtype=bool))

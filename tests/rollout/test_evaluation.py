@@ -1,0 +1,445 @@
+"""``model.evaluate`` says how good the policy is and leaves training undisturbed."""
+
+import copy
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, VECTOR, RandomEnv, vec
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import PPO_Plus
+
+
+class CountingEnv(RandomEnv):
+    """The reward of the ``k``-th step of an episode is ``k``; the ``k``-th observation is filled with ``k``."""
+
+    def __init__(self, action_space=ACTIONS["discrete"], observation_space=VECTOR, max_steps=4, p_end=0.0):
+        super().__init__(action_space, observation_space, max_steps, p_end)
+
+    def observe(self):
+        return np.full(self.observation_space.shape, self.t, self.observation_space.dtype)
+
+    def reward(self, action):
+        return float(self.t)
+
+
+RETURN = 1 + 2 + 3 + 4
+
+
+def make(env=None, **kwargs):
+    env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4) if env is None else env
+    kwargs = {"policy": "MlpPolicy", "n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
+    return PPO_Plus(env=env, **kwargs)
+
+
+def weights(model):
+    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+
+
+class At(BaseCallback):
+    """Calls ``function(model)`` at the given steps, or at the hooks that are named."""
+
+    def __init__(self, function, steps=(), hooks=()):
+        super().__init__()
+        self.function, self.steps, self.hooks = function, steps, hooks
+
+    def _on_step(self):
+        if self.n_calls in self.steps:
+            self.function(self.model)
+        return True
+
+    def _on_training_start(self):
+        if "training_start" in self.hooks:
+            self.function(self.model)
+
+    def _on_rollout_start(self):
+        if "rollout_start" in self.hooks:
+            self.function(self.model)
+
+    def _on_rollout_end(self):
+        if "rollout_end" in self.hooks:
+            self.function(self.model)
+
+    def _on_training_end(self):
+        if "training_end" in self.hooks:
+            self.function(self.model)
+
+
+# --- what it returns -------------------------------------------------------------------------------------------------
+
+OTHER_ENVIRONMENTS = {
+    "own": lambda: None,
+    "gym": CountingEnv,
+    "monitor": lambda: Monitor(CountingEnv()),
+    "vec": lambda: DummyVecEnv([CountingEnv]),
+    "vec_of_monitors": lambda: DummyVecEnv([lambda: Monitor(CountingEnv())] * 3),
+    "vec_normalize": lambda: VecNormalize(DummyVecEnv([CountingEnv])),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_ENVIRONMENTS)
+def test_it_returns_mean_and_std_of_the_return_as_floats(kind):
+    mean, std = make().evaluate(3, env=OTHER_ENVIRONMENTS[kind]())
+    assert (mean, std) == (RETURN, 0.0)
+    assert type(mean) is type(std) is float
+
+
+def test_std_is_over_episodes():
+    returns = iter(range(100))
+
+    class Growing(CountingEnv):
+        def reset(self, **kwargs):
+            self.bonus = next(returns)
+            return super().reset(**kwargs)
+
+        def reward(self, action):
+            return float(self.bonus)
+
+    mean, std = make().evaluate(3, env=Growing(max_steps=1))
+    assert (mean, std) == (1.0, pytest.approx(math.sqrt(2 / 3)))
+
+
+def test_actions_are_deterministic():
+    class Echo(CountingEnv):
+        def reward(self, action):
+            return float(action)
+
+    model = make()
+    expected = model.predict(np.zeros((1, 5), np.float32), deterministic=True)[0]
+    assert model.evaluate(20, env=Echo(max_steps=1)) == (float(expected[0]), 0.0)
+
+
+@pytest.mark.parametrize("normalize", [{}, {"norm_obs": False}, {"norm_reward": False}], ids=str)
+def test_returns_are_in_the_rewards_of_the_innermost_environment(normalize):
+    model = make(env=VecNormalize(vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4), **normalize)).learn(32)
+    assert model.evaluate(2) == (RETURN, 0.0)
+    assert model.evaluate(2, env=CountingEnv()) == (RETURN, 0.0)
+    assert model.evaluate(2, env=VecNormalize(DummyVecEnv([CountingEnv]))) == (RETURN, 0.0)
+
+
+class ObservationIsReward(RandomEnv):
+    """The reward is the action, and actions depend on whether the large observations are normalized."""
+
+    def observe(self):
+        return 2.0 + super().observe()
+
+    def reward(self, action):
+        return float(action)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["bare", "normalized"])
+def test_another_environment_is_seen_through_the_statistics_of_training(wrap):
+    def env():
+        return DummyVecEnv([lambda: ObservationIsReward(spaces.Discrete(50), max_steps=20)])
+
+    def play(normalize_obs):
+        """The same episode by hand."""
+        played = env()
+        played.seed(11)
+        obs, total, done = played.reset(), 0.0, False
+        while not done:
+            action, _ = model.predict(normalize_obs(obs), deterministic=True)
+            obs, reward, done, _ = played.step(action)
+            total += reward[0]
+        return total
+
+    model = make(env=VecNormalize(env()), policy_kwargs={"ortho_init": False}).learn(64)
+    other = wrap(env())
+    other.seed(11)
+    found = model.evaluate(1, env=other)
+    assert found == (play(model.get_vec_normalize_env().normalize_obs), 0.0)
+    # Seen as they are, the observations would lead to other actions.
+    assert found != (play(lambda obs: obs), 0.0)
+
+
+def test_images_are_seen_through_the_statistics_of_training():
+    space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+    def env():
+        return vec(ACTIONS["discrete"], space, n_envs=1, env_class=CountingEnv)
+
+    # Images are stacked or transposed by SB3 itself; VecNormalize is there for the rewards.
+    model = make(env=VecNormalize(env(), norm_obs=False), policy="CnnPolicy", n_epochs=1).learn(8)
+    assert model.evaluate(1, env=env()) == (RETURN, 0.0)
+
+
+STACKS = {
+    "stack_of_normalized": lambda env: VecFrameStack(VecNormalize(env), 2),
+    "normalized_stack": lambda env: VecNormalize(VecFrameStack(env, 2)),
+}
+
+
+@pytest.mark.parametrize("order", STACKS)
+def test_an_environment_that_is_wrapped_like_the_training_environment_is_evaluated(order):
+    model, other = (make(env=STACKS[order](vec(ACTIONS["discrete"], env_class=CountingEnv))) for _ in range(2))
+    assert model.learn(16).evaluate(1, env=other.get_env()) == (RETURN, 0.0)
+
+
+def test_an_environment_is_normalized_around_its_stacked_frames():
+    model = make(env=STACKS["normalized_stack"](vec(ACTIONS["discrete"], env_class=CountingEnv))).learn(16)
+    other = VecFrameStack(vec(ACTIONS["discrete"], env_class=CountingEnv), 2)
+    assert model.evaluate(1, env=other) == (RETURN, 0.0)
+
+
+def test_an_environment_that_cannot_be_normalized_like_the_training_environment_is_refused():
+    model = make(env=STACKS["stack_of_normalized"](vec(ACTIONS["discrete"], env_class=CountingEnv))).learn(16)
+    other = VecFrameStack(vec(ACTIONS["discrete"], env_class=CountingEnv), 2)
+    with pytest.raises(ValueError, match="VecNormalize"):
+        model.evaluate(1, env=other)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_eval_episodes", [0, -1, 2.5, "3", None])
+def test_a_bad_number_of_episodes_is_refused(n_eval_episodes):
+    with pytest.raises((ValueError, TypeError), match=f"n_eval_episodes={n_eval_episodes!r}"):
+        make().evaluate(n_eval_episodes)
+
+
+@pytest.mark.parametrize("env", [CountingEnv(ACTIONS["box"]), CountingEnv(observation_space=spaces.Box(-1, 1, (2,)))])
+def test_an_environment_with_other_spaces_is_refused(env):
+    with pytest.raises(ValueError, match="spaces do not match"):
+        make().evaluate(1, env=env)
+
+
+def test_a_model_without_an_environment_asks_for_one(tmp_path):
+    make().save(tmp_path / "model")
+    model = PPO_Plus.load(tmp_path / "model", device="cpu")
+    with pytest.raises(ValueError, match="env=None"):
+        model.evaluate()
+    assert model.evaluate(1, env=CountingEnv()) == (RETURN, 0.0)
+
+
+# --- it does not disturb ---------------------------------------------------------------------------------------------
+
+
+def trained(callback=None, env_of=lambda: vec(ACTIONS["box"], max_steps=5), **kwargs):
+    env = env_of()
+    model = make(env=env, **kwargs)
+    model.learn(64, callback)
+    return model
+
+
+@pytest.mark.parametrize(
+    "exploration", [{}, {"use_sde": True}, {"use_sde": True, "sde_sample_freq": "episode"}], ids=str
+)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_evaluating_on_another_environment_leaves_training_bitwise_the_same(normalized, exploration):
+    def env_of():
+        env = vec(ACTIONS["box"], max_steps=5)
+        return VecNormalize(env) if normalized else env
+
+    other = vec(ACTIONS["box"], n_envs=1, max_steps=5)
+    evaluate = At(lambda model: model.evaluate(2, env=other), range(1, 40, 3), ("rollout_start", "rollout_end"))
+    with_evaluation, without = trained(evaluate, env_of, **exploration), trained(None, env_of, **exploration)
+    assert evaluate.n_calls == 32
+    assert th.equal(weights(with_evaluation), weights(without))
+
+
+def statistics(env):
+    return copy.deepcopy((vars(env.obs_rms), vars(env.ret_rms), env.training, env.norm_reward))
+
+
+@pytest.mark.parametrize("other", [None, CountingEnv, lambda: VecNormalize(DummyVecEnv([CountingEnv]))])
+def test_statistics_of_the_training_environment_stay_as_they_are(other):
+    env = VecNormalize(vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4))
+    model = make(env=env).learn(16)
+    before = statistics(env)
+    model.evaluate(3, env=other and other())
+    np.testing.assert_equal(statistics(env), before)
+
+
+def test_statistics_are_unfrozen_again_after_an_exception():
+    class Breaks(CountingEnv):
+        broken = False
+
+        def step(self, action):
+            if self.broken:
+                raise KeyError
+            return super().step(action)
+
+    env = VecNormalize(vec(ACTIONS["discrete"], env_class=Breaks))
+    model = make(env=env).learn(16)
+    Breaks.broken = True
+    with pytest.raises(KeyError):
+        model.evaluate(1)
+    Breaks.broken = False
+    assert env.training and env.norm_reward
+    # Training begins its episodes anew.
+    model.learn(16, reset_num_timesteps=False)
+    assert model.num_timesteps == 32
+
+
+def test_the_policy_is_left_in_the_mode_it_was_in_while_collecting():
+    modes = []
+
+    def evaluate(model):
+        model.evaluate(1, env=CountingEnv())
+        modes.append(model.policy.training)
+
+    make(policy_kwargs={"actor": lambda i, o: th.nn.Sequential(th.nn.Dropout(), th.nn.Linear(i, o))}).learn(
+        16, At(evaluate, range(1, 9))
+    )
+    assert modes == [False] * 8
+
+
+class KeepBuffer(BaseCallback):
+    """Copies each rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.rollouts = []
+
+    def _on_rollout_end(self):
+        buffer = self.model.rollout_buffer
+        names = ("observations", "rewards", "episode_starts", "values", "advantages")
+        self.rollouts.append({name: getattr(buffer, name).copy() for name in names})
+
+    def _on_step(self):
+        return True
+
+
+def rollout_with_evaluation_after(step, **kwargs):
+    """One rollout of two CountingEnvs with episodes of four steps, and an evaluation after the given step.
+
+    A CountingEnv says in its observation how many steps the episode has had.
+    """
+    keep = KeepBuffer()
+    model = make(**kwargs)
+    model.learn(16, [At(lambda model: model.evaluate(1), [step]), keep])
+    return keep.rollouts[0]
+
+
+def test_the_training_environment_is_begun_anew_after_an_evaluation_on_it():
+    rollout = rollout_with_evaluation_after(step=2)
+    assert rollout["observations"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
+
+
+def test_episodes_start_in_the_buffer_where_they_start():
+    rollout = rollout_with_evaluation_after(step=2)
+    np.testing.assert_array_equal(rollout["episode_starts"], rollout["observations"][..., 0] == 0)
+
+
+def test_rewards_of_the_evaluation_are_not_in_the_rollout():
+    # Without a future nothing is added where episodes are cut.
+    rollout = rollout_with_evaluation_after(step=2, gamma=0.0)
+    assert rollout["rewards"][:, 0].tolist() == [1, 2, 1, 2, 3, 4, 1, 2]
+
+
+def test_an_episode_that_an_evaluation_cuts_is_bootstrapped_from_its_last_observation():
+    class ValuesOfObservations(KeepBuffer):
+        """The critic's view of the observations 0 to 4, before it learns."""
+
+        def _on_rollout_end(self):
+            obs = th.arange(5.0)[:, None].expand(5, 5)
+            with th.no_grad():
+                self.values = self.model.policy.predict_values(obs).flatten().tolist()
+            super()._on_rollout_end()
+
+    keep = ValuesOfObservations()
+    make(gamma=0.9).learn(16, [At(lambda model: model.evaluate(1), [2]), keep])
+    rewards = keep.rollouts[0]["rewards"][:, 0]
+    assert rewards[1] == pytest.approx(2 + 0.9 * keep.values[2])
+    # A time limit is treated in the same way.
+    assert rewards[5] == pytest.approx(4 + 0.9 * keep.values[4])
+
+
+def test_a_terminated_episode_is_not_bootstrapped_when_an_evaluation_follows():
+    env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=None, p_end=1.0)
+    rollout = rollout_with_evaluation_after(step=2, env=env)
+    assert rollout["rewards"].tolist() == [[1, 1]] * 8
+
+
+def test_advantages_are_those_of_separate_episodes():
+    rollout = rollout_with_evaluation_after(step=2, gamma=0.9, gae_lambda=0.8)
+    rewards, values, steps = rollout["rewards"][:, 0], rollout["values"][:, 0], rollout["observations"][:, 0, 0]
+    # The last episode goes on beyond the buffer: what is before its start can be computed from the buffer alone.
+    last = int(np.flatnonzero(steps == 0)[-1])
+    expected, following = np.zeros(last), 0.0
+    for t in reversed(range(last)):
+        goes_on = float(steps[t + 1] != 0)
+        following = rewards[t] + 0.9 * values[t + 1] * goes_on - values[t] + 0.9 * 0.8 * goes_on * following
+        expected[t] = following
+    np.testing.assert_allclose(rollout["advantages"][:last, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hook", ["training_start", "rollout_start", "rollout_end", "training_end"])
+def test_an_evaluation_between_rollouts_restarts_the_episodes(hook):
+    keep = KeepBuffer()
+    model = make(n_steps=6, batch_size=12)
+    model.learn(24, [At(lambda model: model.evaluate(1), hooks=[hook]), keep])
+    model.learn(12, keep, reset_num_timesteps=False)
+    seen = np.concatenate([rollout["observations"][:, 0, 0] for rollout in keep.rollouts]).tolist()
+    starts = np.concatenate([rollout["episode_starts"][:, 0] for rollout in keep.rollouts])
+    anew, going_on = [0, 1, 2, 3, 0, 1], [2, 3, 0, 1, 2, 3]
+    expected = {
+        "training_start": [anew, going_on, anew],
+        "rollout_start": [anew, anew, going_on],
+        "rollout_end": [anew, anew, anew],
+        "training_end": [anew, going_on, anew],
+    }
+    assert seen == sum(expected[hook], [])
+    assert starts.tolist() == [step == 0 for step in seen]
+
+
+def test_noise_is_renewed_after_an_evaluation_on_the_training_environment():
+    carries = []
+
+    class Look(At):
+        def _on_step(self):
+            carries.append(self.model.collector.carry.noise["theta"].clone())
+            return super()._on_step()
+
+    make(use_sde=True).learn(16, Look(lambda model: model.evaluate(1), [3]))
+    same = [th.equal(a, b) for a, b in zip(carries, carries[1:], strict=False)]
+    assert same == [True, True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("inner", ["gym", "vec"])
+def test_a_part_of_the_training_environment_is_known_as_such(inner):
+    # What users hand over who kept the environment that they gave to the model.
+    part = CountingEnv()
+    env = part
+    if inner == "vec":
+        part = DummyVecEnv([CountingEnv])
+        env = VecNormalize(part, norm_obs=False)
+    keep = KeepBuffer()
+    model = make(env=env, n_steps=6, batch_size=6).learn(6, keep)
+    assert model.evaluate(1, env=part) == (RETURN, 0.0)
+    model.learn(6, keep, reset_num_timesteps=False)
+    assert keep.rollouts[1]["observations"][:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_evaluation_does_not_count_as_training():
+    model = make(env=Monitor(CountingEnv())).learn(16)
+    before = model.num_timesteps, model._n_updates, list(model.ep_info_buffer)
+    model.evaluate(3)
+    assert (model.num_timesteps, model._n_updates, list(model.ep_info_buffer)) == before
+
+
+def test_render_shows_the_environment():
+    class Rendered(CountingEnv):
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+        render_mode = "human"
+        shown = 0
+
+        def render(self):
+            Rendered.shown += 1
+
+    model = make(env=DummyVecEnv([Rendered]))
+    model.evaluate(1)
+    assert Rendered.shown == 0
+    model.evaluate(1, render=True)
+    assert Rendered.shown == 4
+
+
+def test_an_environment_that_never_ends_by_itself_can_be_limited():
+    env = gym.wrappers.TimeLimit(CountingEnv(max_steps=None), 3)
+    assert make().evaluate(2, env=env) == (1 + 2 + 3, 0.0)

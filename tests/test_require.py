@@ -1,0 +1,100 @@
+"""Checks of arguments: what passes, and what the messages say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ppo_plus.require import require_finite, require_int, require_number, require_one_of
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])
+def test_integers_pass(value):
+    require_int("n_steps", value, 1)
+
+
+@pytest.mark.parametrize("value", [2.0, True, "2", None, np.float64(2), np.bool_(True)])
+def test_what_is_no_integer_is_a_type_error(value):
+    with pytest.raises(TypeError, match=r"n_steps=.* must be an integer, at least 1"):
+        require_int("n_steps", value, 1)
+
+
+@pytest.mark.parametrize("value", [0, -5, np.int64(0)])
+def test_an_integer_too_low_is_a_value_error(value):
+    with pytest.raises(ValueError, match=r"n_steps=.* must be at least 1"):
+        require_int("n_steps", value, 1)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.25), np.int32(1)])
+def test_numbers_within_both_bounds_pass(value):
+    require_number("gamma", value, 0, 1)
+
+
+@pytest.mark.parametrize("value", [-1e-9, 1.0000001, math.nan, -math.inf, math.inf, np.float64("nan")])
+def test_numbers_outside_are_value_errors(value):
+    with pytest.raises(ValueError, match=r"gamma=.* must be a number in \[0, 1\]"):
+        require_number("gamma", value, 0, 1)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, np.bool_(True), [0.5], 1j])
+def test_what_is_no_number_is_a_type_error(value):
+    with pytest.raises(TypeError, match=r"gamma=.* must be a number in \[0, 1\]"):
+        require_number("gamma", value, 0, 1)
+
+
+def test_an_open_lower_bound_is_itself_refused():
+    require_number("max_grad_norm", 1e-300, 0, above=True)
+    for value in (0, 0.0, -1):
+        with pytest.raises(ValueError, match=r"max_grad_norm=.* must be a number in \(0, inf"):
+            require_number("max_grad_norm", value, 0, above=True)
+
+
+@pytest.mark.parametrize("value", [True, False, "minibatch"])
+def test_one_of_the_choices_passes(value):
+    require_one_of("normalize_advantage", value, (True, False, "minibatch"))
+
+
+@pytest.mark.parametrize("value", [1, 0, 1.0, None, "Minibatch", ["minibatch"], np.array([1, 2])])
+def test_none_of_the_choices_is_refused_also_when_python_calls_it_equal(value):
+    with pytest.raises(ValueError, match=r"normalize_advantage=.* must be one of True, False, 'minibatch'"):
+        require_one_of("normalize_advantage", value, (True, False, "minibatch"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros((2, 3)),
+        np.zeros(2, dtype=np.float32),
+        np.array([[1], [2**62]]),
+        np.array([True, False]),
+        np.zeros((2, 0)),
+        {"a": np.zeros((2, 3)), "b": np.array([1, 2], dtype=np.uint8)},
+    ],
+    ids=str,
+)
+def test_finite_numbers_pass(values):
+    require_finite("observation", values, 5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_other_numbers_are_named_with_their_environment_and_step(bad, dtype):
+    for shape in ((3,), (3, 2), (3, 2, 4)):
+        values = np.ones(shape, dtype=dtype)
+        values[(1, *[-1] * (values.ndim - 1))] = bad
+        with pytest.raises(
+            FloatingPointError,
+            match=r"(?s)reward .* is not finite: .* in environment 1 at step 42",
+        ):
+            require_finite("reward", values, 42)
+
+
+def test_the_key_of_a_dict_is_named():
+    values = {"a": np.zeros((2, 1)), "b": np.array([[0.0], [math.nan]])}
+    with pytest.raises(FloatingPointError, match=r"observation\['b'\] .* is not finite: .* in environment 1"):
+        require_finite("observation", values, 1)
+
+
+def test_the_first_of_several_environments_is_named():
+    with pytest.raises(FloatingPointError, match="in environment 2 at step"):
+        require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)

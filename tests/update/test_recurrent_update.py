@@ -1,0 +1,150 @@
+"""The update of policies with memory, compiled from the recurrent layers on: the chain rule, and the same training."""
+
+import copy
+from functools import partial
+
+import gymnasium as gym
+import pytest
+import torch as th
+from compiled import assert_trained_alike, needs_compiler, parameters
+from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
+from memories import SMALL, STRUCTURES, NoTraining, make
+from ppo_plus.update.recurrent_update import RecurrentUpdate
+
+from ppo_plus import PPO_Plus
+from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.formulas.kl_control import make_kl_control
+from ppo_plus.update.flat import packed
+
+FROZEN = {"nothing": (), "recurrent layers": ("lstm", "gru"), "hidden layers": ("mlp_extractor", "action_net")}
+
+
+def both_ways(model):
+    """Loss and gradient of one minibatch: as a whole, and by the chain rule with nothing compiled."""
+    model.__class__ = NoTraining
+    model.learn(64)
+    # Other weights than those of the rollout, so that ratios are not 1.
+    with th.no_grad():
+        for weight in model.policy.parameters():
+            weight.add_(0.02 * th.randn_like(weight))
+    update = RecurrentUpdate(model.policy, partial(PPO_Plus.compute_loss, model), make_kl_control("stop", False), 0.5)
+    with packed(model.policy.optimizer) as update.weights:
+        update.others = list(model.policy.buffers())
+        for data, indices in model.rollout_buffer.minibatches(32):
+            arguments = update.weights.params, model._make_coefficients(1.0), data, indices
+            whole = update.differentiate(*arguments)
+            update._fused = Fused(update.behind, "the update", n_mutable=2)
+            update._fused._failed = True
+            return whole, update.differentiate(*arguments)
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize("observation", ["box", "dict"])
+@pytest.mark.parametrize("structure", [*STRUCTURES, "own features"])
+@pytest.mark.parametrize("layer", ["Lstm", "Gru"])
+def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, frozen):
+    policy = f"{'MultiInput' if observation == 'dict' else 'Mlp'}{layer}Policy"
+    memory = STRUCTURES.get(structure, dict(share_features_extractor=False))
+    model = make("mixed", policy, observation=observation, memory=memory, n_steps=32, use_sde=True)
+    for name, weight in model.policy.named_parameters():
+        weight.requires_grad_(not name.startswith(FROZEN[frozen]))
+    (losses, grads), (losses_by_parts, grads_by_parts) = both_ways(model)
+    assert th.equal(losses.total, losses_by_parts.total)
+    assert losses.diagnostics.keys() == losses_by_parts.diagnostics.keys()
+    assert sum(grad is not None for grad in grads) > 2
+    for grad, by_parts in zip(grads, grads_by_parts, strict=True):
+        assert (grad is None) == (by_parts is None)
+        assert grad is None or th.allclose(grad, by_parts, rtol=1e-4, atol=1e-7)
+
+
+CASES = {
+    "LSTM, gSDE": ("MlpLstmPolicy", "box", "box", dict(use_sde=True, clip_range_vf=0.2)),
+    "two shared layers, dropout": (
+        "MlpLstmPolicy",
+        "multibinary",
+        "box",
+        dict(memory=STRUCTURES["shared"] | dict(n_lstm_layers=2, lstm_kwargs=dict(dropout=0.3))),
+    ),
+    "GRU, masks, penalty": (
+        "MultiInputGruPolicy",
+        "mixed",
+        "dict",
+        dict(kl_control="penalty", target_kl=0.01, ent_coef=0.01, batch_size=80),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_and_eager_train_the_same(case):
+    policy, action, observation, arguments = CASES[case]
+    env_class = (MaskedEnv,) if "masks" in case else ()
+    eager, compiled = (
+        make(
+            policy=policy,
+            env=vec(ACTIONS[action], OBSERVATIONS[observation], 4, *env_class),
+            **dict(n_steps=32, batch_size=64, n_epochs=3, compile=compile) | arguments,
+        ).learn(256)
+        for compile in (False, True)
+    )
+    assert_trained_alike(eager, compiled)
+    # What the update worked on stays with nobody, also not with copies.
+    for model in (compiled, copy.deepcopy(compiled)):
+        update = model._functions["the update"][1].function.__self__
+        assert not hasattr(update, "weights") and update._bound is None
+
+
+@needs_compiler
+def test_other_clipping_is_noticed():
+    results = []
+    for compile in (False, True):
+        model = make("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
+        # As many tensors as before, with another meaning.
+        model.clip_range, model.clip_range_vf = None, 0.2
+        results.append(parameters(model.learn(64)))
+    th.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+class Augmented(PPO_Plus):
+    """Evaluates the policy at other observations than those of the minibatch as well."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        values, _ = self.policy.evaluate(batch.observations + 0.5, batch.carry, batch.episode_starts)
+        return losses._replace(total=losses.total + values.square().mean())
+
+
+@needs_compiler
+def test_a_loss_of_ones_own_is_left_uncompiled(monkeypatch):
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
+    eager, auto = (
+        Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=compile, **arguments).learn(32)
+        for compile in (False, "auto")
+    )
+    assert auto._functions["acting"][1]._run is not None
+    assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
+    strict = Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
+    with pytest.raises(CompileError, match="with memory the update with a policy class, loss"):
+        strict.learn(32)
+
+
+@needs_compiler
+def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
+    eager, compiled = (
+        PPO_Plus(
+            "MlpLstmPolicy",
+            gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"),
+            n_steps=64,
+            batch_size=32,
+            n_epochs=1,
+            seed=0,
+            device="cpu",
+            compile=compile,
+            policy_kwargs=SMALL,
+        ).learn(128)
+        for compile in (False, True)
+    )
+    assert compiled.rollout_buffer.valid is not None
+    assert compiled._functions["the update"][1]._run is None
+    assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)
