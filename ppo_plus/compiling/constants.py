@@ -279,7 +279,8 @@ class _Walk:
         done: set[tuple[int, str]] = set()
         while True:
             owners = [*self.named.values(), *self.modules.values()]
-            due = [(owner, name) for owner in owners for name in sorted(self.names) if (id(owner), name) not in done]
+            names = sorted(name for name in self.names if not name.startswith("__"))
+            due = [(owner, name) for owner in owners for name in names if (id(owner), name) not in done]
             if not due:
                 return found
             for owner, name in due:

@@ -56,7 +56,7 @@ def head_gradient(
     :param policy: whose heads compute the loss, with weights from ``vector``
     :param vector: the weights
     :param others: what else the policy computes with (:func:`others_of`)
-    :param data: the rollout without its carry
+    :param data: the rollout
     :param kl_coef: the coefficient that changes from one minibatch to the next
     :param features: what the encoder made of the minibatch's observations
     :param indices: which rows of the rollout

@@ -114,7 +114,7 @@ class Update:
             if indices is None or data.valid is not None:
                 return whole(coefficients, data, indices)
             if bound[0] is not data:
-                settled = coefficients._replace(kl_coef=None), data._replace(carry=None)
+                settled = coefficients._replace(kl_coef=None), data
                 bound = data, compiled.bind(weights.vector, list_others(), *settled)
 
             def head(features: Features) -> tuple[Losses, Gradient]:

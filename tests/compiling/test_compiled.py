@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ppo_plus.compiling.compiled import PIECE, CompileError, Fused, _builder, _close, _Place, obstacle, swapped
+from ppo_plus.compiling.compiled import PIECE, Compiled, CompileError, _builder, _close, _Place, obstacle, swapped
 
 #: Compiling takes seconds: everything that can be said of one compiled function is said of this one.
 
@@ -28,18 +28,18 @@ def arguments(n=3):
 
 
 @pytest.fixture(scope="module")
-def fused():
-    fused = Fused(step, "a step", n_mutable=1, strict=True)
+def compiled():
+    compiled = Compiled(step, "a step", n_mutable=1, strict=True)
     state, inputs = arguments()
-    fused.bind(state)(inputs)
-    assert fused._run is not None
-    return fused
+    compiled.bind(state)(inputs)
+    assert compiled._run is not None
+    return compiled
 
 
-def test_same_outputs_changes_and_random_numbers(fused):
+def test_same_outputs_changes_and_random_numbers(compiled):
     (state, inputs), (own_state, _) = arguments(), arguments()
     th.manual_seed(0)
-    compiled = fused.bind(state)(inputs)
+    compiled = compiled.bind(state)(inputs)
     th.manual_seed(0)
     eager = step(own_state, inputs)
     assert th.equal(compiled["noisy"], eager["noisy"])
@@ -48,9 +48,9 @@ def test_same_outputs_changes_and_random_numbers(fused):
 
 
 def test_what_comes_back_as_it_was_given_is_the_same_tensor():
-    fused = Fused(lambda x, y: {"given": [y, x], 3: (x + y, ()), None: None}, "a nesting", strict=True)
+    compiled = Compiled(lambda x, y: {"given": [y, x], 3: (x + y, ()), None: None}, "a nesting", strict=True)
     x, y = th.ones(2), th.zeros(2)
-    call = fused.bind(x)
+    call = compiled.bind(x)
     for _ in range(2):
         result = call(y)
         assert list(result) == ["given", 3, None] and isinstance(result["given"], list)
@@ -84,61 +84,61 @@ def test_a_builder_puts_tensors_in_their_places(structure):
 
 
 def test_a_binding_notices_that_the_form_was_made_anew_for_another():
-    fused = Fused(lambda x, y: x.sum() * y, "a product", strict=True)
-    short, y = fused.bind(th.ones(3)), th.ones(2)
-    for call, total in ((short, 3), (fused.bind(th.ones(5)), 5), (short, 3)):
-        assert th.equal(call(y), total * y) and fused._run is not None
+    compiled = Compiled(lambda x, y: x.sum() * y, "a product", strict=True)
+    short, y = compiled.bind(th.ones(3)), th.ones(2)
+    for call, total in ((short, 3), (compiled.bind(th.ones(5)), 5), (short, 3)):
+        assert th.equal(call(y), total * y) and compiled._run is not None
 
 
 def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
-    fused = Fused(lambda x, y: x[0] + y, "a sum", strict=True)
+    compiled = Compiled(lambda x, y: x[0] + y, "a sum", strict=True)
     x, y = th.arange(9.0).view(3, 3), th.zeros(3)
-    call = fused.bind(x, watched=True)
+    call = compiled.bind(x, watched=True)
     assert th.equal(call(y), th.tensor([0.0, 1.0, 2.0]))
     x.data = x.data.t().contiguous().t() + 1.0
-    assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and fused.n_traces == 2
+    assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and compiled.n_traces == 2
     x.data = x.data.t()  # at the same address
-    assert th.equal(call(y), th.tensor([1.0, 4.0, 7.0])) and fused.n_traces == 3
+    assert th.equal(call(y), th.tensor([1.0, 4.0, 7.0])) and compiled.n_traces == 3
 
 
 def test_arguments_without_memory_of_their_own_run_the_function_itself():
-    fused = Fused(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
+    compiled = Compiled(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
     table, x = th.eye(3).to_sparse(), th.ones(3, 2)
     with pytest.warns(RuntimeWarning, match="a product runs uncompiled"):
-        assert th.equal(fused.bind(table, watched=True)(x), x)
-    assert th.equal(fused.bind(table, watched=True)(x), x)
+        assert th.equal(compiled.bind(table, watched=True)(x), x)
+    assert th.equal(compiled.bind(table, watched=True)(x), x)
 
 
 def test_what_may_change_and_cannot_be_copied_as_it_lies_is_not_compiled():
-    fused = Fused(lambda table: table.add_(1.0), "a table", n_mutable=1)
+    compiled = Compiled(lambda table: table.add_(1.0), "a table", n_mutable=1)
     part = th.zeros(10, 100)[:, :3]
     with pytest.warns(RuntimeWarning, match="a table runs uncompiled.*another layout"):
-        fused.bind(part)()
-    assert fused._run is None and th.equal(part, th.ones(10, 3))
+        compiled.bind(part)()
+    assert compiled._run is None and th.equal(part, th.ones(10, 3))
 
 
-def test_other_shapes_run_the_function_itself(fused, monkeypatch):
+def test_other_shapes_run_the_function_itself(compiled, monkeypatch):
     calls = []
-    monkeypatch.setattr(fused, "function", lambda *args: calls.append(args))
+    monkeypatch.setattr(compiled, "function", lambda *args: calls.append(args))
     state, _ = arguments()
-    fused.bind(state)({"x": th.zeros(1)})
+    compiled.bind(state)({"x": th.zeros(1)})
     assert len(calls) == 1
-    fused.bind(state)({"x": th.zeros(3)})
+    compiled.bind(state)({"x": th.zeros(3)})
     assert len(calls) == 1
 
 
-def test_agrees_notices_a_changed_function_and_leaves_arguments_and_generator_alone(fused, monkeypatch):
+def test_agrees_notices_a_changed_function_and_leaves_arguments_and_generator_alone(compiled, monkeypatch):
     state, inputs = arguments()
     generator = th.get_rng_state()
-    assert fused.agrees(state, inputs)
-    monkeypatch.setattr(fused, "function", lambda state, inputs: step(state, {"x": 2 * inputs["x"]}))
-    assert not fused.agrees(state, inputs)
+    assert compiled.agrees(state, inputs)
+    monkeypatch.setattr(compiled, "function", lambda state, inputs: step(state, {"x": 2 * inputs["x"]}))
+    assert not compiled.agrees(state, inputs)
     assert state["total"] == 0.0
     assert th.equal(th.get_rng_state(), generator)
 
 
-def test_copies_and_pickles_compile_for_themselves(fused):
-    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+def test_copies_and_pickles_compile_for_themselves(compiled):
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
         assert other._run is None and not other._failed
         assert other.function is step
 
@@ -148,8 +148,8 @@ def reads_a_value(x):
 
 
 def test_what_cannot_be_traced_runs_as_it_is_with_one_warning():
-    fused = Fused(reads_a_value, "a function that reads a value")
-    call = fused.bind()
+    compiled = Compiled(reads_a_value, "a function that reads a value")
+    call = compiled.bind()
     with pytest.warns(RuntimeWarning, match="a function that reads a value runs uncompiled"):
         assert call(th.ones(2)).tolist() == [2.0, 2.0]
     assert call(-th.ones(2)).tolist() == [-1.0, -1.0]  # pytest turns a second warning into an error
@@ -157,7 +157,7 @@ def test_what_cannot_be_traced_runs_as_it_is_with_one_warning():
 
 def test_strict_raises_instead():
     with pytest.raises(CompileError, match="compile=True, but a function could not be compiled"):
-        Fused(reads_a_value, "a function", strict=True).bind()(th.ones(2))
+        Compiled(reads_a_value, "a function", strict=True).bind()(th.ones(2))
 
 
 def test_an_untested_torch_is_an_obstacle(monkeypatch):
@@ -170,19 +170,19 @@ def test_an_untested_torch_is_an_obstacle(monkeypatch):
 def test_a_large_graph_is_not_compiled(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.MAX_OPERATIONS", 2)
     with pytest.warns(RuntimeWarning, match="operations, more than 2"):
-        assert Fused(lambda x: x + 1 - 2 + 3, "adding").bind()(th.ones(1)).item() == 3.0
+        assert Compiled(lambda x: x + 1 - 2 + 3, "adding").bind()(th.ones(1)).item() == 3.0
 
 
-def test_a_form_that_computes_something_else_is_refused(monkeypatch):
+def test_a_form_that_computes_something_else_is_recompiled(monkeypatch):
     monkeypatch.setattr(
         "ppo_plus.compiling.compiled.compile_graph", lambda graph, tensors: lambda given: [given[0] + 1e-2]
     )
     with pytest.warns(RuntimeWarning, match="does not reproduce"):
-        assert Fused(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
+        assert Compiled(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
 
 
 def test_arguments_that_were_one_tensor_when_traced_may_be_two_later():
-    call = Fused(lambda x, y: x + 2 * y, "a sum", strict=True).bind()
+    call = Compiled(lambda x, y: x + 2 * y, "a sum", strict=True).bind()
     once = th.ones(3)
     assert call(once, once).tolist() == [3.0] * 3
     assert call(once, th.zeros(3)).tolist() == [1.0] * 3
@@ -202,8 +202,8 @@ def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
 
 
 def test_inputs_of_another_dtype_or_layout_run_the_function_itself():
-    fused = Fused(lambda x: x.float() * 2 + 1, "an affine map", strict=True)
-    call = fused.bind()
+    compiled = Compiled(lambda x: x.float() * 2 + 1, "an affine map", strict=True)
+    call = compiled.bind()
     assert call(th.ones(2, 3)).tolist() == [[3.0] * 3] * 2
     assert call(th.ones(2, 3, dtype=th.int64)).tolist() == [[3.0] * 3] * 2
     transposed = th.arange(6.0).reshape(3, 2).T

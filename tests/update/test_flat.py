@@ -1,4 +1,4 @@
-"""Packing and clipping change the cost of a gradient step, not its result."""
+"""Packing changes the cost of a gradient step, not its result."""
 
 import copy
 import io
@@ -7,67 +7,13 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
+from optimizers import OPTIONS, flat_state, network, optimizer_of, steps
 from torch import nn, optim
 
 from ppo_plus import PPO_Plus
-from ppo_plus.formulas.kl_control import KLControl
-from ppo_plus.update.engine import ELEMENTWISE, FLAGS, Records, Update, Weights, clip_factor, packed
+from ppo_plus.update.flat import ELEMENTWISE, packed
 
-#: Beside the plain ones: state that is only there with certain options.
-OPTIONS = {
-    **{cls.__name__: (cls, {}) for cls in ELEMENTWISE},
-    "SGD_momentum": (optim.SGD, {"momentum": 0.9}),
-    "Adam_amsgrad": (optim.Adam, {"amsgrad": True}),
-    "Adam_fused": (optim.Adam, {"fused": True}),
-    "Adam_foreach": (optim.Adam, {"foreach": True}),
-    "RMSprop_centered": (optim.RMSprop, {"centered": True, "momentum": 0.9}),
-}
 PACKABLE = pytest.mark.parametrize("name", OPTIONS)
-
-
-def network(seed=0):
-    th.manual_seed(seed)
-    # A scalar, a vector, a matrix and a tensor of more dimensions.
-    module = nn.Module()
-    for number, shape in enumerate([(), (3,), (2, 3), (2, 1, 3)]):
-        module.register_parameter(f"p{number}", nn.Parameter(th.randn(shape)))
-    return module
-
-
-def optimizer_of(name, module):
-    cls, options = OPTIONS[name]
-    return cls(module.parameters(), lr=0.01, **options)
-
-
-def gradients(module, seed):
-    generator = th.Generator().manual_seed(seed)
-    loss = sum((p * th.randn(p.shape, generator=generator)).sum() + p.square().sum() for p in module.parameters())
-    params = [p for p in module.parameters() if p.requires_grad]
-    return params, th.autograd.grad(loss, params)
-
-
-def steps(optimizer, module, seeds):
-    """Steps of an optimizer, or of the one lent with packed weights."""
-    for seed in seeds:
-        params, grads = gradients(module, seed)
-        if isinstance(optimizer, Weights) and optimizer.vector is not None:
-            optimizer.targets[0].grad = th.cat([grad.reshape(-1) for grad in grads])
-            optimizer.optimizer.step()
-            continue
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
-        optimizer.step()
-
-
-def flat_state(optimizer):
-    """The state as numbers, for comparison."""
-    states = optimizer.state_dict()["state"]
-    return {
-        (index, name): th.as_tensor(value, dtype=th.float64)
-        for index, state in states.items()
-        for name, value in state.items()
-        if value is not None
-    }
 
 
 def assert_same(first, second, first_optimizer, second_optimizer):
@@ -172,7 +118,7 @@ def test_a_frozen_parameter_stays_as_it_is():
 
 
 class NotElementwise(optim.Adam):
-    """A class of one's own may do anything."""
+    """A custom class may do anything."""
 
 
 def two_groups(module):
@@ -210,29 +156,6 @@ def test_parameters_of_another_precision_are_not_packed():
     optimizer = optim.Adam(module.parameters())
     with packed(optimizer) as lent:
         assert lent.optimizer is optimizer and lent.vector is None and lent.moments == {}
-
-
-# --- clipping --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
-@pytest.mark.parametrize("in_one_vector", [True, False])
-def test_clipping_is_torchs(max_norm, in_one_vector):
-    module = network()
-    params, grads = gradients(module, 3)
-    for p, grad in zip(params, grads, strict=True):
-        p.grad = grad.clone()
-    expected = nn.utils.clip_grad_norm_(params, max_norm)
-    vector = th.cat([grad.reshape(-1) for grad in grads])
-    norm, factor = clip_factor((vector,) if in_one_vector else grads, max_norm)
-    # One sum of 16 squares instead of a sum of four.
-    th.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
-    th.testing.assert_close(vector * factor, th.cat([p.grad.reshape(-1) for p in params]), rtol=1e-6, atol=0)
-
-
-def test_clipping_passes_over_missing_gradients():
-    norm, factor = clip_factor((None, th.full((3,), 2.0), th.full((2, 3), -2.0)), 1.0)
-    assert (norm.item(), factor.item()) == pytest.approx((6.0, 1 / 6))
 
 
 # --- within the algorithm --------------------------------------------------------------------------------------------
@@ -288,46 +211,3 @@ def test_adam_counts_every_step_of_every_update():
     model = make(optim.Adam, n_epochs=3).learn(32)
     counts = {state["step"].item() for state in model.policy.optimizer.state.values()}
     assert counts == {2 * 3 * 2}
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("Adam_fused", "Adam_foreach")])
-def test_the_step_that_is_compiled_is_the_optimizers(name):
-    """Made with a learning rate of 1 and scaled, and with a tensor for everything that changes."""
-    plain, compiled = network(), network()
-    optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
-    steps(optimizers[0], plain, range(3))
-    with packed(optimizers[1]) as weights:
-        steps(weights, compiled, [0])
-        update = Update(compiled, None, KLControl(), 1.0)
-        update.weights = weights
-        for seed in (1, 2):
-            _, grads = gradients(compiled, seed)
-            grad = th.cat([part.reshape(-1) for part in grads])
-            update._functional_step(weights.vector, weights.moments, grad, th.tensor(0.01), th.tensor(True))
-        before = weights.vector.clone()
-        update._functional_step(weights.vector, weights.moments, grad, th.tensor(0.01), th.tensor(False))
-        assert th.equal(weights.vector, before)
-    for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
-        th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
-
-
-class WrongDiagnostic(PPO_Plus):
-    def compute_loss(self, batch, coefficients):
-        losses = super().compute_loss(batch, coefficients)
-        return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
-
-
-def test_a_diagnostic_that_is_no_tensor_is_named():
-    model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
-    with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
-        model.learn(8)
-
-
-def test_means_are_over_the_minibatches_that_count_and_of_equal_names_the_last_is_meant():
-    nan = float("nan")
-    rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
-    records = Records((*FLAGS, "loss", "mine", "loss"), [th.tensor(row) for row in rows])
-    assert list(records.columns) == ["loss", "mine"]
-    assert records.mean("mine") == 6.0 and records.mean("loss") == 1.5
-    assert records.finite() == [True, True, False]
-    assert Records((*FLAGS, "loss"), [th.zeros(3)]).mean("loss").isnan()

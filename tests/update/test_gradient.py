@@ -1,6 +1,5 @@
 """The update of policies with memory, compiled from the recurrent layers on: the chain rule, and the same training."""
 
-import copy
 from functools import partial
 
 import gymnasium as gym
@@ -9,12 +8,12 @@ import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from memories import SMALL, STRUCTURES, NoTraining, make
-from ppo_plus.update.recurrent_update import RecurrentUpdate
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.formulas.kl_control import make_kl_control
+from ppo_plus.update.batch import pick
 from ppo_plus.update.flat import packed
+from ppo_plus.update.gradient import gradient_by_parts, head_gradient, loss_gradient, others_of
 
 FROZEN = {"nothing": (), "recurrent layers": ("lstm", "gru"), "hidden layers": ("mlp_extractor", "action_net")}
 
@@ -27,15 +26,15 @@ def both_ways(model):
     with th.no_grad():
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
-    update = RecurrentUpdate(model.policy, partial(PPO_Plus.compute_loss, model), make_kl_control("stop", False), 0.5)
-    with packed(model.policy.optimizer) as update.weights:
-        update.others = list(model.policy.buffers())
-        for data, indices in model.rollout_buffer.minibatches(32):
-            arguments = update.weights.params, model._make_coefficients(1.0), data, indices
-            whole = update.differentiate(*arguments)
-            update._fused = Fused(update.behind, "the update", n_mutable=2)
-            update._fused._failed = True
-            return whole, update.differentiate(*arguments)
+    loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
+    coefficients = model.settings.coefficients(1.0, th.device("cpu"))
+    with packed(policy.optimizer) as weights:
+        data, indices = next(model.rollout_buffer.minibatches(32))
+        whole = loss_gradient(loss, weights.params, coefficients, pick(data, indices))
+        settled = weights.vector, others_of(policy)(), coefficients, data, None
+        head = partial(head_gradient, policy, loss, *settled)
+        parts = gradient_by_parts(policy, lambda features: head(features, indices), weights.params, pick(data, indices))
+        return whole, parts
 
 
 @pytest.mark.parametrize("frozen", FROZEN)
@@ -88,10 +87,6 @@ def test_compiled_and_eager_train_the_same(case):
         for compile in (False, True)
     )
     assert_trained_alike(eager, compiled)
-    # What the update worked on stays with nobody, also not with copies.
-    for model in (compiled, copy.deepcopy(compiled)):
-        update = model._functions["the update"][1].function.__self__
-        assert not hasattr(update, "weights") and update._bound is None
 
 
 @needs_compiler
@@ -106,26 +101,48 @@ def test_other_clipping_is_noticed():
 
 
 class Augmented(PPO_Plus):
+    """Evaluates the policy's heads at other features than those of the minibatch as well."""
+
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        features = batch.features
+        if features is None:
+            features, _ = self.policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
+        values, _ = self.policy.heads(features._replace(critic=features.critic + 0.5))
+        return losses.plus("smooth", values.square().mean())
+
+
+@needs_compiler
+def test_a_custom_loss_is_compiled_too():
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=SMALL)
+    eager, compiled = (
+        Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=compile, **arguments).learn(64)
+        for compile in (False, True)
+    )
+    assert_trained_alike(eager, compiled)
+
+
+class Elsewhere(PPO_Plus):
     """Evaluates the policy at other observations than those of the minibatch as well."""
 
     def compute_loss(self, batch, coefficients):
         losses = super().compute_loss(batch, coefficients)
         values, _ = self.policy.evaluate(batch.observations + 0.5, batch.carry, batch.episode_starts)
-        return losses._replace(total=losses.total + values.square().mean())
+        return losses.plus("smooth", values.square().mean())
 
 
 @needs_compiler
-def test_a_loss_of_ones_own_is_left_uncompiled(monkeypatch):
+def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
-    eager, auto = (
-        Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=compile, **arguments).learn(32)
-        for compile in (False, "auto")
-    )
-    assert auto._functions["acting"][1]._run is not None
+    eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
+    auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)
+    with pytest.warns(RuntimeWarning, match="the update runs uncompiled"):
+        auto.learn(32)
+    assert auto._cache["acting"].is_compiled and not auto.compiled
     assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
-    strict = Augmented("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
-    with pytest.raises(CompileError, match="with memory the update with a policy class, loss"):
+    strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
+    with pytest.raises(CompileError, match="the update could not be compiled"):
         strict.learn(32)
 
 
@@ -146,5 +163,5 @@ def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
         for compile in (False, True)
     )
     assert compiled.rollout_buffer.valid is not None
-    assert compiled._functions["the update"][1]._run is None
+    assert not compiled._cache["the update"].is_compiled
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)

@@ -1,0 +1,61 @@
+"""A small network, optimizers of all kinds, and steps of them, shared by tests."""
+
+import torch as th
+from torch import nn, optim
+
+from ppo_plus.update.flat import ELEMENTWISE, Weights
+
+#: Beside the plain ones: state that is only there with certain options.
+OPTIONS = {
+    **{cls.__name__: (cls, {}) for cls in ELEMENTWISE},
+    "SGD_momentum": (optim.SGD, {"momentum": 0.9}),
+    "Adam_amsgrad": (optim.Adam, {"amsgrad": True}),
+    "Adam_fused": (optim.Adam, {"fused": True}),
+    "Adam_foreach": (optim.Adam, {"foreach": True}),
+    "RMSprop_centered": (optim.RMSprop, {"centered": True, "momentum": 0.9}),
+}
+
+
+def network(seed=0):
+    th.manual_seed(seed)
+    # A scalar, a vector, a matrix and a tensor of more dimensions.
+    module = nn.Module()
+    for number, shape in enumerate([(), (3,), (2, 3), (2, 1, 3)]):
+        module.register_parameter(f"p{number}", nn.Parameter(th.randn(shape)))
+    return module
+
+
+def optimizer_of(name, module):
+    cls, options = OPTIONS[name]
+    return cls(module.parameters(), lr=0.01, **options)
+
+
+def gradients(module, seed):
+    generator = th.Generator().manual_seed(seed)
+    loss = sum((p * th.randn(p.shape, generator=generator)).sum() + p.square().sum() for p in module.parameters())
+    params = [p for p in module.parameters() if p.requires_grad]
+    return params, th.autograd.grad(loss, params)
+
+
+def steps(optimizer, module, seeds):
+    """Steps of an optimizer, or of the one lent with packed weights."""
+    for seed in seeds:
+        params, grads = gradients(module, seed)
+        if isinstance(optimizer, Weights) and optimizer.vector is not None:
+            optimizer.targets[0].grad = th.cat([grad.reshape(-1) for grad in grads])
+            optimizer.optimizer.step()
+            continue
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        optimizer.step()
+
+
+def flat_state(optimizer):
+    """The state as numbers, for comparison."""
+    states = optimizer.state_dict()["state"]
+    return {
+        (index, name): th.as_tensor(value, dtype=th.float64)
+        for index, state in states.items()
+        for name, value in state.items()
+        if value is not None
+    }

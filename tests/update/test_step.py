@@ -1,0 +1,73 @@
+"""From a gradient to new weights: clipping, the optimizer's step as a function, and records."""
+
+import pytest
+import torch as th
+from envs import ACTIONS, vec
+from optimizers import OPTIONS, gradients, network, optimizer_of, steps
+from torch import nn
+
+from ppo_plus import PPO_Plus
+from ppo_plus.update.flat import packed
+from ppo_plus.update.step import FLAGS, Columns, Records, clip_factor, functional_step
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
+@pytest.mark.parametrize("in_one_vector", [True, False])
+def test_clipping_is_torchs(max_norm, in_one_vector):
+    module = network()
+    params, grads = gradients(module, 3)
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad.clone()
+    expected = nn.utils.clip_grad_norm_(params, max_norm)
+    vector = th.cat([grad.reshape(-1) for grad in grads])
+    norm, factor = clip_factor((vector,) if in_one_vector else grads, max_norm)
+    # One sum of 16 squares instead of a sum of four.
+    th.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+    th.testing.assert_close(vector * factor, th.cat([p.grad.reshape(-1) for p in params]), rtol=1e-6, atol=0)
+
+
+def test_clipping_passes_over_missing_gradients():
+    norm, factor = clip_factor((None, th.full((3,), 2.0), th.full((2, 3), -2.0)), 1.0)
+    assert (norm.item(), factor.item()) == pytest.approx((6.0, 1 / 6))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("Adam_fused", "Adam_foreach")])
+def test_the_step_that_is_compiled_is_the_optimizers(name):
+    """Made with a learning rate of 1 and scaled, and with a tensor for everything that changes."""
+    plain, compiled = network(), network()
+    optimizers = optimizer_of(name, plain), optimizer_of(name, compiled)
+    steps(optimizers[0], plain, range(3))
+    with packed(optimizers[1]) as weights:
+        steps(weights, compiled, [0])
+        step = functional_step(weights.optimizer, weights.vector, weights.moments)
+        for seed in (1, 2):
+            _, grads = gradients(compiled, seed)
+            grad = th.cat([part.reshape(-1) for part in grads])
+            step((grad,), th.tensor(0.01), th.tensor(True))
+        before = weights.vector.clone()
+        step((grad,), th.tensor(0.01), th.tensor(False))
+        assert th.equal(weights.vector, before)
+    for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+        th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
+
+
+class WrongDiagnostic(PPO_Plus):
+    def compute_loss(self, batch, coefficients):
+        losses = super().compute_loss(batch, coefficients)
+        return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
+
+
+def test_a_diagnostic_that_is_no_tensor_is_named():
+    model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
+    with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
+        model.learn(8)
+
+
+def test_means_are_over_the_minibatches_that_count_and_of_equal_names_the_last_is_meant():
+    nan = float("nan")
+    rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
+    records = Records(Columns((*FLAGS, "loss", "mine", "loss")), [th.tensor(row) for row in rows])
+    assert list(records.columns) == ["loss", "mine"]
+    assert records.mean("mine") == 6.0 and records.mean("loss") == 1.5
+    assert records.finite() == [True, True, False]
+    assert Records(Columns((*FLAGS, "loss")), [th.zeros(3)]).mean("loss").isnan()
