@@ -5,7 +5,8 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, compile_graph, settle_scalars, small_addmm, small_mm, trace
+from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, settle_scalars, small_addmm, small_mm
+from ppo_plus.compiling.torch_private import COMPILERS, compile_directly, trace
 
 sizes = st.integers(1, 70)
 
@@ -79,12 +80,13 @@ def test_a_layer_with_few_inputs_is_compiled_to_what_it_computes(k, n):
         return outputs
 
     arguments = [th.randn(8, k), th.randn(200)]
-    compiled = compile_graph(trace(function, [tensor.clone() for tensor in arguments]), arguments)
+    compiled = compile_directly(trace(function, [tensor.clone() for tensor in arguments]), arguments)
     for got, expected in zip(compiled(arguments.copy()), function(*arguments), strict=True):
         th.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does():
+@pytest.mark.parametrize("compile_graph", COMPILERS)
+def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does(compile_graph):
     def function(weights, x, step):
         loss = (th.addmm(weights[0], x, weights.t()).tanh() * 0.9**step).square().mean()
         weights.sub_(0.1 * loss)

@@ -1,9 +1,7 @@
-"""Engine and kernels called directly: the very bits of the public functions."""
+"""Torch's private parts: the very bits of the public functions, or these themselves."""
 
 import copy
-import ctypes
-import subprocess
-import sys
+from contextlib import contextmanager
 
 import pytest
 import torch as th
@@ -12,14 +10,63 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ppo_plus import kernels
-from ppo_plus.compiling.torch_private import gradient, optimizer_step, without_gradients
+from ppo_plus.compiling import torch_private
+from ppo_plus.compiling.torch_private import (
+    adam_step,
+    direct,
+    flatten,
+    gradient,
+    optimizer_step,
+    swapped,
+    without_gradients,
+)
+
+DIRECT = (without_gradients, gradient, flatten, adam_step)
+
+
+@contextmanager
+def publicly(wanted=True):
+    """Take the public ways, as with a torch whose private parts answer otherwise."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if wanted:
+            monkeypatch.setattr(torch_private, "_answer_alike", lambda *_: False)
+        for each in DIRECT:
+            each.chosen.cache_clear()
+        yield
+    for each in DIRECT:
+        each.chosen.cache_clear()
 
 
 @pytest.fixture(params=["direct", "public"])
-def how(request, monkeypatch):
-    if request.param == "public":
-        monkeypatch.setattr(kernels, "IS_TESTED", False)
+def how(request):
+    with publicly(request.param == "public"):
+        yield
+
+
+@pytest.mark.parametrize("function", DIRECT)
+def test_with_this_torch_every_direct_way_is_taken(function):
+    assert function.chosen() is function.__wrapped__
+
+
+def wrong_way(x):
+    return x + 1
+
+
+def no_way(x):
+    raise AttributeError("no such name")
+
+
+@pytest.mark.parametrize("function", [wrong_way, no_way])
+def test_a_direct_way_that_fails_or_answers_otherwise_is_replaced(function):
+    assert direct(lambda x: x, lambda f: f(th.ones(2)))(function)(3) == 3
+
+
+def test_a_direct_way_is_tried_once_and_at_its_first_use():
+    cases = []
+    decorated = direct(abs, lambda f: cases.append(f) or f(th.ones(2)))(abs)
+    assert not cases
+    assert decorated(-3) == decorated(3) == 3
+    assert len(cases) == 2
 
 
 @pytest.fixture
@@ -67,9 +114,7 @@ def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, be
     ours = nn.Parameter(th.randn(100, generator=generator))
     reference = copy.deepcopy(ours)
     optimizer, expected = (kind([p], lr=0.1, **options) for p in (ours, reference))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if not tested:
-            monkeypatch.setattr(kernels, "IS_TESTED", False)
+    with publicly(not tested):
         for i, is_applied in enumerate(applied):
             grad = th.randn(100, generator=generator)
             learning_rate = th.tensor(0.1 / (i + 1))
@@ -139,34 +184,6 @@ def test_on_a_gpu_nobody_waits(applied):
     assert th.allclose(p, reference)
 
 
-FAULTS = """
-import resource
-import torch as th
-from ppo_plus.compiling.process import keep_freed_memory
-
-def faults(n_blocks=8, n_bytes=2**24, n_times=10):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(n_times):
-        blocks = [th.zeros(n_bytes, dtype=th.uint8) for _ in range(n_blocks)]
-        del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-without = faults()
-keep_freed_memory()
-faults()
-print(without, faults())
-"""
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="needs glibc"
-)
-def test_freed_memory_is_kept():
-    output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
-    without, kept = map(int, output.split())
-    assert 10 * kept < without
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_without_gradients_only_inside(before):
     weight = th.ones(2, requires_grad=True)
@@ -183,3 +200,16 @@ def test_without_gradients_only_inside(before):
         with pytest.raises(KeyError):
             function(None)
         assert th.is_grad_enabled() is before
+
+
+def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
+    linear = nn.Linear(2, 2)
+    module = nn.Sequential(linear, linear, nn.BatchNorm1d(2))
+    own = [linear.weight, module[2].running_mean]
+    others = [th.zeros(2, 2), th.ones(2)]
+    with pytest.raises(RuntimeError, match="stop"), swapped(module, own, others):
+        assert module[0].weight is others[0] and module[1].weight is others[0]
+        assert module[2].running_mean is others[1]
+        raise RuntimeError("stop")
+    assert linear.weight is own[0] and module[2].running_mean is own[1]
+    assert isinstance(linear.weight, nn.Parameter)
