@@ -87,16 +87,23 @@ def measured(*names: str) -> benchmark.Results:
     }
 
 
-def speed(titles: dict[str, str], corner: str, *names: str, without: tuple[str, ...] = (), reference: str = "") -> str:
-    """Time per environment step of these workloads."""
+def speed(titles: dict[str, str], *names: str, corner: str = "time per environment step", others: bool = True) -> str:
+    """Time per environment step of these workloads.
+
+    :param titles: what they are called
+    :param names: the files with measurements
+    :param corner: what stands above the titles
+    :param others: whether contenders from elsewhere have a column
+    """
     results = measured(*names)
     chosen = {
-        title: {contender: value for contender, value in results[workload].items() if contender not in without}
+        title: {
+            contender: value for contender, value in results[workload].items() if others or contender != benchmark.SBX
+        }
         for workload, title in titles.items()
         if workload in results
     }
-    text = benchmark.comparison(chosen, corner, benchmark.time_cell)
-    return text.replace("| SB3 |", f"| {reference} |", 1) if reference else text
+    return benchmark.comparison(chosen, corner, benchmark.time_cell)
 
 
 def speed_details(*names: str) -> str:
@@ -173,21 +180,29 @@ def vec_envs() -> str:
     """What a step of all environments costs."""
     times = read("vec_env")["us_per_step"]
     header = ["µs per step of CartPole-v1", *(f"{n} env{'s' * (n != '1')}" for n in times)]
-    rows = [[title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())] for kind, title in VEC_ENVS.items()]
+    rows = [
+        [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())] for kind, title in VEC_ENVS.items()
+    ]
     return benchmark.table(header, rows)
 
 
+IMAGES = {name: title for name, title in WORKLOADS.items() if "Atari" in name or "image" in name}
+LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
 TABLES: dict[str, Callable[[], str]] = {
-    "readme-speed": lambda: speed(README, "time per environment step", "speed", "speed_images", "memory_speed", without=("SBX",)),
-    "speed": lambda: speed(WORKLOADS, "time per environment step", "speed", "speed_images"),
+    "readme-speed": lambda: speed(README, "speed", "speed_images", "memory_speed", others=False),
+    "speed": lambda: speed(WORKLOADS, "speed", "speed_images"),
     "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
-    "images": lambda: speed({key: title for key, title in WORKLOADS.items() if "Atari" in key or "image" in key}, "time per environment step", "speed_images"),
+    "images": lambda: speed(IMAGES, "speed_images"),
     "images-about": lambda: about("speed_images"),
-    "memory-speed": lambda: speed(WORKLOADS, "CartPole-v1, 8 envs", "memory_speed", without=("SBX",), reference="RecurrentPPO"),
+    "memory-speed": lambda: speed(WORKLOADS, "memory_speed", corner=LSTM, others=False),
     "memory-speed-about": lambda: about("memory_speed"),
-    **{f"scaling-{axis}": lambda axis=axis: scaling(axis) for axis in ("environments", "batch-size", "width", "image-size")},
-    **{f"memory-{axis}": lambda axis=axis: memory_scaling(axis) for axis in ("environments", "image-size")},
+    "scaling-environments": lambda: scaling("environments"),
+    "scaling-batch-size": lambda: scaling("batch-size"),
+    "scaling-width": lambda: scaling("width"),
+    "scaling-image-size": lambda: scaling("image-size"),
+    "memory-environments": lambda: memory_scaling("environments"),
+    "memory-image-size": lambda: memory_scaling("image-size"),
     "scaling-about": lambda: about("scaling"),
     "threads": lambda: scaling("threads", "threads"),
     "threads-about": lambda: about("threads"),
@@ -206,7 +221,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "together-about": lambda: about("learning_together"),
     "vec-envs": vec_envs,
     "vec-envs-about": lambda: about("vec_env"),
-}  # fmt: skip
+}
 
 
 def fill(text: str) -> str:

@@ -1,8 +1,8 @@
 """The README and the pages of ``docs`` say what is: examples run, commands exist, tables and metrics are true.
 
-The blocks of a page run in order in an empty folder: ``python`` in one namespace, ``yaml`` whose first line is a comment
-with a file's name is written there, and each line of ``bash`` is checked for what it calls. A comment before a block may
-say what it takes:
+The blocks of a page run in order in an empty folder: ``python`` in one namespace, ``yaml`` whose first line is a
+comment with a file's name is written there, and each line of ``bash`` is checked for what it calls. A comment before a
+block may say what it takes:
 
 ``<!-- test: long -->``
     Training stops after its first update, uncompiled; the rest of the block goes on. Marked slow, it runs as it is.
@@ -267,7 +267,9 @@ def test_tables_are_what_was_measured(page, tables):
 def test_a_table_is_made_of_its_file(tables):
     """A figure in its cell, counted here without the scripts."""
     rounds = tables.read("speed")["results"]["CartPole-v1-x8"]
-    ratios = sorted(a / b for a, b in zip(*(rounds[who]["us_per_step"] for who in ("SB3", "PPO_Plus compiled")), strict=True))
+    ratios = sorted(
+        a / b for a, b in zip(*(rounds[who]["us_per_step"] for who in ("SB3", "PPO_Plus compiled")), strict=True)
+    )
     cell = f"**{ratios[len(ratios) // 2]:.2f}×** [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
     (row,) = (row for row in tables.TABLES["speed"]().splitlines() if row.startswith("| CartPole-v1, 8 envs"))
     assert cell in row
