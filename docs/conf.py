@@ -6,10 +6,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import tables
+from ppo_plus import __version__
 from sphinx.application import Sphinx
 
-from ppo_plus import __version__
+import tables
 
 project = "ppo_plus"
 author = copyright = "The ppo_plus authors"
@@ -38,9 +38,15 @@ def make_tables(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = tables.fill(source[0])
 
 
-def skip_fields(app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
+def skip_fields(
+    app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any
+) -> bool | None:
     """The fields of named tuples are described by the class, not by Python's "Alias for field number 0"."""
-    return True if (getattr(member, "__doc__", None) or "").startswith("Alias for field number") else None
+    return (
+        True
+        if (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
+        else None
+    )
 
 
 def setup(app: Sphinx) -> None:

@@ -61,33 +61,65 @@ VEC_ENVS = {
 
 def read(name: str) -> dict[str, Any]:
     """The measurements in a file of ``docs/benchmarks``."""
-    measured: dict[str, Any] = json.loads((DOCS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads(
+        (DOCS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8")
+    )
     return measured
 
 
 def about(name: str) -> str:
     """With which versions and where a file was measured."""
     facts = dict(read(name).get("about") or read(name)["versions"])
-    machine = facts.pop("machine", None) or "{system}, {processor}, {cores} cores".format(**facts)
-    packages = {key: value for key, value in facts.items() if key not in NO_PACKAGES and "unknown" not in str(value)}
+    machine = facts.pop(
+        "machine", None
+    ) or "{system}, {processor}, {cores} cores".format(**facts)
+    packages = {
+        key: value
+        for key, value in facts.items()
+        if key not in NO_PACKAGES and "unknown" not in str(value)
+    }
     rounds = f", {facts['rounds']} rounds" if "rounds" in facts else ""
-    load = f", load {facts['load before']} at the start" if "load before" in facts else ""
-    return f"{machine}{load}{rounds}; " + ", ".join(f"{key} {value}" for key, value in packages.items()) + ".\n"
+    load = (
+        f", load {facts['load before']} at the start" if "load before" in facts else ""
+    )
+    return (
+        f"{machine}{load}{rounds}; "
+        + ", ".join(f"{key} {value}" for key, value in packages.items())
+        + ".\n"
+    )
 
 
-NO_PACKAGES = ("system", "processor", "cores", "load before", "device", "threads", "seeds", "rounds", "quick")
+NO_PACKAGES = (
+    "system",
+    "processor",
+    "cores",
+    "load before",
+    "device",
+    "threads",
+    "seeds",
+    "rounds",
+    "quick",
+)
 
 
 def measured(*names: str) -> benchmark.Results:
     """What ``scripts/benchmark.py`` has measured, by workload and contender."""
     return {
-        workload: {contender: benchmark.Measured(**values) for contender, values in by_contender.items()}
+        workload: {
+            contender: benchmark.Measured(**values)
+            for contender, values in by_contender.items()
+        }
         for name in names
         for workload, by_contender in read(name)["results"].items()
     }
 
 
-def speed(titles: dict[str, str], *names: str, corner: str = "time per environment step", others: bool = True) -> str:
+def speed(
+    titles: dict[str, str],
+    *names: str,
+    corner: str = "time per environment step",
+    others: bool = True,
+) -> str:
     """Time per environment step of these workloads.
 
     :param titles: what they are called
@@ -98,7 +130,9 @@ def speed(titles: dict[str, str], *names: str, corner: str = "time per environme
     results = measured(*names)
     chosen = {
         title: {
-            contender: value for contender, value in results[workload].items() if others or contender != benchmark.SBX
+            contender: value
+            for contender, value in results[workload].items()
+            if others or contender != benchmark.SBX
         }
         for workload, title in titles.items()
         if workload in results
@@ -108,12 +142,22 @@ def speed(titles: dict[str, str], *names: str, corner: str = "time per environme
 
 def speed_details(*names: str) -> str:
     """Start-up and memory."""
-    header = ["workload", "contender", "start-up, s", "with empty cache, s", "peak memory, MB", "added by training, MB"]
+    header = [
+        "workload",
+        "contender",
+        "start-up, s",
+        "with empty cache, s",
+        "peak memory, MB",
+        "added by training, MB",
+    ]
     rows = []
     for workload, by_contender in measured(*names).items():
         for contender, value in by_contender.items():
             if not value.error:
-                seconds = ["" if s is None else f"{s:.1f}" for s in (value.start_up, value.start_up_empty)]
+                seconds = [
+                    "" if s is None else f"{s:.1f}"
+                    for s in (value.start_up, value.start_up_empty)
+                ]
                 memory = [f"{value.memory[key]:.0f}" for key in ("peak", "added")]
                 rows.append([WORKLOADS[workload], contender, *seconds, *memory])
     return benchmark.table(header, rows)
@@ -122,15 +166,23 @@ def speed_details(*names: str) -> str:
 def scaling(axis: str, name: str = "scaling") -> str:
     """Time per step against one quantity."""
     points = read(name)[axis]["results"]
-    results = {at: {who: benchmark.Measured(**values) for who, values in by.items()} for at, by in points.items()}
+    results = {
+        at: {who: benchmark.Measured(**values) for who, values in by.items()}
+        for at, by in points.items()
+    }
     return benchmark.comparison(results, axis, benchmark.time_cell)
 
 
 def memory_scaling(axis: str) -> str:
     """Memory against one quantity."""
     points = read("scaling")[axis]["results"]
-    results = {at: {who: benchmark.Measured(**values) for who, values in by.items()} for at, by in points.items()}
-    return benchmark.comparison(results, f"{axis}: buffer, added by training", benchmark.memory_cell)
+    results = {
+        at: {who: benchmark.Measured(**values) for who, values in by.items()}
+        for at, by in points.items()
+    }
+    return benchmark.comparison(
+        results, f"{axis}: buffer, added by training", benchmark.memory_cell
+    )
 
 
 def learning_check() -> str:
@@ -144,7 +196,12 @@ def learning_check() -> str:
         benchmark.learning_row(titles[name], by_contender)
         for name, by_contender in read("learning_check")["returns"].items()
     ]
-    header = ["return, IQM of 5 seeds [95 %]", benchmark.REFERENCE, benchmark.COMPILED, "intervals overlap"]
+    header = [
+        "return, IQM of 5 seeds [95 %]",
+        benchmark.REFERENCE,
+        benchmark.COMPILED,
+        "intervals overlap",
+    ]
     return benchmark.table(header, rows)
 
 
@@ -170,7 +227,11 @@ def more_seeds() -> str:
     """The seeds of both files together, of the contenders that are in both."""
     first, more = results("learning_memory"), results("learning_memory_more_seeds")
     names = {result.contender for result in more}
-    first = [result for result in first if result.task == "Pendulum-v1" and result.contender in names]
+    first = [
+        result
+        for result in first
+        if result.task == "Pendulum-v1" and result.contender in names
+    ]
     columns = {name: cell for name, cell in runs.COLUMNS.items() if name != "returns"}
     columns["seeds"] = lambda group: str(len(group))
     return "\n".join(runs.rows([*first, *more], columns)) + "\n"
@@ -179,17 +240,27 @@ def more_seeds() -> str:
 def vec_envs() -> str:
     """What a step of all environments costs."""
     times = read("vec_env")["us_per_step"]
-    header = ["µs per step of CartPole-v1", *(f"{n} env{'s' * (n != '1')}" for n in times)]
+    header = [
+        "µs per step of CartPole-v1",
+        *(f"{n} env{'s' * (n != '1')}" for n in times),
+    ]
     rows = [
-        [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())] for kind, title in VEC_ENVS.items()
+        [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
+        for kind, title in VEC_ENVS.items()
     ]
     return benchmark.table(header, rows)
 
 
-IMAGES = {name: title for name, title in WORKLOADS.items() if "Atari" in name or "image" in name}
+IMAGES = {
+    name: title
+    for name, title in WORKLOADS.items()
+    if "Atari" in name or "image" in name
+}
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
 TABLES: dict[str, Callable[[], str]] = {
-    "readme-speed": lambda: speed(README, "speed", "speed_images", "memory_speed", others=False),
+    "readme-speed": lambda: speed(
+        README, "speed", "speed_images", "memory_speed", others=False
+    ),
     "speed": lambda: speed(WORKLOADS, "speed", "speed_images"),
     "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
@@ -209,7 +280,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
     "tasks": lambda: "\n".join(learning.task_rows(results("learning"))) + "\n",
-    "mountain-car": lambda: "\n".join(learning.mountain_car_rows(results("learning"))) + "\n",
+    "mountain-car": lambda: (
+        "\n".join(learning.mountain_car_rows(results("learning"))) + "\n"
+    ),
     "learning-about": lambda: about("learning"),
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
@@ -226,12 +299,17 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def fill(text: str) -> str:
     """The text with its tables made anew."""
-    return PATTERN.sub(lambda found: f"{BEGIN.format(found[1])}\n\n{TABLES[found[1]]()}\n{END}", text)
+    return PATTERN.sub(
+        lambda found: f"{BEGIN.format(found[1])}\n\n{TABLES[found[1]]()}\n{END}", text
+    )
 
 
 def pages() -> list[Path]:
     """All files that may have tables."""
-    return [DOCS.parent / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)]
+    return [
+        DOCS.parent / "README.md",
+        *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts),
+    ]
 
 
 def main() -> None:
