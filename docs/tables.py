@@ -237,6 +237,14 @@ def more_seeds() -> str:
     return "\n".join(runs.rows([*first, *more], columns)) + "\n"
 
 
+def tuning() -> str:
+    """The confirmation in the report of the study on Pendulum-v1, without the single returns."""
+    report = (DOCS / "tuning" / "pendulum" / "report.md").read_text(encoding="utf-8")
+    lines = report.split("## Confirmation")[1].split("\n## ")[0].splitlines()
+    rows = [line.strip("|").split("|")[:3] for line in lines if line.startswith("|")]
+    return "".join("|" + "|".join(row) + "|\n" for row in rows)
+
+
 def vec_envs() -> str:
     """What a step of all environments costs."""
     times = read("vec_env")["us_per_step"]
@@ -292,6 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory-seeds": more_seeds,
     "together": lambda: learned("learning_together", speed=True),
     "together-about": lambda: about("learning_together"),
+    "tuning": tuning,
     "vec-envs": vec_envs,
     "vec-envs-about": lambda: about("vec_env"),
 }

@@ -15,6 +15,7 @@ import importlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from configparser import ConfigParser
 from dataclasses import dataclass
@@ -117,6 +118,15 @@ def test_there_are_examples_to_run():
 def test_every_code_block_is_collected():
     fences = {found for page in PAGES for found in re.findall(r"^```(\w+)", page.read_text("utf-8"), re.MULTILINE)}
     assert fences <= {"python", "bash", "yaml", "text"}
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", str(DOCS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
 
 
 # --- what stands in a shell ------------------------------------------------------------------------------------------
