@@ -5,16 +5,20 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 # The stamp files say what is installed, so that a second run starts at once.
 RUNTIME := $(VENV)/runtime.stamp
 DEV := $(VENV)/dev.stamp
+DOCS := $(VENV)/docs.stamp
+RELEASE := $(VENV)/release.stamp
 # The networks here are small: further threads only wait for each other, several times slower on a busy machine.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help train test check format clean
+.PHONY: help train test check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
 	@echo "make test    run the tests"
 	@echo "make check   check format, lint and types, then run the tests"
 	@echo "make format  format the code"
+	@echo "make docs    build the documentation: docs/_build/index.html"
+	@echo "make dist    build the wheel and the source distribution, and check them: dist/"
 	@echo "make clean   remove the virtual environment, caches and build output (trained models stay)"
 
 train: $(RUNTIME)
@@ -33,8 +37,17 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(DOCS)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
+	@echo "docs/_build/index.html"
+
+dist: $(RELEASE)
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # PyTorch first and pinned: left to the resolver, a newer build with gigabytes of GPU libraries may be chosen.
@@ -46,4 +59,13 @@ $(RUNTIME): setup.cfg pyproject.toml constraints.txt
 
 $(DEV): $(RUNTIME)
 	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+# The tables are made by the scripts that measured them, which need what the extra dev has.
+$(DOCS): $(DEV)
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
+$(RELEASE): $(RUNTIME)
+	$(INSTALL) --editable '.[release]'
 	touch $@

@@ -4,7 +4,7 @@
     python scripts/learning_actions.py --only mixed --seeds 3
 
 **Mixed**: :class:`Courier` has a choice with continuous parameters. Its Dict action space is compared with the usual
-workaround, one Box whose largest component is the choice. **Masked**: sb3-contrib's three environments of invalid
+workaround, one Box whose largest component is the choice. **Masked**: sb3-contrib's environments of invalid
 actions, with and without their masks, beside MaskablePPO with the same hyperparameters and seeds. The score is the mean
 return of deterministic episodes at the end.
 """

@@ -1,0 +1,158 @@
+"""The pictures of the README: the same learning in less time, and exploration that finds what white noise does not.
+
+    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json --plot docs/pictures
+    python scripts/learning_curves.py --draw docs/benchmarks/learning_curves.json --plot docs/pictures
+
+``learning.svg``: CartPole-v1 with SB3's default hyperparameters and 8 environments (2048 transitions a rollout), SB3's
+PPO and PPO_Plus compiled, the mean return of the last 20 training episodes over seconds of CPU time in one thread, each
+run in its own process. What compiling takes is in it, with a compiler cache that a run before has filled: the mean over
+seeds, and their range. ``exploration.svg``: MountainCar-v0 with normalized observations as ``scripts/learning.py``
+measured it (``docs/benchmarks/learning.json``): how many of 10 seeds have solved it.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch as th
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from runs import facts  # the script beside this one
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from ppo_plus import PPO_Plus
+
+ROOT = Path(__file__).parents[1]
+CONTENDERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "SB3's PPO": (PPO, {}),
+    "PPO_Plus": (PPO_Plus, {"compile": True}),
+}
+N_ENVS, N_STEPS, TIMESTEPS, SEEDS = 8, 256, 51_200, 5
+EXPLORATIONS = {"gSDE per episode": "gSDE per episode", "gSDE per rollout": "gSDE per rollout", "white": "white noise"}
+#: Okabe and Ito's colors, which stay apart for the color-blind.
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+
+class Curve(BaseCallback):
+    """Keeps, at the end of each rollout, timesteps, CPU seconds and the mean return of the last 20 episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[tuple[int, float, float]] = []
+
+    def _on_training_start(self) -> None:
+        self.start = process_time()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()][-20:]
+        self.points.append((self.num_timesteps, process_time() - self.start, float(np.mean(returns))))
+
+
+def learn(contender: str, seed: int) -> list[tuple[int, float, float]]:
+    """The curve of one run."""
+    th.set_num_threads(1)
+    algorithm, arguments = CONTENDERS[contender]
+    env = make_vec_env("CartPole-v1", N_ENVS, seed=1000 * seed)
+    model = algorithm("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **arguments)
+    curve = Curve()
+    model.learn(TIMESTEPS, callback=curve, log_interval=None)
+    return curve.points
+
+
+def measure() -> dict[str, Any]:
+    """The curves of all runs, one after another, each in a fresh process."""
+    curves: dict[str, list[list[tuple[int, float, float]]]] = {contender: [] for contender in CONTENDERS}
+    _alone("PPO_Plus", 0)
+    for seed in range(SEEDS):
+        for contender, runs in curves.items():
+            runs.append(_alone(contender, seed))
+            print(f"{contender}, seed {seed}: {runs[-1][-1]}", flush=True)
+    return {
+        "versions": facts(),
+        "env": "CartPole-v1",
+        "columns": ["timesteps", "CPU seconds", "return"],
+        "runs": curves,
+    }
+
+
+def _alone(contender: str, seed: int) -> list[tuple[int, float, float]]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(learn, contender, seed).result()
+
+
+def draw(curves: dict[str, Any], mountain_car: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Draw ``learning.svg`` and ``exploration.svg``: side by side where there is room, one above the other elsewhere.
+
+    :param curves: what :func:`measure` returned
+    :param mountain_car: the runs in ``docs/benchmarks/learning.json``
+    :param folder: where the pictures go
+    """
+    with _picture(folder / "learning.svg") as axes:
+        for (contender, runs), color in zip(curves["runs"].items(), (ORANGE, BLUE), strict=True):
+            _draw_curve(axes, np.array(runs), contender, color)
+        axes.set(title=f"CartPole-v1, SB3's hyperparameters, {SEEDS} seeds", xlabel="seconds of CPU time")
+        axes.set(ylabel="return", xlim=(0, None), ylim=(0, 510))
+    runs = list(mountain_car)
+    with _picture(folder / "exploration.svg") as axes:
+        for (case, label), color in zip(EXPLORATIONS.items(), (BLUE, GREEN, ORANGE), strict=True):
+            _draw_solved(axes, [run["score"] for run in runs if run["task"] == f"normalized, {case}"], label, color)
+        axes.set(title="MountainCar-v0, PPO_Plus by exploration", xlabel="timesteps", ylabel="solved, of 10 seeds")
+        axes.set(xlim=(0, 102_400), ylim=(0, 10.3))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+@contextmanager
+def _picture(path: Path) -> Iterator[Any]:
+    # The same bytes for the same measurements.
+    with rc_context({"svg.hashsalt": "ppo_plus", "font.size": 8, "axes.titlesize": 9}):
+        figure = Figure(figsize=(3.7, 2.8), layout="constrained")
+        axes = figure.subplots()
+        yield axes
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower right")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _draw_curve(axes: Any, runs: np.ndarray, label: str, color: str) -> None:
+    """The mean over seeds, all of which have the same timesteps, at the mean of their times; and their range."""
+    seconds, returns = runs[:, :, 1].mean(axis=0), runs[:, :, 2]
+    axes.plot(seconds, returns.mean(axis=0), color=color, label=label)
+    axes.fill_between(seconds, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.2, linewidth=0)
+
+
+def _draw_solved(axes: Any, steps: list[float | None], label: str, color: str) -> None:
+    """How many runs have reached the goal by then; ``None`` never has."""
+    reached = sorted(step for step in steps if step is not None)
+    axes.step([0, *reached, 102_400], [*range(len(reached) + 1), len(reached)], where="post", color=color, label=label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw what was measured before")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
+    parser.add_argument("--plot", type=Path, help="folder for the pictures")
+    arguments = parser.parse_args()
+
+    curves = measure() if arguments.draw is None else json.loads(arguments.draw.read_text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(curves) + "\n")
+    if arguments.plot:
+        draw(curves, json.loads((ROOT / "docs/benchmarks/learning.json").read_text())["runs"], arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What the source distribution holds, what the metadata says, and that the version comes from one place."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from configparser import ConfigParser
+from email import message_from_string
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ppo_plus
+
+ROOT = Path(__file__).parents[1]
+#: Of a checkout, what an installation needs, and what its users and developers need.
+FILES = [
+    *("setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff"),
+    *("CONTRIBUTING.md", "Makefile", "constraints.txt"),
+]
+FOLDERS = ["ppo_plus", "hyperparams", "docs", "scripts", "tests"]
+#: What is made, and so not shipped.
+MADE = shutil.ignore_patterns("__pycache__", "_build", ".*")
+
+
+def setup() -> ConfigParser:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    return config
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The source distribution, built from a copy, because a build leaves files behind."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in FILES:
+        shutil.copy(ROOT / name, copy)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=MADE)
+    code = "from setuptools.build_meta import build_sdist; print(build_sdist('dist'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, check=True, capture_output=True, text=True, timeout=300
+    )
+    return copy, copy / "dist" / done.stdout.splitlines()[-1]
+
+
+def test_the_source_distribution_is_a_checkout(sdist):
+    """Everything that `make test` and `make docs` need is in it, and nothing that a build has made."""
+    copy, path = sdist
+    shipped = {Path(*Path(name).parts[1:]) for name in tarfile.open(path).getnames()}
+    expected = {Path(name) for name in FILES}
+    expected |= {file.relative_to(copy) for name in FOLDERS for file in (copy / name).rglob("*") if file.is_file()}
+    assert not expected - shipped
+    extra = {
+        name for name in shipped - expected if "egg-info" not in str(name) and name not in map(Path, ("", "PKG-INFO"))
+    }
+    assert {name for name in extra if name.suffix} == set()
+
+
+def test_the_metadata_is_complete(sdist):
+    _, path = sdist
+    with tarfile.open(path) as archive:
+        (name,) = (name for name in archive.getnames() if name.count("/") == 1 and name.endswith("PKG-INFO"))
+        metadata = message_from_string(archive.extractfile(name).read().decode())
+    assert metadata["Name"].replace("-", "_") == "ppo_plus"
+    assert metadata["Version"] == setup()["metadata"]["version"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["License-Expression"] or metadata["License"]
+    assert metadata.get_payload().startswith("# ppo_plus")
+    extras = set(setup()["options.extras_require"])
+    assert set(metadata.get_all("Provides-Extra")) == extras
+
+
+def test_every_folder_with_modules_is_a_package_that_ships():
+    named = set(setup()["options"]["packages"].split())
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ppo_plus").rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} | {"ppo_plus.hyperparams"} == named
+
+
+def test_the_version_has_one_place():
+    """setup.cfg. What is installed, the package, the documentation and the citation say the same."""
+    number = setup()["metadata"]["version"]
+    assert version("ppo_plus") == ppo_plus.__version__ == number
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == number
+    assert f"## [{number}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for path in [*(ROOT / "ppo_plus").rglob("*.py"), ROOT / "docs" / "conf.py", ROOT / "pyproject.toml"]:
+        assert number not in path.read_text(encoding="utf-8"), f"{path} repeats the version"
+
+
+def test_the_citation_can_be_read():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(citation)
+    assert citation["license"] == setup()["metadata"]["license"]
+    assert all({"type", "title", "authors"} <= set(reference) for reference in citation["references"])
+
+
+def test_every_pin_is_a_dependency():
+    """What constraints.txt pins for an extra is in it, and the tools that make and check what is shipped are pinned."""
+    pins = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    for extra in ("docs", "release"):
+        assert set(setup()["options.extras_require"][extra].split()) <= pins

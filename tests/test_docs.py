@@ -1,0 +1,357 @@
+"""The README and the pages of ``docs`` say what is: examples run, commands exist, tables and metrics are true.
+
+The blocks of a page run in order in an empty folder: ``python`` in one namespace, ``yaml`` whose first line is a
+comment with a file's name is written there, and each line of ``bash`` is checked for what it calls. A comment before a
+block may say what it takes:
+
+``<!-- test: long -->``
+    Training stops after its first update, uncompiled; the rest of the block goes on. Marked slow, it runs as it is.
+``<!-- test: slow -->``
+    The block runs only where slow tests run.
+"""
+
+import argparse
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+
+import ppo_plus
+from ppo_plus import PPO_Plus
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
+BLOCK = re.compile(r"^(?:<!-- test: (\w+) -->\n)?```(python|bash|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, the line it starts at, and ``long``, ``slow`` or nothing."""
+
+    language: str
+    text: str
+    line: int
+    mark: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(found[2], found[3], text[: found.start(3)].count("\n"), found[1]) for found in BLOCK.finditer(text)]
+
+
+EXAMPLES = [page for page in PAGES if any(block.language != "yaml" for block in blocks(page))]
+IDS = [str(page.relative_to(ROOT)) for page in EXAMPLES]
+
+
+class StopAfterUpdate(BaseCallback):
+    """Ends training at the first step after an update."""
+
+    def _on_training_start(self) -> None:
+        self.updates = self.model._n_updates
+
+    def _on_step(self) -> bool:
+        return self.model._n_updates == self.updates
+
+
+def stop_early(patch: pytest.MonkeyPatch) -> None:
+    """Let ``learn`` stop after its first update, and compile nothing that did not ask for it."""
+    learn = PPO_Plus.learn
+
+    def learn_shortly(self, total_timesteps, callback=None, *args, **kwargs):
+        given = [] if callback is None else callback if isinstance(callback, list) else [callback]
+        given = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in given]
+        return learn(self, total_timesteps, CallbackList([*given, StopAfterUpdate()]), *args, **kwargs)
+
+    patch.setattr(PPO_Plus, "learn", learn_shortly)
+    patch.setitem(PPO_Plus.__init__.__kwdefaults__, "compile", False)
+
+
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    monkeypatch.chdir(folder)
+    namespace = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.mark == "slow" and not slow:
+            continue
+        with monkeypatch.context() as patch:
+            if block.mark == "long" and not slow:
+                stop_early(patch)
+            if block.language == "python":
+                # Empty lines before it, so that a traceback shows the page's own line.
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+            elif block.language == "yaml" and block.text.startswith("# "):
+                Path(block.text.splitlines()[0].removeprefix("# ")).write_text(block.text)
+            elif block.language == "bash":
+                for line in block.text.splitlines():
+                    run_line(line, patch)
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=IDS)
+def test_examples_run(page, monkeypatch, tmp_path):
+    run_page(page, tmp_path, monkeypatch, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in EXAMPLES if any(block.mark for block in blocks(page))], ids=str)
+def test_examples_run_to_their_end(page, monkeypatch, tmp_path):
+    run_page(page, tmp_path, monkeypatch, slow=True)
+
+
+def test_there_are_examples_to_run():
+    assert sum(block.language == "python" for page in PAGES for block in blocks(page)) >= 35
+    assert sum(block.language == "bash" for page in PAGES for block in blocks(page)) >= 15
+
+
+def test_every_code_block_is_collected():
+    fences = {found for page in PAGES for found in re.findall(r"^```(\w+)", page.read_text("utf-8"), re.MULTILINE)}
+    assert fences <= {"python", "bash", "yaml", "text"}
+
+
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx", reason="needs the extra docs")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", str(DOCS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
+
+
+# --- what stands in a shell ------------------------------------------------------------------------------------------
+
+
+class Parsed(Exception):
+    """The arguments are valid."""
+
+
+def run_line(line: str, patch: pytest.MonkeyPatch) -> None:
+    """Check every command of a line of a shell."""
+    words = shlex.split(line, comments=True)
+    while words:
+        end = words.index("&&") if "&&" in words else len(words)
+        command, words = words[:end], words[end + 1 :]
+        program, *arguments = command
+        assert program in COMMANDS, f"{line}: a test for {program} is missing"
+        COMMANDS[program](arguments, patch)
+
+
+def check_make(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(arguments) <= set(targets)
+
+
+def check_pip(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    """What is installed is an extra that there is, the version that the tests use, or a package of an extra."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = dict(setup["options.extras_require"])
+    known = {re.split(r"[<>=]", word)[0] for text in extras.values() for word in text.split()}
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    install, *packages = arguments
+    assert install == "install"
+    for package in packages:
+        if package.startswith(".["):
+            assert set(package[2:-1].split(",")) <= set(extras), package
+        elif package.startswith("dist/"):
+            assert package == "dist/ppo_plus-*.whl"
+        elif "==" in package:
+            assert package in pins
+        else:
+            # OpenCV has two packages with the same content; the tests use the one without windows.
+            assert package in (".", "opencv-python") or package in known, package
+
+
+def check_python(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    """A script that takes these arguments, or a module that is there."""
+    if arguments[0] == "-m":
+        assert find_spec(arguments[1])
+        return
+    script, *arguments = arguments
+    assert (ROOT / script).is_file(), script
+    patch.syspath_prepend(str((ROOT / script).parent))
+    patch.setattr(sys, "argv", [script, *arguments])
+    spec = spec_from_file_location("script", ROOT / script)
+    module = module_from_spec(spec)
+    # Dataclasses look their module up.
+    patch.setitem(sys.modules, "script", module)
+    spec.loader.exec_module(module)
+    if hasattr(module, "parse_arguments"):
+        module.parse_arguments()
+    else:
+        only_parse(module.main, patch)
+
+
+def only_parse(main, patch: pytest.MonkeyPatch) -> None:
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse(self, *args):
+        parse_args(self, *args)
+        raise Parsed
+
+    with patch.context() as inner, pytest.raises(Parsed):
+        inner.setattr(argparse.ArgumentParser, "parse_args", parse)
+        main()
+
+
+#: What is added to a command that works, so that it is short; the last of several values counts.
+SHORTLY = {
+    "train": ["-n", "256", "--eval-episodes", "1", "--n-envs", "1", "--no-progress"],
+    "enjoy": ["-n", "5", "--no-render"],
+    "record": ["-n", "3"],
+    "plot": [],
+}
+
+
+def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    """Train, enjoy, record and plot shortly; of `tune`, read the arguments."""
+    (command,) = entry_points(group="console_scripts", name="ppo-plus")
+    main = command.load()
+    if arguments[0] in SHORTLY:
+        given = arguments if "--dry-run" in arguments else [*arguments, *SHORTLY[arguments[0]]]
+        if arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
+            only_parse(lambda: main(given), patch)
+        else:
+            main(given)
+    else:
+        only_parse(lambda: main(arguments), patch)
+
+
+def check_installed(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
+    assert shutil.which("optuna-dashboard", path=str(Path(sys.executable).parent))
+
+
+COMMANDS = {
+    "cd": lambda arguments, patch: None,
+    "git": lambda arguments, patch: None,
+    "make": check_make,
+    "optuna-dashboard": check_installed,
+    "pip": check_pip,
+    "ppo-plus": run_ppo_plus,
+    "python": check_python,
+}
+
+
+COMMAND = re.compile(r"`(python scripts/[^`]+|ppo-plus (?:train|tune|enjoy|record|plot) -[^`]+|make \w+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_within_sentences_exist(page, monkeypatch):
+    """Such as those that reproduce a table."""
+    for command in COMMAND.findall(page.read_text(encoding="utf-8")):
+        program, *arguments = shlex.split(command)
+        if program == "ppo-plus":
+            # `--help`, or an option alone.
+            continue
+        with monkeypatch.context() as patch:
+            COMMANDS[program](arguments, patch)
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables():
+    sys.path.insert(0, str(DOCS))
+    yield importlib.import_module("tables")
+    sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_what_was_measured(page, tables):
+    text = page.read_text(encoding="utf-8")
+    assert tables.fill(text) == text, "write the tables anew: python docs/tables.py"
+
+
+def test_a_table_is_made_of_its_file(tables):
+    """A figure in its cell, counted here without the scripts."""
+    rounds = tables.read("speed")["results"]["CartPole-v1-x8"]
+    ratios = sorted(
+        a / b for a, b in zip(*(rounds[who]["us_per_step"] for who in ("SB3", "PPO_Plus compiled")), strict=True)
+    )
+    cell = f"**{ratios[len(ratios) // 2]:.2f}×** [{ratios[0]:.2f}, {ratios[-1]:.2f}]"
+    (row,) = (row for row in tables.TABLES["speed"]().splitlines() if row.startswith("| CartPole-v1, 8 envs"))
+    assert cell in row
+
+
+def test_every_table_is_shown(tables):
+    shown = {name for page in PAGES for name, _ in tables.PATTERN.findall(page.read_text(encoding="utf-8"))}
+    assert shown == set(tables.TABLES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    missing = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    # What belongs to an included file is relative to that.
+    assert not missing
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=IDS)
+def test_examples_fit_on_the_page(page):
+    """The built pages have room for 88 characters."""
+    lines = [line for block in blocks(page) if block.language == "python" for line in block.text.splitlines()]
+    assert [line for line in lines if len(line) > 88] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_page_is_in_the_contents():
+    listed = {
+        entry
+        for page in PAGES
+        for toctree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for entry in toctree.split()
+    }
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if page.is_relative_to(DOCS)}
+    assert pages - {"index"} <= listed
+
+
+def test_the_reference_has_all_that_can_be_imported():
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\.\. auto(?:class|function):: (\w+)$", text, re.MULTILINE))
+    assert described == set(ppo_plus.__all__)
+
+
+class Keys(KVWriter):
+    """Keeps which metrics were logged."""
+
+    def __init__(self):
+        self.keys = set()
+
+    def write(self, key_values, key_excluded, step=0):
+        self.keys |= set(key_values)
+
+    def close(self):
+        pass
+
+
+def test_every_metric_is_described():
+    """All that is logged is on the page, and all that is on the page is logged."""
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\| .*?(?= \|)", text, re.MULTILINE))
+    described = {name for cell in described for name in re.findall(r"`((?:rollout|time|train|eval)/\w+)`", cell)}
+    keys = Keys()
+    cases = [
+        dict(env="Pendulum-v1", n_steps=256, n_epochs=1, use_sde=True, clip_range_vf=0.2, target_kl=0.1),
+        dict(env="CartPole-v1", n_steps=256, n_epochs=1),
+    ]
+    for case in cases:
+        model = PPO_Plus("MlpPolicy", **case)
+        model.set_logger(Logger(None, [keys]))
+        evaluation = EvalCallback(make_vec_env(case["env"]), eval_freq=300, n_eval_episodes=1, verbose=0)
+        model.learn(512, callback=evaluation)
+    # Only some environments and broken losses have these.
+    assert described == keys.keys | {"rollout/success_rate", "eval/success_rate", "train/skipped_minibatches"}
