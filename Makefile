@@ -1,20 +1,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+CONSTRAINTS := constraints.txt
+INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
 # The stamp files say what is installed, so that a second run starts at once.
 RUNTIME := $(VENV)/runtime.stamp
 DEV := $(VENV)/dev.stamp
 DOCS := $(VENV)/docs.stamp
 RELEASE := $(VENV)/release.stamp
+# Where the environments of other torch versions are: their builds bring gigabytes of GPU libraries.
+TORCH_VENVS ?= $(HOME)/.cache
+TORCH_VENV = $(TORCH_VENVS)/ppo_plus-torch-$(VERSION)
 # The networks here are small: further threads only wait for each other, several times slower on a busy machine.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help train test check format docs dist clean
+.PHONY: help train test test-torch check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
 	@echo "make test    run the tests"
+	@echo "make test-torch VERSION=2.15.0   run the tests with another torch"
 	@echo "make check   check format, lint and types, then run the tests"
 	@echo "make format  format the code"
 	@echo "make docs    build the documentation: docs/_build/index.html"
@@ -26,6 +31,12 @@ train: $(RUNTIME)
 
 test: $(DEV)
 	$(BIN)/pytest -n 2 tests
+
+test-torch:
+	$(if $(VERSION),,$(error which torch? make $@ VERSION=2.15.0))
+	mkdir -p $(TORCH_VENV)
+	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(MAKE) test VENV=$(TORCH_VENV) CONSTRAINTS=$(TORCH_VENV)/constraints.txt
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

@@ -11,12 +11,13 @@ from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import PPO_Plus
 
 N_STEPS, N_ENVS = 64, 4
+#: How far apart weights may be after training on one rollout: float32 roundings of 6e-8, on some processors a few more.
+CLOSE = 1e-6
 KINDS = ["discrete", "box", "multidiscrete", "multibinary"]
 
 
@@ -131,9 +132,24 @@ def train(model):
     return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
 
 
+def without_kinks(model):
+    """The same model with smooth activations in the networks for images, which are given ReLUs.
+
+    With those, two equally right results are not always close: among the ten million inputs of ReLUs in one
+    ``train()`` some are within rounding of 0, where the rounding decides whether a sample has a gradient there. On some
+    processors SB3 then differs from SB3 that adds in another order by 1e-4 in single weights. Without kinks all agree
+    within 1e-7.
+    """
+    for module in list(model.policy.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, th.nn.ReLU):
+                setattr(module, name, th.nn.SiLU())
+    return model
+
+
 def trained_on_the_same(**kwargs):
     """SB3's model and ours, and how far apart the largest of their weights are after one ``train()``."""
-    theirs, ours = make(PPO, **kwargs), make(PPO_Plus, **kwargs)
+    theirs, ours = (without_kinks(make(cls, **kwargs)) for cls in (PPO, PPO_Plus))
     hand_over(theirs, collect(theirs), ours)
     before = th.nn.utils.parameters_to_vector(theirs.policy.parameters()).detach()
     after, our_after = train(theirs), train(ours)
@@ -153,6 +169,7 @@ TRAINED = {
     "gsde": {"kind": "box", "use_sde": True},
     "gsde_one_std": {"kind": "box", "use_sde": True, "policy_kwargs": {"full_std": False, "log_std_init": -1.0}},
     "gsde_expln": {"kind": "box", "use_sde": True, "ent_coef": 0.1, "policy_kwargs": {"use_expln": True}},
+    "cnn": {"observation": IMAGE, "policy": "CnnPolicy"},
     "dict": {"observation": DICT, "policy": "MultiInputPolicy"},
     "unsorted_dict": {"observation": UNSORTED_DICT, "policy": "MultiInputPolicy"},
     "unshared": {
@@ -166,7 +183,7 @@ TRAINED = {
     "one_in_the_last_minibatch": {"batch_size": 51},
     "schedules": {"learning_rate": lambda progress: 1e-3 * progress, "clip_range": lambda progress: 0.1 * progress},
     "rmsprop": {"policy_kwargs": {"optimizer_class": th.optim.RMSprop, "optimizer_kwargs": {"eps": 1e-5}}},
-    "relu_two_widths": {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [8, 8]}, "activation_fn": th.nn.ReLU}},
+    "two_widths": {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [8, 8]}, "activation_fn": th.nn.SiLU}},
 }
 
 
@@ -174,13 +191,13 @@ TRAINED = {
 @pytest.mark.parametrize("case", TRAINED)
 def test_one_train_gives_sb3s_weights(case):
     theirs, ours, difference = trained_on_the_same(**TRAINED[case])
-    assert difference < 1e-5
+    assert difference < CLOSE
     assert ours._n_updates == theirs._n_updates == 10
 
 
 def test_kl_stop_happens_at_sb3s_minibatch():
     theirs, ours, difference = trained_on_the_same(target_kl=0.003, learning_rate=3e-3)
-    assert difference < 1e-5
+    assert difference < CLOSE
     assert ours._n_updates == theirs._n_updates
     assert 1 < ours._n_updates < 10, "the case must stop in the middle to say anything"
     # One step per minibatch that was not stopped.
@@ -194,39 +211,7 @@ def test_learning_for_one_rollout_is_sb3s(kind):
     for cls in (PPO, PPO_Plus):
         model = make(cls, kind).learn(N_STEPS * N_ENVS)
         weights.append(th.nn.utils.parameters_to_vector(model.policy.parameters()).detach())
-    th.testing.assert_close(*weights, rtol=0, atol=1e-5)
-
-
-class Shuffled(SB3RolloutBuffer):
-    """The same minibatches with their rows in another order: the same sums, rounded differently."""
-
-    def get(self, batch_size=None):
-        for samples in super().get(batch_size):
-            order = th.randperm(len(samples.advantages), generator=th.Generator().manual_seed(0))
-            yield type(samples)(*(field[order] for field in samples))
-
-
-def test_cnn_weights_are_sb3s_within_sb3s_own_float_noise():
-    """How far apart two equally right results are is measured: SB3 against SB3 that adds in another order.
-
-    A bound such as 1e-5 on every weight would not be honest here. Adam divides each gradient by its own size, so where
-    a gradient is itself little more than a rounding error, its weight moves by up to the learning rate in either
-    direction, and a convolutional network has many of those: on 84x84 images and ten epochs, SB3 differs from SB3 that
-    adds in another order by 1e-4 in single weights. So the mean over all weights is compared, after a few epochs of
-    small images, before differences have grown by themselves.
-    """
-    kwargs = {"observation": IMAGE, "policy": "CnnPolicy", "n_epochs": 4}
-    again = make(PPO, rollout_buffer_class=Shuffled, **kwargs)
-    collect(again)
-    theirs = make(PPO, **kwargs)
-    keep = collect(theirs)
-    ours = make(PPO_Plus, **kwargs)
-    hand_over(theirs, keep, ours)
-    weights, weights_again, our_weights = train(theirs), train(again), train(ours)
-    noise = (weights - weights_again).abs().mean()
-    assert 0 < noise < 1e-7
-    # Ours rounds differently in two more places, the gradient's norm and the fused optimizer: a small multiple.
-    assert (weights - our_weights).abs().mean() < 10 * noise
+    th.testing.assert_close(*weights, rtol=0, atol=CLOSE)
 
 
 # --- masks: sb3-contrib's MaskablePPO ---------------------------------------------------------------------------------
@@ -246,4 +231,4 @@ def test_masked_learning_for_one_rollout_is_sb3_contribs(kind):
     for name in ("observations", "actions", "episode_starts", "values"):
         np.testing.assert_array_equal(theirs.rollout[name], ours.rollout[name], err_msg=name)
     np.testing.assert_allclose(theirs.rollout["log_probs"], ours.rollout["log_probs"], rtol=1e-6, atol=1e-6)
-    th.testing.assert_close(weights, our_weights, rtol=0, atol=1e-5)
+    th.testing.assert_close(weights, our_weights, rtol=0, atol=CLOSE)

@@ -112,10 +112,12 @@ class StateDependentNoise(NoiseProcess):
     def _sigma(self, log_std: th.Tensor) -> th.Tensor:
         if not self.use_expln:
             return log_std.exp()
-        # Each branch sees only its own side, so that no infinity leaks into the other's gradient.
-        below = log_std.clamp(max=0.0).exp()
-        above = th.log1p(log_std.clamp(min=0.0) + 1e-6) + 1.0
-        return th.where(log_std > 0, above, below)
+        # Each branch sees only its own side, so that no infinity leaks into the other's gradient. Not by clamp: what
+        # its gradient is at 0, where log_std starts, depends on the version of torch.
+        is_above = log_std > 0
+        below = th.where(is_above, 0.0, log_std).exp()
+        above = th.log1p(th.where(is_above, log_std, 0.0) + 1e-6) + 1.0
+        return th.where(is_above, above, below)
 
 
 @dataclass(frozen=True)

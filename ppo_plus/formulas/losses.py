@@ -20,7 +20,7 @@ def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tens
     r"""The clipped surrogate :math:`-\mathrm{mean}[\min(r A, \mathrm{clip}(r, 1-\epsilon, 1+\epsilon) A)]`.
 
     Computed as :math:`-\mathrm{mean}[\min(r A, A + \epsilon |A|)]`, the same with half of the operations: only the
-    bound on the side that :math:`A` favors is ever the smaller one.
+    bound on the side that :math:`A` favors is ever the smaller one. A ratio exactly at its bound still learns.
 
     :param log_ratio: :math:`\log r = \log \pi(a|s) - \log \pi_{old}(a|s)`, shape ``(B,)``
     :param advantages: :math:`A`, shape ``(B,)``
@@ -31,7 +31,10 @@ def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tens
     surrogate = advantages * ratio
     if clip_range is None:
         return -surrogate.mean()
-    return -surrogate.clamp(max=advantages + clip_range * advantages.abs()).mean()
+    bound = advantages + clip_range * advantages.abs()
+    # Not by clamp or min: what their gradient is at the bound depends on the version of torch. Where the clip range
+    # has fallen to 0, all ratios of the first minibatch are there.
+    return -th.where(surrogate > bound, bound, surrogate).mean()
 
 
 def value_loss(
@@ -51,6 +54,8 @@ def value_loss(
     - ``"max"`` (PPO2): :math:`\mathrm{mean}[\max((R - V)^2, (R - V_c)^2)]`, the pessimistic bound, whose gradient
       vanishes only where the value has moved beyond the clip range *towards* its target.
 
+    A value exactly at its bound still learns.
+
     :param values: :math:`V`, shape ``(B,)``
     :param old_values: :math:`V_{old}`, the predictions made during the rollout, shape ``(B,)``
     :param returns: :math:`R`, the TD(λ) targets, shape ``(B,)``
@@ -63,7 +68,10 @@ def value_loss(
         raise ValueError(f'value_clip={value_clip!r} must be "max" or "plain"')
     if clip_range_vf is None:
         return F.mse_loss(values, returns)
-    clipped = old_values + (values - old_values).clamp(-clip_range_vf, clip_range_vf)
+    change = values - old_values
+    # As in policy_loss, the gradient at the bound is not left to clamp.
+    bound = change.detach().clamp(-clip_range_vf, clip_range_vf)
+    clipped = old_values + th.where(change.abs() > clip_range_vf, bound, change)
     clipped_error = (returns - clipped).square()
     if value_clip == "plain":
         return clipped_error.mean()

@@ -99,7 +99,7 @@ def test_gsde_noise_times_std_is_the_features_times_a_held_matrix(process):
     th.testing.assert_close(z * process.std(log_std, features), expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("scale", [0.3, 2.0])
+@pytest.mark.parametrize("scale", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("process", GSDE, ids=str)
 def test_gsde_std_and_its_gradient_are_sb3s(process, scale):
     features = th.cat([th.randn(7, F), th.zeros(1, F), th.randn(7, F).relu()])
@@ -139,6 +139,21 @@ def test_expln_has_a_finite_gradient_where_exp_overflows():
     log_std = th.full((F, D), 100.0, requires_grad=True)
     StateDependentNoise(use_expln=True).std(log_std, th.ones(1, F)).sum().backward()
     assert log_std.grad.isfinite().all() and (log_std.grad > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("log_std", "slope"),
+    [
+        (-1.0, math.exp(-1.0)),
+        # The start of training is exactly at the bend, where the slope is that of the left side.
+        (0.0, 1.0),
+        (1.0, 1 / (2 + 1e-6)),
+    ],
+)
+def test_expln_learns_on_both_sides_and_at_its_bend(log_std, slope):
+    x = th.tensor([[log_std]], dtype=th.float64, requires_grad=True)
+    StateDependentNoise(use_expln=True)._sigma(x).backward()
+    assert x.grad.item() == pytest.approx(slope, rel=1e-15)
 
 
 @pytest.mark.parametrize(("full_std", "shape"), [(True, (F, D)), (False, (F, 1))])

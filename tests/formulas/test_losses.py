@@ -76,6 +76,37 @@ def test_policy_loss_at_the_old_policy_has_the_policy_gradient(clip_range):
     th.testing.assert_close(log_ratio.grad, -advantages / 4, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+@pytest.mark.parametrize("log_ratio", [0.0, 0.25, 0.5])
+def test_policy_loss_still_learns_exactly_at_the_bound(log_ratio, direction):
+    x = f64([direction * log_ratio], requires_grad=True)
+    # Exact differences, so that the surrogate is the bound to the last bit; the first of them is a clip range of 0.
+    clip_range = (x.detach().exp() - 1).abs().squeeze()
+    policy_loss(x, f64([direction]), clip_range).backward()
+    th.testing.assert_close(x.grad, -direction * x.detach().exp(), rtol=0, atol=0)
+    nudged = (x.detach() + direction * 1e-9).requires_grad_()
+    policy_loss(nudged, f64([direction]), clip_range).backward()
+    assert nudged.grad == 0
+
+
+@pytest.mark.parametrize("clip_range", [0.0, 0.2])
+def test_policy_loss_learns_nothing_where_the_advantage_is_zero(clip_range):
+    # The surrogate is its bound there, whatever the ratio.
+    x = f64([-0.5, 0.0, 0.5], requires_grad=True)
+    policy_loss(x, f64([0.0, 0.0, 0.0]), f64(clip_range)).backward()
+    assert th.equal(x.grad, th.zeros_like(x))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_clipping_hides_no_number_that_is_not_finite(poison):
+    assert not policy_loss(f64([poison]), f64([-1.0]), 0.2).isfinite()
+    assert policy_loss(f64([0.0]), f64([np.nan]), 0.2).isnan()
+    for value_clip in ("plain", "max"):
+        assert value_loss(f64([np.nan]), f64([0.0]), f64([1.0]), 0.2, value_clip).isnan()
+        assert value_loss(f64([0.0]), f64([np.nan]), f64([1.0]), 0.2, value_clip).isnan()
+        assert not value_loss(f64([0.0]), f64([0.0]), f64([poison]), 0.2, value_clip).isfinite()
+
+
 # --- value loss -------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +147,22 @@ def test_plain_clip_learns_nothing_from_a_value_that_moved_away_and_max_does(val
         x = f64([value], requires_grad=True)
         value_loss(x, f64([0.0]), f64([1.0]), 0.2, value_clip).backward()
         assert x.grad.item() == (pytest.approx(-2 * (1 - value), rel=1e-12) if learns else 0.0), value_clip
+
+
+@pytest.mark.parametrize("value_clip", ["max", "plain"])
+@pytest.mark.parametrize(("value", "clip_range_vf"), [(0.25, 0.25), (-0.25, 0.25), (0.0, 0.0)])
+def test_value_loss_still_learns_exactly_at_the_bound(value, clip_range_vf, value_clip):
+    # The critic said 0, the target is 1.
+    x = f64([value], requires_grad=True)
+    value_loss(x, f64([0.0]), f64([1.0]), f64(clip_range_vf), value_clip).backward()
+    assert x.grad.item() == -2 * (1 - value)
+
+
+def test_max_clip_takes_half_of_the_gradient_where_a_clipped_value_and_its_mirror_image_are_equally_wrong():
+    # Clipped to 0.25, and 1.75, are 0.75 from the target 1: one side learns, the other not.
+    x = f64([1.75], requires_grad=True)
+    value_loss(x, f64([0.0]), f64([1.0]), f64(0.25)).backward()
+    assert x.grad.item() == 0.75
 
 
 # --- KL and clip fraction ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ppo_plus.policy.distributions import (
     DiagGaussian,
     Product,
     SquashedDiagGaussian,
+    _log_tanh_slope,
     make_distribution,
 )
 
@@ -174,9 +175,11 @@ def test_kl_of_a_distribution_from_itself_is_exactly_zero(family, dtype):
     assert th.equal(family.kl(params, params.clone()), th.zeros(5, dtype=dtype))
 
 
+# At scale 0 all means are 0 and all choices equally likely, where some of torch's formulas change sides.
+@pytest.mark.parametrize("scale", [1.5, 0.0])
 @pytest.mark.parametrize("family", [*FAMILIES.values(), *PRODUCTS.values()], ids=[*FAMILIES, *PRODUCTS])
-def test_gradients_by_finite_differences(family):
-    (net, std), actions = random_net(family, seed=2), random_actions(family, seed=2)
+def test_gradients_by_finite_differences(family, scale):
+    (net, std), actions = random_net(family, seed=2, scale=scale), random_actions(family, seed=2)
     other = random_params(family, seed=3)
     inputs = [x.requires_grad_() for x in (net, std) if x is not None]
 
@@ -198,6 +201,16 @@ def test_nearly_deterministic_choices_have_finite_numbers_and_gradients(family, 
     numbers = family.log_prob(params, actions) + family.entropy(params) + family.kl(params.detach().flip(0), params)
     numbers.sum().backward()
     assert numbers.isfinite().all() and net.grad.isfinite().all()
+
+
+@every_family
+def test_the_gradient_of_the_kl_vanishes_at_equal_parameters(family):
+    net, std = random_net(family, seed=1)
+    inputs = [x.requires_grad_() for x in (net, std) if x is not None]
+    params = family.params(net, std)
+    gradients = th.autograd.grad(family.kl(params.detach(), params).sum(), inputs)
+    for gradient in gradients:
+        th.testing.assert_close(gradient, th.zeros_like(gradient), rtol=0, atol=1e-15)
 
 
 # --- entropy of the squashed Gaussian ---------------------------------------------------------------------------------
@@ -247,6 +260,14 @@ def test_squashed_entropys_gradient_at_the_standard_normal():
     params = th.tensor([[0.0, 1.0]], dtype=th.float64, requires_grad=True)
     (gradient,) = th.autograd.grad(FAMILIES["squashed_box_0d"].entropy(params).sum(), params)
     assert gradient[0].tolist() == pytest.approx([0.0, expected], abs=2e-6)
+
+
+# Softplus changes its formula at -2u = 20, and the slope of the squashing its sign at 0.
+@pytest.mark.parametrize("u", [-1e3, -10.0, -0.5, 0.0, 0.5, 10.0, 1e3])
+def test_the_squashings_slope_has_its_gradient_at_every_bend(u):
+    x = th.tensor(u, dtype=th.float64, requires_grad=True)
+    _log_tanh_slope(x).backward()
+    assert x.grad.item() == pytest.approx(-2 * np.tanh(u), abs=1e-8)
 
 
 @pytest.mark.parametrize("u", [-100.0, -20.0, 20.0, 100.0])
@@ -733,8 +754,9 @@ def test_a_mask_that_allows_everything_changes_nothing(family):
 
 
 @maskable_families
-def test_gradients_under_masks_by_finite_differences(family):
-    (net, std), masks = random_net(family, seed=2), random_masks(family, seed=2)
+@pytest.mark.parametrize("scale", [1.5, 0.0])
+def test_gradients_under_masks_by_finite_differences(family, scale):
+    (net, std), masks = random_net(family, seed=2, scale=scale), random_masks(family, seed=2)
     other = family.params(*random_net(family, seed=3), masks)
     actions = family.mode(other)
     inputs = [x.requires_grad_() for x in (net, std) if x is not None]

@@ -52,7 +52,9 @@ def test_under_autocast_the_policy_of_the_update_is_the_policy_of_the_rollout():
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
     data, indices = next(model.rollout_buffer.minibatches(8))
     losses = model.compute_loss(pick(data, indices), model.settings.coefficients(1.0, th.device("cpu")))
-    assert 0 <= losses.diagnostics["kl"] < 1e-5 and losses.diagnostics["clip_fraction"] == 0
+    # No KL is negative, but for a rounding of its logarithms of order one.
+    assert -th.finfo(th.float32).eps < losses.diagnostics["kl"] < 1e-5
+    assert losses.diagnostics["clip_fraction"] == 0
 
 
 def test_autocast_is_saved_compiles_and_learns(tmp_path):
