@@ -27,7 +27,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "ppo_plus.memory": ("ppo_plus.policy.memory", "ppo_plus.policy.carry"),
     "ppo_plus.migration": ("ppo_plus.files.from_sb3",),
     "ppo_plus.observations": ("ppo_plus.policy.observations",),
-    "ppo_plus.policies": ("ppo_plus.policy.policies",),
+    "ppo_plus.policies": ("ppo_plus.policy.policies", "ppo_plus.policy.adapter"),
     "ppo_plus.recurrent": ("ppo_plus.policy.recurrent",),
     "ppo_plus.schedules": ("ppo_plus.formulas.schedules",),
     "ppo_plus.vec_env": ("ppo_plus.rollout.vec_env",),

@@ -32,8 +32,9 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule
+from ppo_plus.policy.adapter import adapt_policy_class, overridden
 from ppo_plus.policy.masking import MaskSource, find_masks
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy, adapt_policy_class
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.require import require_finite, require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -244,6 +245,13 @@ class PPO_Plus(OnPolicyAlgorithm):
             **{name: value for name, value in custom.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
+        if not self.policy.compilable:
+            warnings.warn(
+                f"policy={self.policy_class.__name__} overrides {', '.join(overridden(self.policy_class))}: it runs as "
+                "SB3 runs it, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it "
+                "from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
+                stacklevel=4,
+            )
         self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
@@ -356,7 +364,12 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _decide(self, total_timesteps: int) -> None:
         """Settle whether this call of ``learn`` compiles."""
         planned = self._n_planned + self.planned_steps(total_timesteps)
-        verdict = decide(self.compile, planned, self.device, before=bool(self._verdict))
+        if self.policy.compilable:
+            verdict = decide(self.compile, planned, self.device, before=bool(self._verdict))
+        else:
+            verdict = Verdict(False, f"{self.policy_class.__name__} overrides methods of SB3's policy")
+            if self.compile is True:
+                raise CompileError(f"compile=True, but {verdict.reason}: use compile=False")
         if self.compile == "auto" and not verdict and "nothing can" in verdict.reason and verdict != self._verdict:
             warnings.warn(f"training runs uncompiled, and slower: {verdict.reason}", RuntimeWarning, stacklevel=5)
         self._n_planned, self._verdict = planned, verdict
@@ -439,7 +452,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_start()
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
-        mask_source = find_masks(env, self.policy.action_dist.choices, self.action_mask_key)
+        mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
         act, length = self._prepare_act(mask_source), self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
@@ -500,7 +513,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: total loss and diagnostics
         """
         values, params = self.policy.evaluate_batch(batch)
-        return self.settings.loss(self.policy.action_dist, values, params, batch, coefficients)
+        return self.settings.loss(self.policy.family, values, params, batch, coefficients)
 
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.

@@ -14,10 +14,10 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import Coefficients, PPOLoss
 from ppo_plus.formulas.schedules import Bounded, make_schedule
+from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.policy.observations import canonical_space
-from ppo_plus.policy.policies import adapt_policy_class
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class
 
@@ -254,6 +254,11 @@ def _check_exploration(settings: Settings) -> None:
             require_int("sde_sample_freq", settings.sde_sample_freq, 1)
         except (TypeError, ValueError) as error:
             raise type(error)(f'{error} (or -1 for once per rollout, or "episode")') from None
+    if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).compilable:
+        raise ValueError(
+            f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
+            "SB3's policy: use a number, or derive it from ppo_plus.ActorCriticPolicy"
+        )
     if settings.exploration is None:
         return
     if not isinstance(settings.exploration, NoiseProcess):
@@ -282,6 +287,12 @@ def _check_kl_control(settings: Settings) -> None:
         raise ValueError(
             'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
             "or a clip_range such as 0.2"
+        )
+    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).tells_params:
+        raise ValueError(
+            f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
+            f"policy={settings.policy_class!r} does not tell, since it overrides methods of SB3's policy: derive it "
+            'from ppo_plus.ActorCriticPolicy, or use kl_control="stop"'
         )
     if control.measure == "kl" and not settings.has_own_buffer:
         raise ValueError(

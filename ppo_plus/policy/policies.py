@@ -8,7 +8,7 @@ observations (:mod:`ppo_plus.policy.observations`). Networks, their initializati
 
 import copy
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
     #: Whether it has memory (:mod:`ppo_plus.policy.recurrent`).
     remembers = False
+    #: Whether compiled code may take its place.
+    compilable = True
+    #: Whether the parameters of its action distribution are known.
+    tells_params = True
     #: Attributes that neither acting nor evaluating depends on.
     not_constant = frozenset({"optimizer", "optimizer_class", "optimizer_kwargs", "_noise", "lr_schedule", "_networks"})
 
@@ -235,6 +239,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             "action_mask_key": self.action_mask_key,
         }
         return data | self._networks | own
+
+    @property
+    def family(self) -> ActionDistribution:
+        """The family of its action distributions."""
+        return self.action_dist
 
     # --- what the algorithm calls ---------------------------------------------------------------------------------
 
@@ -552,37 +561,10 @@ _OURS: dict[type, type[ActorCriticPolicy]] = {
     sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
 }
 
-#: Methods whose work :class:`ActorCriticPolicy` does elsewhere: an override written for SB3 would be passed over.
-_NOT_CALLED = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
 
-
-@cache
-def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
-    """Make a policy class written for SB3 one of ours.
-
-    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks; our class is inserted
-    between it and SB3's.
-
-    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned as it is)
-    :raises TypeError: something else
-    :raises ValueError: a class that overrides methods which are not used here
-    """
-    if policy_class in _OURS:
-        return _OURS[policy_class]
-    if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
-        return policy_class
-    if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
-        raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
-    for base in policy_class.__mro__:
-        overridden = [name for name in _NOT_CALLED if name in vars(base)]
-        if base is sb3.ActorCriticPolicy:
-            break
-        if overridden:
-            raise ValueError(
-                f"policy={policy_class!r} overrides {', '.join(overridden)}, which PPO_Plus does not call: "
-                "derive it from ppo_plus.ActorCriticPolicy and override act and evaluate"
-            )
-    return type(policy_class.__name__, (policy_class, ActorCriticPolicy), {"__module__": policy_class.__module__})
+def adapt_networks(policy_class: type) -> type[ActorCriticPolicy] | None:
+    """Our class in place of one of SB3's own; ``None`` for a custom one."""
+    return _OURS.get(policy_class)
 
 
 def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:

@@ -246,6 +246,9 @@ class RolloutBuffer:
 
     def _flat(self, tensors: dict[str, Any]) -> Batch:
         batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
+        if not tensors["params"].shape[2]:
+            # A policy that does not tell them.
+            batch = batch._replace(old_params=None)
         masks = tensors.get("masks")
         return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 

@@ -164,7 +164,7 @@ class Collector:
         """Choose the next actions from what :meth:`look` returned."""
         step, self.carry = self._task.act(*seen)
         self._memory = self.carry.memory
-        return Decision(step.cpu().numpy(), self._task.policy.action_dist)
+        return Decision(step.cpu().numpy(), self._task.policy.family)
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
         """The carry, with held noise drawn again where it is due."""

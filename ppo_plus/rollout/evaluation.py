@@ -41,7 +41,7 @@ def with_masks(model: Any, vec_env: VecEnv) -> Any:
     :param model: the model
     :param vec_env: the environment
     """
-    source = find_masks(vec_env, model.policy.action_dist.choices, model.action_mask_key)
+    source = find_masks(vec_env, model.policy.family.choices, model.action_mask_key)
     return model if source is None or source.key is not None else _Masked(model, vec_env, source)
 
 

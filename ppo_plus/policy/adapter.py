@@ -1,0 +1,159 @@
+"""Policy classes that override what SB3 calls: they run as SB3 runs them.
+
+SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and their like. Such a
+class keeps all of its own code here, and PPO_Plus asks it what SB3's PPO would ask. What that does not tell is
+missing: the parameters of the action distribution, and with them the exact KL; gSDE off Box; masks; memory.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common import policies as sb3
+
+from ppo_plus.policy.carry import Carry
+from ppo_plus.policy.distributions import ActionDistribution, make_distribution
+from ppo_plus.policy.policies import ActorCriticPolicy, Step, adapt_networks
+
+#: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
+CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
+
+
+class Taken(ActionDistribution):
+    """What is known of a distribution through SB3's methods: log-probability and entropy at the actions taken.
+
+    ``params`` are these two, shape ``(B, 2)``.
+
+    :param policy: whose actions they are
+    """
+
+    net_dim = param_dim = 0
+
+    def __init__(self, policy: sb3.ActorCriticPolicy):
+        super().__init__(policy.action_space)
+        inner = make_distribution(policy.action_space)
+        self._inner, self._squashed = inner, policy.squash_output
+        self._low_high = policy.unscale_action if policy.squash_output else None
+        self.action_dim, self.noise_dim, self.dtype = inner.action_dim, 0, inner.dtype
+        self.choices = []
+
+    def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return params[:, 0]
+
+    def entropy(self, params: th.Tensor) -> th.Tensor:
+        return params[:, 1]
+
+    def to_env(self, actions: np.ndarray) -> Any:
+        if self._low_high is not None:
+            actions = self._low_high(actions.reshape(len(actions), *self.action_space.shape)).reshape(len(actions), -1)  # type: ignore[misc]
+        return self._inner.to_env(actions)
+
+    def _unknown(self, *_: Any) -> Any:
+        raise NotImplementedError("a policy class that overrides SB3's methods tells no more of its distribution")
+
+    params = sample = from_noise = mode = kl = to_torch = _unknown  # type: ignore[assignment]
+
+
+class CalledAsSB3:
+    """Gives a policy class written for SB3 what PPO_Plus asks for, by what SB3's PPO calls; it comes first among the
+    base classes.
+
+    :param args: arguments of the policy class, by position
+    :param exploration: not available
+    :param action_mask_key: not available
+    :param kwargs: arguments of the policy class, by name
+    :raises ValueError: what is not available is asked for
+    """
+
+    remembers = False
+    #: Whether compiled code may take its place.
+    compilable = False
+    #: Whether the parameters of its action distribution are known.
+    tells_params = False
+
+    def __init__(self, *args: Any, exploration: Any = None, action_mask_key: Any = None, **kwargs: Any):
+        for name, value in (("exploration", exploration), ("action_mask_key", action_mask_key)):
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "
+                    "ppo_plus.ActorCriticPolicy"
+                )
+        super().__init__(*args, **kwargs)
+        self.family = Taken(self)  # type: ignore[arg-type]
+
+    def act(
+        self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
+    ) -> tuple[Step, Carry]:
+        """As :meth:`ppo_plus.ActorCriticPolicy.act`, by ``forward``."""
+        actions, values, log_probs = self(obs)
+        actions = actions.reshape(len(log_probs), -1).float()
+        return Step(actions, values.flatten(), log_probs, actions[:, :0]), carry
+
+    def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
+        """As :meth:`ppo_plus.ActorCriticPolicy.evaluate_batch`, by ``evaluate_actions``."""
+        actions = batch.actions
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions.long().flatten()
+        elif not isinstance(self.action_space, spaces.Box):
+            actions = actions.long()
+        values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
+        # SB3's estimate where there is no formula.
+        return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
+
+    def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
+        """Values at ``obs``, shape ``(B, 1)``."""
+        return super().predict_values(obs)  # type: ignore[misc, no-any-return]
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> Any:
+        """As SB3's; ``action_masks`` must be ``None``."""
+        if action_masks is not None:
+            raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
+        return super().predict(observation, state, episode_start, deterministic)  # type: ignore[misc]
+
+    def init_carry(self: Any, n_envs: int) -> Carry:
+        """Fresh noise, which SB3's policies hold themselves."""
+        if self.use_sde:
+            self.reset_noise(n_envs)
+        return Carry()
+
+    def renew_noise(self: Any, carry: Carry, envs: np.ndarray) -> Carry:
+        """Draw the held noise of all environments again."""
+        if self.use_sde:
+            self.reset_noise(len(envs))
+        return carry
+
+
+def overridden(policy_class: type) -> list[str]:
+    """What a policy class written for SB3 overrides of the methods that SB3 calls."""
+    custom = policy_class.__mro__[: policy_class.__mro__.index(sb3.ActorCriticPolicy)]
+    return [name for name in CALLED_BY_SB3 if any(name in vars(base) for base in custom)]
+
+
+@cache
+def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
+    """Make a policy class written for SB3 usable here.
+
+    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks. Where it overrides none
+    of the methods that SB3 calls, our class is inserted between it and SB3's; else it runs as SB3 runs it.
+
+    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned as it is)
+    :raises TypeError: something else
+    """
+    if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
+        return policy_class
+    if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
+        raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
+    known = adapt_networks(policy_class)
+    if known is not None:
+        return known
+    bases = (CalledAsSB3, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)
+    return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})
