@@ -20,10 +20,10 @@ import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo.arguments import key_value
+from ppo_plus.zoo.cli.arguments import key_value
 from ppo_plus.zoo.cli import main, make_parser
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
 
 
@@ -358,7 +358,7 @@ def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
     def fail(_run):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("ppo_plus.zoo.cli_train.train", fail)
+    monkeypatch.setattr("ppo_plus.zoo.cli.train.train", fail)
     with pytest.raises(ValueError, match="a bug"):
         main(TRAIN)
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.zoo.arguments import add_env_arguments, seed, whole_number
+from ppo_plus.zoo.cli.arguments import add_env_arguments, seed, whole_number
 from ppo_plus.zoo.enjoy import Player, enjoy, make_player, record
 from ppo_plus.zoo.folders import RunFolder, find_folder
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import gymnasium as gym
 
 from ppo_plus import __version__
-from ppo_plus.zoo import cli_enjoy, cli_plot, cli_train, cli_tune
-from ppo_plus.zoo.arguments import Parser
+from ppo_plus.zoo.cli import enjoy, plot, train, tune
+from ppo_plus.zoo.cli.arguments import Parser
 
 MISTAKES = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
 
@@ -39,6 +39,6 @@ def make_parser() -> Parser:
     parser = Parser(prog="ppo-plus", description="Train and tune PPO_Plus; watch, record and compare what it learned.")
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (cli_train, cli_enjoy, cli_plot, cli_tune):
+    for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

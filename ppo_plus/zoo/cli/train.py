@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, key_value, seed, whole_number
+from ppo_plus.zoo.cli.arguments import add_env_arguments, allowed_packages, key_value, seed, whole_number
 from ppo_plus.zoo.envs import BATCHED, VEC_ENVS, find_env
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.folders import ALGO
