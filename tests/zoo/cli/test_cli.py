@@ -20,8 +20,8 @@ import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo.cli.arguments import key_value
 from ppo_plus.zoo.cli import main, make_parser
+from ppo_plus.zoo.cli.arguments import key_value
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
