@@ -3,7 +3,8 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -148,6 +149,8 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Build the run, or describe it."""
+    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
+        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -161,11 +164,11 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     run = set_up(experiment, options)
 
     def work() -> None:
-        _interrupt_once()
-        if name:
-            track(args, experiment, name)
-        if not train(run):
-            sys.exit(INTERRUPTED)
+        with _one_interrupt():
+            if name:
+                track(args, experiment, name)
+            if not train(run):
+                sys.exit(INTERRUPTED)
 
     return work
 
@@ -179,17 +182,21 @@ def _settings_file(name: str) -> Path:
     return path
 
 
-def _interrupt_once() -> None:
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
     """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving."""
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(*_: object) -> NoReturn:
-        for number in numbers:
+        for number in before:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for number in numbers:
-        signal.signal(number, interrupt)
+    # A shell's background job ignores Ctrl-C, which is left so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def describe(experiment: "Experiment", options: Options) -> str:
@@ -201,8 +208,6 @@ def describe(experiment: "Experiment", options: Options) -> str:
 
 
 def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
-    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     return Options(
         log_folder=args.log_folder,
         uuid=args.uuid,
