@@ -1,66 +1,113 @@
 """PPO for Stable-Baselines3: every action space, every exploration, several ways to hold the KL, much faster."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from ppo_plus.formulas.exploration import ColoredNoise, NoiseProcess, StateDependentNoise, WhiteNoise
-from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty, EarlyStop, KLControl, KLState
-from ppo_plus.formulas.losses import Coefficients, Losses, PPOLoss
-from ppo_plus.formulas.schedules import constant, cosine, linear
-from ppo_plus.moved import install
-from ppo_plus.policy.carry import Carry, Features
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from ppo_plus.policy.recurrent import (
-    CnnGruPolicy,
-    CnnLstmPolicy,
-    GRUMemory,
-    LSTMMemory,
-    MlpGruPolicy,
-    MlpLstmPolicy,
-    MultiInputGruPolicy,
-    MultiInputLstmPolicy,
-)
-from ppo_plus.ppo_plus import PPO_Plus
-from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.update.batch import Batch
+from ppo_plus.moved import MOVED, install
+
+if TYPE_CHECKING:
+    from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
+    from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
+    from ppo_plus.formulas.exploration import StateDependentNoise as StateDependentNoise
+    from ppo_plus.formulas.exploration import WhiteNoise as WhiteNoise
+    from ppo_plus.formulas.kl_control import AdaptiveLearningRate as AdaptiveLearningRate
+    from ppo_plus.formulas.kl_control import AdaptivePenalty as AdaptivePenalty
+    from ppo_plus.formulas.kl_control import EarlyStop as EarlyStop
+    from ppo_plus.formulas.kl_control import KLControl as KLControl
+    from ppo_plus.formulas.kl_control import KLState as KLState
+    from ppo_plus.formulas.losses import Coefficients as Coefficients
+    from ppo_plus.formulas.losses import Losses as Losses
+    from ppo_plus.formulas.losses import PPOLoss as PPOLoss
+    from ppo_plus.formulas.schedules import constant as constant
+    from ppo_plus.formulas.schedules import cosine as cosine
+    from ppo_plus.formulas.schedules import linear as linear
+    from ppo_plus.policy.carry import Carry as Carry
+    from ppo_plus.policy.carry import Features as Features
+    from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
+    from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
+    from ppo_plus.policy.policies import MlpPolicy as MlpPolicy
+    from ppo_plus.policy.policies import MultiInputPolicy as MultiInputPolicy
+    from ppo_plus.policy.recurrent import CnnGruPolicy as CnnGruPolicy
+    from ppo_plus.policy.recurrent import CnnLstmPolicy as CnnLstmPolicy
+    from ppo_plus.policy.recurrent import GRUMemory as GRUMemory
+    from ppo_plus.policy.recurrent import LSTMMemory as LSTMMemory
+    from ppo_plus.policy.recurrent import MlpGruPolicy as MlpGruPolicy
+    from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
+    from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
+    from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
+    from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
+    from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
+    from ppo_plus.update.batch import Batch as Batch
+
+#: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
+#: `ppo-plus --help` does without it. Type checkers read the imports above; a test holds that both say the same.
+MODULES = {
+    "ActorCriticPolicy": "ppo_plus.policy.policies",
+    "AdaptiveLearningRate": "ppo_plus.formulas.kl_control",
+    "AdaptivePenalty": "ppo_plus.formulas.kl_control",
+    "Batch": "ppo_plus.update.batch",
+    "Carry": "ppo_plus.policy.carry",
+    "CnnGruPolicy": "ppo_plus.policy.recurrent",
+    "CnnLstmPolicy": "ppo_plus.policy.recurrent",
+    "CnnPolicy": "ppo_plus.policy.policies",
+    "Coefficients": "ppo_plus.formulas.losses",
+    "ColoredNoise": "ppo_plus.formulas.exploration",
+    "CompileError": "ppo_plus.compiling.compiled",
+    "EarlyStop": "ppo_plus.formulas.kl_control",
+    "Features": "ppo_plus.policy.carry",
+    "GRUMemory": "ppo_plus.policy.recurrent",
+    "KLControl": "ppo_plus.formulas.kl_control",
+    "KLState": "ppo_plus.formulas.kl_control",
+    "LSTMMemory": "ppo_plus.policy.recurrent",
+    "Losses": "ppo_plus.formulas.losses",
+    "MlpGruPolicy": "ppo_plus.policy.recurrent",
+    "MlpLstmPolicy": "ppo_plus.policy.recurrent",
+    "MlpPolicy": "ppo_plus.policy.policies",
+    "MultiInputGruPolicy": "ppo_plus.policy.recurrent",
+    "MultiInputLstmPolicy": "ppo_plus.policy.recurrent",
+    "MultiInputPolicy": "ppo_plus.policy.policies",
+    "NoiseProcess": "ppo_plus.formulas.exploration",
+    "PPOLoss": "ppo_plus.formulas.losses",
+    "PPO_Plus": "ppo_plus.ppo_plus",
+    "RolloutBuffer": "ppo_plus.rollout.buffer",
+    "StateDependentNoise": "ppo_plus.formulas.exploration",
+    "WhiteNoise": "ppo_plus.formulas.exploration",
+    "as_vec_env": "ppo_plus.rollout.vec_env",
+    "constant": "ppo_plus.formulas.schedules",
+    "cosine": "ppo_plus.formulas.schedules",
+    "linear": "ppo_plus.formulas.schedules",
+}
+__all__ = list(MODULES)
 
 install()
 
-try:
-    __version__ = version("ppo_plus")
-except PackageNotFoundError:  # imported from a checkout that is not installed
-    __version__ = "unknown"
+__version__: str
 
-__all__ = [
-    "ActorCriticPolicy",
-    "AdaptiveLearningRate",
-    "AdaptivePenalty",
-    "Batch",
-    "Carry",
-    "CnnGruPolicy",
-    "CnnLstmPolicy",
-    "CnnPolicy",
-    "Coefficients",
-    "ColoredNoise",
-    "EarlyStop",
-    "Features",
-    "GRUMemory",
-    "KLControl",
-    "KLState",
-    "LSTMMemory",
-    "Losses",
-    "MlpGruPolicy",
-    "MlpLstmPolicy",
-    "MlpPolicy",
-    "MultiInputGruPolicy",
-    "MultiInputLstmPolicy",
-    "MultiInputPolicy",
-    "NoiseProcess",
-    "PPOLoss",
-    "PPO_Plus",
-    "RolloutBuffer",
-    "StateDependentNoise",
-    "WhiteNoise",
-    "constant",
-    "cosine",
-    "linear",
-]
+
+def __getattr__(name: str) -> Any:
+    """Import what is used for the first time: a public name, a module under its former name, or the version."""
+    if name in MODULES:
+        value = getattr(import_module(MODULES[name]), name)
+    elif f"{__name__}.{name}" in MOVED:
+        value = import_module(f"{__name__}.{name}")
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ppo_plus")
+    except PackageNotFoundError:  # imported from a checkout that is not installed
+        return "unknown"

@@ -24,7 +24,6 @@ from torch import nn
 
 from ppo_plus.compiling.cache import Cache, Verdict, decide
 from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.compiling.process import keep_freed_memory, torch_threads
 from ppo_plus.compiling.torch_private import without_gradients
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
@@ -36,6 +35,7 @@ from ppo_plus.policy.adapter import adapt_policy_class, overridden
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.process import keep_freed_memory, torch_threads
 from ppo_plus.require import require_finite, require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Acting, Collector, Task

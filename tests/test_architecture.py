@@ -11,98 +11,133 @@ import ppo_plus
 
 PACKAGE = Path(ppo_plus.__file__).parent
 
-#: Floor of each module; all of ``zoo`` is one room.
-FLOORS = {
-    "losses": 0,
-    "advantages": 0,
-    "kl_control": 0,
-    "exploration": 0,
-    "memory": 0,
-    "arguments": 0,
-    "schedules": 0,
-    "observations": 0,
-    "distributions": 1,
-    "masking": 1,
-    "buffers": 1,
-    "policies": 2,
-    "recurrent": 3,
-    "fused": 1,
-    "inductor": 0,
-    "kernels": 0,
-    "vec_env": 0,
-    "engine": 3,
-    "recurrent_update": 4,
-    "checks": 3,
-    "migration": 3,
-    "evaluation": 3,
-    "ppo_plus": 5,
-    "__init__": 6,
-    "zoo": 7,
-}
+#: The rooms, from the ground floor up. A room imports from lower ones only; inside a room there are no circles.
+ROOMS = [
+    "moved",
+    "process",
+    "require",
+    "formulas",
+    "policy",
+    "compiling",
+    "update",
+    "rollout",
+    "files",
+    "settings",
+    "ppo_plus",
+    "__init__",
+    "zoo",
+    "__main__",
+]
+#: The rooms of the zoo, likewise; its other modules are one room, below these.
+ZOO = ["", "tune", "cli"]
+
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+#: What is a namespace alone says nothing of floors: the lazy names of the package, and empty files.
+SOURCES = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items() if name != "__init__"}
 
 
 def imports(tree):
-    """Absolute names of what a module imports at run time, wherever the statement stands."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            node = ast.Module(node.orelse, [])
+    """Absolute names of what a module imports, wherever the statement stands, for type checkers too."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        else:
-            yield from imports(node)
 
 
-def room(name):
-    """The room that an imported name belongs to: ``ppo_plus.formulas.losses.policy_loss`` to ``losses``."""
+def module_of(name):
+    """The module of ours that an imported name belongs to, or ``None``."""
     package, *rest = name.split(".")
     if package != "ppo_plus":
         return None
-    return rest[0] if rest and rest[0] in {module.split(".")[0] for module in MODULES} else "__init__"
+    for end in range(len(rest), 0, -1):
+        found = ".".join(rest[:end])
+        if found in MODULES:
+            return found
+        if f"{found}.__init__" in MODULES:
+            return f"{found}.__init__"
+    return "__init__"
+
+
+def floor(module):
+    room, *rest = module.split(".")
+    inner = ZOO.index(rest[0]) if room == "zoo" and rest and rest[0] in ZOO else 0
+    return ROOMS.index(room), inner
 
 
 def imports_of(module):
-    return list(imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
+    return list(imports(ast.parse(SOURCES[module])))
+
+
+def ours(module):
+    return {module_of(name) for name in imports_of(module)} - {None, module}
 
 
 def test_every_room_has_a_floor():
-    assert {module.split(".")[0] for module in MODULES} == FLOORS.keys()
+    assert {module.split(".")[0] for module in MODULES} == set(ROOMS)
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", SOURCES)
 def test_imports_point_down_only(module):
-    own = module.split(".")[0]
-    rooms = {room(name) for name in imports_of(module)} - {None}
-    if own == "zoo":
-        rooms -= {"zoo"}
-    assert {name: FLOORS[name] for name in rooms if FLOORS[name] >= FLOORS[own]} == {}
+    assert [other for other in ours(module) if floor(other) > floor(module)] == []
 
 
-def test_the_import_reader_sees_nested_imports_and_skips_type_checking():
+def test_no_files_import_each_other_in_a_circle():
+    below, reached = {module: ours(module) for module in SOURCES}, set()
+
+    def visit(module, path):
+        assert module not in path, f"circle: {' -> '.join([*path, module])}"
+        if module not in reached:
+            for other in sorted(below.get(module, ())):
+                visit(other, [*path, module])
+            reached.add(module)
+
+    for module in below:
+        visit(module, [])
+
+
+def test_the_import_reader_sees_every_import():
     source = """
 import ppo_plus.formulas.losses as l
-from ppo_plus import buffers, PPO_Plus
+from ppo_plus import PPO_Plus
 if TYPE_CHECKING:
-    from ppo_plus.update.engine import update
-else:
-    from ppo_plus.policy.policies import MlpPolicy
+    from ppo_plus.update.flat import packed
 def late():
     try:
         from ppo_plus.zoo.plot import x
     except ImportError:
         import numpy
 """
-    rooms = [room(name) for name in imports(ast.parse(source))]
-    assert rooms == ["losses", "buffers", "__init__", "policies", "zoo", None]
+    found = {module_of(name) for name in imports(ast.parse(source))}
+    assert found == {"formulas.losses", "__init__", "update.flat", "zoo.plot", None}
 
 
-@pytest.mark.parametrize("module", ["losses", "advantages", "kl_control", "exploration", "schedules"])
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("formulas.")])
 def test_formulas_know_of_nothing_but_torch(module):
-    foreign = {name.split(".")[0] for name in imports_of(module)} - sys.stdlib_module_names
+    foreign = {name.split(".")[0] for name in imports_of(module)} - sys.stdlib_module_names - {"ppo_plus"}
     assert foreign <= {"torch"}
+    assert all(other.startswith("formulas.") for other in ours(module))
+
+
+def test_private_names_of_torch_are_in_one_module():
+    """No other module names them: ``torch._x``, or an attribute of torch's objects that begins with ``_``."""
+    found = {
+        f"{module}: {node.attr}"
+        for module, source in SOURCES.items()
+        if module not in ("compiling.torch_private", "compiling.constants")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("th._", "torch._"))
+    }
+    assert found == set()
+    named = {
+        (module, name)
+        for module in SOURCES
+        if module != "compiling.torch_private"
+        for name in imports_of(module)
+        if name.startswith("torch.") and any(part.startswith("_") for part in name.split("."))
+    }
+    assert named == set()
 
 
 def test_importing_the_package_loads_no_experiments_and_no_plotting():
@@ -111,6 +146,7 @@ def test_importing_the_package_loads_no_experiments_and_no_plotting():
 import sys, stable_baselines3
 before = set(sys.modules)
 import ppo_plus
+ppo_plus.PPO_Plus
 print(*sorted(set(sys.modules) - before))
 print(*sorted(set(sys.modules)))
 """

@@ -1,7 +1,7 @@
 """Policy classes that override what SB3 calls: they run as SB3 runs them.
 
-SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and their like. Such a
-class keeps all of its own code here, and PPO_Plus asks it what SB3's PPO would ask. What that does not tell is
+SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and their like. Such
+a class keeps all of its own code here, and PPO_Plus asks it what SB3's PPO would ask. What that does not tell is
 missing: the parameters of the action distribution, and with them the exact KL; gSDE off Box; masks; memory.
 """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm
 
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
-from ppo_plus.zoo.folders import RunFolder
-from ppo_plus.zoo.hyperparams import read_mapping
+from ppo_plus.zoo.folders import ALGO, RunFolder
+from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.models import load_statistics
 
 #: Viewers show faster GIFs slowly.
 MAX_GIF_FPS = 50
+#: Formats of videos, for which ``imageio[ffmpeg]`` must be installed.
+VIDEOS = (".mp4", ".mkv", ".mov", ".avi")
 
 
 @dataclass(frozen=True)
@@ -74,39 +78,54 @@ def make_player(
         raise FileNotFoundError(f"there is no model {model}")
     experiment = saved_experiment(folder)
     env = make_envs(experiment, n_envs, seed, evaluation=True, monitor_dir=monitor_dir, **(env_kwargs or {}))
-    load_statistics(model, env)
+    # rl_zoo3 keeps one file of statistics for all models of a run.
+    shared = folder.settings / "vecnormalize.pkl" if _arguments(folder).get("algo") != ALGO else None
+    load_statistics(model, env, shared)
     loaded = PPO_Plus.load(model, env=env, device=device, seed=seed)
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
 
 
 def saved_experiment(folder: RunFolder) -> Experiment:
-    """The experiment of a run. Its settings may import from anywhere: a model that is loaded can run code anyway.
+    """The experiment of a run, of rl_zoo3's as well. Its settings may import from anywhere: a model that is loaded can
+    run code anyway.
 
     :param folder: the run's folder
     :raises FileNotFoundError: it is no run's folder
     """
-    settings = read_mapping(folder.settings / "config.yml")
-    arguments = read_mapping(folder.settings / "args.yml")
+    settings = read_mapping(folder.settings / "config.yml", RunLoader)
+    arguments = _arguments(folder)
+    if arguments.get("env_kwargs"):
+        settings["env_kwargs"] = arguments["env_kwargs"]
     experiment = parse_settings(folder.env_id, settings, packages=None)
     return experiment.replace(seed=arguments["seed"], eval_env_kwargs=arguments.get("eval_env_kwargs"))
 
 
-def enjoy(player: Player, n_timesteps: int) -> None:
-    """Play, and print the return and length of each episode. Ctrl-C ends it.
+def _arguments(folder: RunFolder) -> dict[str, Any]:
+    return read_mapping(folder.settings / "args.yml", RunLoader)
+
+
+def enjoy(player: Player, n_timesteps: int, verbose: bool = True, progress: bool = False) -> None:
+    """Play, and print the return and length of each episode, and their means. Ctrl-C ends it.
 
     :param player: the player; it renders if its environments do
     :param n_timesteps: steps of each environment
+    :param verbose: print each episode, and not only the means
+    :param progress: show a progress bar
     """
     returns: list[float] = []
     lengths: list[int] = []
+    steps = tqdm(player.play(n_timesteps), total=n_timesteps, unit="step", disable=not progress)
     try:
-        for infos in player.play(n_timesteps):
+        for infos in steps:
             for episode in (info["episode"] for info in infos if "episode" in info):
                 returns.append(episode["r"])
                 lengths.append(episode["l"])
-                print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
+                if verbose:
+                    line = f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}"
+                    print(line, flush=True) if not progress else steps.write(line)
     except KeyboardInterrupt:
         pass
+    steps.close()
     player.env.close()
     if returns:
         print(
@@ -117,28 +136,49 @@ def enjoy(player: Player, n_timesteps: int) -> None:
         print(f"no episode ended within {n_timesteps} steps")
 
 
+def check_recording(path: Path) -> None:
+    """Ask before playing whether a recording can be written.
+
+    :param path: the file
+    :raises ValueError: its name says no format that can be
+    :raises ImportError: a video needs ``imageio[ffmpeg]``
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".gif", *VIDEOS):
+        raise ValueError(f"-o {path}: the name must end in .gif, {', '.join(VIDEOS[:-1])} or {VIDEOS[-1]}")
+    if suffix != ".gif" and find_spec("imageio_ffmpeg") is None:
+        raise ImportError(f"-o {path}: videos other than .gif need pip install 'imageio[ffmpeg]'")
+
+
 def record(player: Player, n_timesteps: int, path: Path) -> None:
     """Play, and write what the environments show into a file.
 
     :param player: the player; its environments have ``render_mode="rgb_array"``
     :param n_timesteps: steps of each environment
-    :param path: a ``.gif``, or a video (``.mp4``, …), for which ``imageio[ffmpeg]`` must be installed
+    :param path: a ``.gif``, or one of :data:`VIDEOS`
     """
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".gif":
-        every = -(-fps // MAX_GIF_FPS)
-        images = map(Image.fromarray, islice(frames, 0, None, every))
-        next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
-    else:
-        from imageio.v2 import get_writer
-
-        writer: Any = get_writer(path, fps=fps)
-        with writer:
-            for frame in frames:
-                writer.append_data(frame)
+    (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
+
+
+def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
+    every = -(-fps // MAX_GIF_FPS)
+    images = map(Image.fromarray, islice(frames, 0, None, every))
+    next(images).save(path, save_all=True, append_images=images, duration=round(1000 * every / fps), loop=0)
+
+
+def _write_video(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:
+    from imageio.v2 import get_writer
+
+    # Without a block size imageio would scale the pictures to multiples of 16; codecs need even sizes only.
+    writer: Any = get_writer(path, fps=fps, macro_block_size=2)
+    with writer:
+        for frame in frames:
+            height, width = frame.shape[:2]
+            writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
 def _frames(player: Player, n_timesteps: int) -> Iterator[np.ndarray]:

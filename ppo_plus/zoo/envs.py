@@ -5,7 +5,6 @@ import time
 from copy import deepcopy
 from functools import partial, reduce
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
-from ppo_plus.zoo.hyperparams import is_atari
+from ppo_plus.zoo.registry import find_env, is_atari
 
 VEC_ENVS: dict[str, type[DummyVecEnv] | type[SubprocVecEnv]] = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
 
@@ -194,20 +193,6 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
 
 #: Kinds of vector environments that step all environments at once, and how they are made.
 BATCHED = {"gymnasium": _gymnasium, "envpool": _envpool}
-
-
-def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
-    """How Gymnasium makes an environment. Handed to worker processes as it is, so that they need no registration.
-
-    :raises gymnasium.error.Error: there is no such environment, or its package is not installed
-    """
-    atari = is_atari(env_id)  # registers ALE's environments where they can be
-    try:
-        return gym.spec(env_id)
-    except gym.error.Error as error:
-        if atari and find_spec("ale_py") is None:
-            raise type(error)(f"{env_id} needs pip install ale-py opencv-python") from None
-        raise
 
 
 def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:

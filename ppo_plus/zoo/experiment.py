@@ -12,24 +12,20 @@ How a tuner uses it::
     yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 reads as well
 """
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import stable_baselines3
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from ppo_plus import PPO_Plus
-from ppo_plus.zoo.hyperparams import builtin_file, is_atari, positive_int, read_entry, require_mapping
+from ppo_plus.zoo.hyperparams import builtin_file, positive_int, read_entry, require_mapping
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_class
 from ppo_plus.zoo.literals import format_literal, parse_literal
+from ppo_plus.zoo.registry import is_atari
+from ppo_plus.zoo.signatures import ppo_plus_arguments, sb3_algorithms_with, vec_normalize_arguments
 
 
 @dataclass(frozen=True)
@@ -152,8 +148,13 @@ SETTINGS = tuple(
     for f in fields(Experiment)
     if f.name not in ("env_id", "hyperparams", "eval_env_kwargs", "seed", "device", "vec_env")
 )
-#: Those that name classes to import, and what each must be a subclass of.
-PARTS: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
+#: Those that name classes to import, and what each must be a subclass of. (By name: torch, which takes seconds to load,
+#: is not needed to find a mistake.)
+PARTS = {
+    "env_wrapper": "gymnasium.Wrapper",
+    "vec_env_wrapper": "stable_baselines3.common.vec_env.VecEnvWrapper",
+    "callback": "stable_baselines3.common.callbacks.BaseCallback",
+}
 
 
 def load_experiment(
@@ -174,11 +175,14 @@ def load_experiment(
     :param packages: what the file may import wrappers, callbacks and policies from; ``None``: from anywhere
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
     :return: the experiment
-    :raises ValueError: broken YAML, no entry, unknown key or bad value; the message names file, entry and key
+    :raises ValueError: broken YAML, no entry, unknown key or bad value; the message names the key, and file and entry
+        where it is theirs
     :raises OSError: the file cannot be read
     """
     source = builtin_file() if path is None else Path(path)
     name, entry = read_entry(env_id, source, variant)
+    # By themselves first: the file is not to blame for them.
+    parse_settings(env_id, {"n_timesteps": 1, **(overrides or {})}, packages).check()
     try:
         experiment = parse_settings(env_id, {**entry, **(overrides or {})}, packages).replace(**run)
         experiment.check()
@@ -218,7 +222,7 @@ def parse_settings(
         vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
         callback=_parts("callback", take("callback"), packages),
         hyperparams={
-            name: _mapping(name, value) if str(name).endswith("_kwargs") else _number(value)
+            name: _mapping(name, value) if str(name).endswith("_kwargs") else _number(name, value)
             for name, value in rest.items()
         },
     )
@@ -226,35 +230,23 @@ def parse_settings(
 
 def hyperparameter_names() -> set[str]:
     """What a file may set on ``PPO_Plus``: all but what the training run itself decides."""
-    run = {"env", "policy", "policy_kwargs", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
-    return _argument_names(PPO_Plus) - run
-
-
-def _argument_names(function: Callable[..., Any]) -> set[str]:
-    return set(inspect.signature(function).parameters)
+    return ppo_plus_arguments() - {"policy", "policy_kwargs"}
 
 
 def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str], also: Iterable[str] = ()) -> None:
     valid = sorted({*valid, *also})
     for name in names:
         if name not in valid:
-            others = [algo for algo in stable_baselines3.__all__ if name in _arguments_of(algo)]
+            others = sb3_algorithms_with(name)
             if others and not owner:
                 raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
             nearest = get_close_matches(str(name), valid, n=1, cutoff=0.0)[0]
             raise ValueError(f"unknown key {name!r}{owner}; the nearest valid key is {nearest!r}")
 
 
-def _arguments_of(name: str) -> set[str]:
-    """Arguments of one of SB3's algorithms; of its other exports, none."""
-    found = getattr(stable_baselines3, name)
-    algorithm = isinstance(found, type) and hasattr(found, "learn")
-    return _argument_names(found) - {"seed", "device", "verbose", "env", "tensorboard_log"} if algorithm else set()
-
-
 def _policy(value: Any, packages: Collection[str] | None) -> str | type:
     if isinstance(value, str) and "." in value:
-        return import_class(value, BasePolicy, packages)
+        return import_class(value, "stable_baselines3.common.policies.BasePolicy", packages)
     return value if isinstance(value, type) else str(value)
 
 
@@ -282,7 +274,7 @@ def _normalize(value: Any) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     arguments = _mapping("normalize", value)
-    _check_names(" in normalize", arguments, _argument_names(VecNormalize) - {"venv"})
+    _check_names(" in normalize", arguments, vec_normalize_arguments())
     return arguments
 
 
@@ -313,10 +305,17 @@ def _names_class(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"(nn|(th|torch)\.(nn|optim))\.\w+", value) is not None
 
 
-def _number(value: Any) -> Any:
-    """YAML reads ``1e-3`` as text; a file that says so means the number."""
+def _number(name: Any, value: Any) -> Any:
+    """YAML reads ``1e-3`` as text; a file that says so means the number.
+
+    :raises ValueError: a number in quotes
+    """
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", value):
+        raise ValueError(f"{name}={value!r} is a string: write the number without quotes")
     try:
-        return float(value) if isinstance(value, str) else value
+        return float(value)
     except ValueError:
         return value
 

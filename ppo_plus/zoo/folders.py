@@ -16,12 +16,15 @@ logs/ppo_plus/CartPole-v1_1/
 
 import re
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 ALGO = "ppo_plus"
+#: rl_zoo3's algorithms whose models PPO_Plus can load.
+RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,15 @@ class RunFolder:
         """A checkpoint.
 
         :param timesteps: after how many timesteps; ``None``: the last one
-        :raises FileNotFoundError: ``None``, and there is none
+        :raises FileNotFoundError: there is none; the message says which there are
         """
-        if timesteps is not None:
-            return self.path / f"rl_model_{timesteps}_steps.zip"
         found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
         if not found:
             raise FileNotFoundError(f"{self.path} has no checkpoint: train with --save-freq")
-        return found[max(found)]
+        if timesteps is not None and timesteps not in found:
+            steps = ", ".join(map(str, sorted(found)))
+            raise FileNotFoundError(f"{self.path} has no checkpoint after {timesteps} timesteps: choose from {steps}")
+        return found[timesteps or max(found)]
 
     @property
     def settings(self) -> Path:
@@ -86,30 +90,42 @@ def new_folder(log_folder: Path, env_id: str, unique: bool = False) -> RunFolder
     return RunFolder(path, env_id)
 
 
-def find_folder(log_folder: Path, env_id: str, number: int = 0) -> RunFolder:
+def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[str] = (ALGO,)) -> RunFolder:
     """The folder of a run that there is.
 
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
     :param number: of the run; 0: the last one; -1: ``log_folder`` is the run's folder itself
-    :raises FileNotFoundError: there is none
+    :param algos: names of the folders in ``log_folder`` to look in, the first that has runs of the environment counts
+    :raises FileNotFoundError: there is none; the message says which there are
     """
     if number < 0:
         return RunFolder(log_folder, env_id)
-    parent = log_folder / ALGO
-    number = number or last_run(parent, env_id)
-    paths = sorted(parent.glob(f"{file_name(env_id)}_{number}")) + sorted(
-        parent.glob(f"{file_name(env_id)}_{number}_*")
-    )
-    if not paths:
-        raise FileNotFoundError(
-            f"there is no run of {env_id} in {parent}: train one with `ppo-plus train --env {env_id}`"
-        )
-    return RunFolder(paths[0], env_id)
+    parents = [log_folder / algo for algo in algos]
+    parent = next((parent for parent in parents if runs_of(parent, env_id)), parents[0])
+    runs = runs_of(parent, env_id)
+    if not runs:
+        elsewhere = [algo for algo in RL_ZOO3_ALGOS if runs_of(log_folder / algo, env_id)]
+        remedy = f"use --algo {elsewhere[0]}" if elsewhere else f"train one with `ppo-plus train --env {env_id}`"
+        raise FileNotFoundError(f"there is no run of {env_id} in {parent}: {remedy}")
+    number = number or max(runs)
+    if number not in runs:
+        numbers = ", ".join(map(str, sorted(runs)))
+        raise FileNotFoundError(f"there is no run {number} of {env_id} in {parent}: choose --exp-id from {numbers}")
+    return RunFolder(runs[number], env_id)
+
+
+def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
+    """The folders of an environment's runs, by their numbers.
+
+    :param parent: folder of an algorithm's runs
+    :param env_id: Gymnasium environment id
+    """
+    pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)(_[0-9a-f-]{{36}})?")
+    matches = [pattern.fullmatch(path.name) for path in sorted(parent.glob(f"{file_name(env_id)}_*"))]
+    return {int(match[1]): parent / match[0] for match in reversed(matches) if match}
 
 
 def last_run(parent: Path, env_id: str) -> int:
     """Highest number of a run's folder; 0 if there is none."""
-    pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)(_[0-9a-f-]{{36}})?")
-    matches = [pattern.fullmatch(path.name) for path in parent.glob(f"{file_name(env_id)}_*")]
-    return max((int(match[1]) for match in matches if match), default=0)
+    return max(runs_of(parent, env_id), default=0)

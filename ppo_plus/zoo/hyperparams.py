@@ -1,11 +1,11 @@
 """Settings files: YAML in the format of rl_zoo3. The package's own is ``hyperparams/ppo_plus.yml``."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import yaml
+
+from ppo_plus.zoo.registry import is_atari
 
 #: The most values that a file may have once its anchors are written out. Tuned files have a few thousand.
 MAX_VALUES = 100_000
@@ -41,33 +41,42 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     )
 
 
-def read_mapping(source: Path) -> dict[str, Any]:
+class RunLoader(yaml.SafeLoader):
+    """Reads what rl_zoo3 keeps with a run: besides plain data, ordered dictionaries and tuples of it. As of YAML's safe
+    loader, no other object is made of it, and nothing in it runs."""
+
+
+def _ordered_dict(loader: RunLoader, node: yaml.SequenceNode) -> dict[Any, Any]:
+    (pairs,) = loader.construct_sequence(node, deep=True)
+    return dict(pairs)
+
+
+def _tuple(loader: RunLoader, node: yaml.SequenceNode) -> tuple[Any, ...]:
+    return tuple(loader.construct_sequence(node, deep=True))
+
+
+RunLoader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_dict)
+RunLoader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
+
+
+def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
     """The contents of a YAML file that must be a mapping; no object other than plain data can be in it.
 
+    :param source: YAML file
+    :param loader: how it is read; :class:`RunLoader` for what is kept with a run
     :raises ValueError: broken YAML, no mapping, or more than :data:`MAX_VALUES` values
     :raises OSError: the file cannot be read
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file")
     try:
-        entries = yaml.safe_load(source.read_bytes())
+        entries = yaml.load(source.read_bytes(), loader)
         size = _size(entries, {})
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{source} is no valid YAML: {error}") from None
     if size > MAX_VALUES:
         raise ValueError(f"{source} has more than {MAX_VALUES} values, or one that contains itself")
     return require_mapping(str(source), entries)
-
-
-def is_atari(env_id: str) -> bool:
-    """Whether an environment is one of the Arcade Learning Environment (of ``ale-py``, where that is installed)."""
-    if env_id not in gym.registry:
-        with suppress(ImportError):
-            import ale_py
-
-            gym.register_envs(ale_py)
-    spec = gym.registry.get(env_id)
-    return env_id.startswith("ALE/") or (spec is not None and "AtariEnv" in str(spec.entry_point))
 
 
 def require_mapping(name: str, value: Any) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def require_mapping(name: str, value: Any) -> dict[str, Any]:
 
 def _size(value: Any, sizes: dict[int, int]) -> int:
     """Values within plain data, what is shared by anchors counted wherever it stands."""
-    if not isinstance(value, (dict, list)):
+    if not isinstance(value, (dict, list, tuple)):
         return 1
     if id(value) not in sizes:
         sizes[id(value)] = MAX_VALUES  # seen again while it is being counted: it contains itself

@@ -3,27 +3,24 @@
 import ast
 import keyword
 import math
+from importlib import import_module
 from types import ModuleType
 from typing import Any
-
-import torch as th
-from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from torch import nn
 
 #: The longest text that is read, in characters, and the deepest nesting of its brackets and names.
 MAX_LENGTH = 10_000
 MAX_DEPTH = 20
 
-#: Modules whose classes may be named, and what kind of class that must be.
-MODULES: dict[str, tuple[ModuleType, type]] = {
-    "nn": (nn, nn.Module),
-    "th.nn": (nn, nn.Module),
-    "torch.nn": (nn, nn.Module),
-    "th.optim": (th.optim, th.optim.Optimizer),
-    "torch.optim": (th.optim, th.optim.Optimizer),
+#: Modules whose classes may be named: the module, which is imported when one is, and what kind of class that must be.
+MODULES = {
+    "nn": ("torch.nn", "Module"),
+    "th.nn": ("torch.nn", "Module"),
+    "torch.nn": ("torch.nn", "Module"),
+    "th.optim": ("torch.optim", "Optimizer"),
+    "torch.optim": ("torch.optim", "Optimizer"),
 }
-#: Classes that rl_zoo3's files name without a module.
-NAMES: dict[str, Any] = {"RMSpropTFLike": RMSpropTFLike}
+#: Classes that rl_zoo3's files name without a module, and where they are.
+NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 
 ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X and {', '.join(NAMES)}"
 
@@ -89,7 +86,7 @@ def _value(node: ast.AST) -> Any:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs) if all(pair.arg for pair in pairs):
             return {pair.arg: _value(pair.value) for pair in pairs}
         case ast.Name(id=name) if name in NAMES:
-            return NAMES[name]
+            return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             return _class(ast.unparse(owner), name)
     raise ValueError(f"{_short(ast.unparse(node))} is not allowed: write only {ALLOWED}")
@@ -100,7 +97,7 @@ def _is_keyword_argument(name: Any) -> bool:
 
 
 def _class(owner: str, name: str) -> type:
-    module, kind = MODULES[owner]
+    module, kind = _module(owner)
     found = vars(module).get(name)
     if isinstance(found, type) and issubclass(found, kind):
         return found
@@ -108,12 +105,19 @@ def _class(owner: str, name: str) -> type:
 
 
 def _class_name(value: type) -> str:
-    for owner, (module, _) in MODULES.items():
-        if vars(module).get(value.__name__) is value:
+    for owner in MODULES:
+        if vars(_module(owner)[0]).get(value.__name__) is value:
             return f"{owner}.{value.__name__}"
-    if NAMES.get(value.__name__) is value:
+    if value.__module__ == NAMES.get(value.__name__):
         return value.__name__
     raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
+
+
+def _module(owner: str) -> tuple[ModuleType, type]:
+    """A module whose classes may be named, and their kind."""
+    path, kind = MODULES[owner]
+    module = import_module(path)
+    return module, getattr(module, kind)
 
 
 def _depth(root: ast.AST) -> int:

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.compiling.process import torch_threads
+from ppo_plus.process import torch_threads
 from ppo_plus.zoo.experiment import Experiment
 
 
@@ -72,17 +72,18 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
         normalize.save(str(statistics_path(path)))
 
 
-def load_statistics(path: Path, env: VecEnv) -> None:
+def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> None:
     """Put the statistics that were saved with a model into environments; how these use them is left as it is.
 
     :param path: the model's file
     :param env: environments; if they do not normalize, nothing is loaded
+    :param statistics: the statistics' file; ``None``: the one beside the model
     :raises FileNotFoundError: they do, and there is no file
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    saved = VecNormalize.load(str(statistics_path(path)), normalize.venv)
+    saved = VecNormalize.load(str(statistics or statistics_path(path)), normalize.venv)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
         normalize.obs_rms = saved.obs_rms

@@ -2,98 +2,166 @@
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ppo_plus.zoo.folders import ALGO, file_name
+from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.style import finish_panel, new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Resamples of the bootstrap, and how much of them an interval holds.
 N_RESAMPLES, LEVEL = 2_000, 0.95
+#: The fewest runs that have an interval. Of fewer, a bootstrap is hardly more than from the worst to the best.
+MIN_RUNS = 5
+
+#: Timesteps and returns.
+Returns = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The mean over runs (seeds), and how sure it is.
+    """Several runs (seeds), and their mean.
 
     :param timesteps: shape ``(N,)``
-    :param mean: mean over the runs, ``(N,)``
-    :param low: lower end of its 95 % bootstrap interval, ``(N,)``
-    :param high: upper end, ``(N,)``
-    :param n_runs: number of runs
+    :param runs: returns of each run, ``(n_runs, N)``
     """
 
     timesteps: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    n_runs: int
+    runs: np.ndarray
+
+    @property
+    def n_runs(self) -> int:
+        """Number of runs."""
+        return len(self.runs)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean over the runs, ``(N,)``."""
+        return self.runs.mean(axis=0)
+
+    @property
+    def interval(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Lower and upper ends of the mean's 95 % percentile bootstrap interval over runs (Efron 1979): the spread of
+        the means of as many runs, drawn with replacement. ``None`` for fewer than :data:`MIN_RUNS` runs."""
+        if self.n_runs < MIN_RUNS:
+            return None
+        drawn = np.random.default_rng(0).integers(self.n_runs, size=(N_RESAMPLES, self.n_runs))
+        low, high = np.quantile(self.runs[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        return low, high
+
+    def legend(self) -> str:
+        """How many runs there are, and what is drawn of them."""
+        if self.n_runs == 1:
+            return "1 run"
+        return f"mean of {self.n_runs} runs, {'thin lines: each' if self.interval is None else 'band: 95 % interval'}"
+
+    def __str__(self) -> str:
+        """The last mean, with its interval, or from the worst run to the best."""
+        last = f"{self.mean[-1]:.2f} after {self.timesteps[-1]:.0f} timesteps"
+        if self.n_runs == 1:
+            return f"{last}, 1 run"
+        low, high = (self.runs.min(axis=0), self.runs.max(axis=0)) if self.interval is None else self.interval
+        what = "from worst to best" if self.interval is None else "95 % interval"
+        return f"{last}, mean of {self.n_runs} runs, {what} [{low[-1]:.2f}, {high[-1]:.2f}]"
 
 
 def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Draw curves with their intervals, one panel per environment.
+    """Draw curves, one panel per environment: means with their intervals, or with the runs where these are few.
 
     :param curves: environment id → label → curve
     :param path: picture to write; its suffix (``.png``, ``.svg``, ``.pdf``) says how
     """
-    # A figure of its own, without pyplot: it needs no display and leaves no global state.
-    figure = Figure(figsize=(6.5 * len(curves), 4.5), layout="constrained")
-    for axes, (env_id, by_label) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        for label, curve in by_label.items():
-            runs = f"{curve.n_runs} run{'s' * (curve.n_runs > 1)}"
-            (line,) = axes.plot(curve.timesteps, curve.mean, label=f"{label} ({runs})")
-            if curve.n_runs > 1:
-                axes.fill_between(
-                    curve.timesteps, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0
-                )
-        _decorate(axes, env_id)
-    figure.savefig(path, dpi=120)
+    with style():
+        figure, panels = new_figure(len(curves))
+        for axes, (env_id, by_label) in zip(panels, curves.items(), strict=True):
+            for label, curve in by_label.items():
+                _draw(axes, curve, label)
+            finish_panel(axes, env_id)
+        figure.savefig(path)
 
 
-def read_curve(log_folder: Path, env_id: str, what: str = "eval") -> Curve:
-    """The learning curve of an environment over all runs in a log folder.
+def _draw(axes: "Axes", curve: Curve, label: str) -> None:
+    (line,) = axes.plot(curve.timesteps, curve.mean, label=f"{label} ({curve.legend()})")
+    color = line.get_color()
+    if curve.interval is not None:
+        axes.fill_between(curve.timesteps, *curve.interval, color=color, alpha=0.2, linewidth=0)
+    elif curve.n_runs > 1:
+        axes.plot(curve.timesteps, curve.runs.T, color=color, alpha=0.4, linewidth=0.8)
+
+
+def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
+    """The learning curve of an environment over all runs in a log folder. A run that another one continues is part of
+    that one.
 
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
+    :param algo: name of the algorithm's folder
     :raises ValueError: there is nothing to draw
     """
-    folders = sorted((log_folder / ALGO).glob(f"{file_name(env_id)}_[0-9]*"))
+    folders = sorted((log_folder / algo).glob(f"{file_name(env_id)}_[0-9]*"))
     read = {"eval": read_evaluations, "train": read_training}[what]
-    runs = [run for run in map(read, folders) if len(run[0])]
+    continued = {read_origin(folder)[0] for folder in folders}
+    runs = [read_lineage(folder, read) for folder in folders if folder.resolve() not in continued]
+    runs = [run for run in runs if len(run[0])]
     if not runs:
-        raise ValueError(f"{log_folder / ALGO} has no run of {env_id} with {what} returns")
+        raise ValueError(f"{log_folder / algo} has no run of {env_id} with {what} returns")
     return average(runs)
 
 
-def average(runs: list[tuple[np.ndarray, np.ndarray]]) -> Curve:
-    r"""The mean of several runs at the timesteps that all of them reached, with a percentile bootstrap over runs
-    (Efron 1979): the spread of the means of as many runs, drawn with replacement.
+def average(runs: list[Returns]) -> Curve:
+    """Several runs at the timesteps that all of them reached.
 
     :param runs: of each run, timesteps and returns; straight lines between them
     """
     first, last = max(steps[0] for steps, _ in runs), min(steps[-1] for steps, _ in runs)
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
     steps = steps[(first <= steps) & (steps <= last)] if first <= last else steps[-1:]
-    values = np.array([np.interp(steps, *run) for run in runs])
-    drawn = np.random.default_rng(0).integers(len(runs), size=(N_RESAMPLES, len(runs)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return Curve(steps, values.mean(axis=0), low, high, len(runs))
+    return Curve(steps, np.array([np.interp(steps, *run) for run in runs]))
 
 
-def read_evaluations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_lineage(folder: Path, read: Callable[[Path], Returns]) -> Returns:
+    """The returns of a run, after those of the run that it continues.
+
+    :param folder: folder of the run
+    :param read: reads a run by itself
+    """
+    timesteps, returns = read(folder)
+    origin, start = read_origin(folder)
+    if origin is None:
+        return timesteps, returns
+    before, before_returns = read_lineage(origin, read)
+    kept = before <= start
+    return np.concatenate([before[kept], timesteps]), np.concatenate([before_returns[kept], returns])
+
+
+def read_origin(folder: Path) -> tuple[Path | None, int]:
+    """Where a run continues another one: that one's folder, if it is there, and the timesteps trained before."""
+    saved = next(folder.glob("*/args.yml"), None)
+    continues = read_mapping(saved, RunLoader).get("continues") if saved is not None else None
+    if not continues:
+        return None, 0
+    origin = (folder / continues["run"]).resolve() if continues["run"] else None
+    return (origin if origin is not None and origin.is_dir() else None), continues["timesteps"]
+
+
+def read_evaluations(folder: Path) -> Returns:
     """Timesteps and mean returns of a run's evaluations; empty if there are none."""
     path = folder / "evaluations.npz"
     if not path.is_file():
         return np.empty(0), np.empty(0)
     with np.load(path) as saved:
-        return saved["timesteps"].astype(float), saved["results"].mean(axis=1)
+        return saved["timesteps"].astype(float) + read_origin(folder)[1], saved["results"].mean(axis=1)
 
 
-def read_training(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_training(folder: Path) -> Returns:
     """Timesteps and smoothed returns of a run's training episodes."""
     timesteps, returns = read_episodes(folder)
     window = _window(returns)
@@ -108,21 +176,21 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     :return: path of the picture, ``learning_curve.png`` in the folder
     """
     timesteps, returns = read_episodes(folder)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(timesteps, returns, ".", markersize=3, alpha=0.3, label="training episode")
-    if len(returns):
-        axes.plot(*read_training(folder), label=f"mean of {_window(returns)} episodes")
     evaluated = read_evaluations(folder)
-    if len(evaluated[0]):
-        axes.plot(*evaluated, "o-", color="black", markersize=4, label="evaluation")
-    _decorate(axes, title)
     path = folder / "learning_curve.png"
-    figure.savefig(path, dpi=120)
+    with style():
+        figure, (axes,) = new_figure(width=8, height=5)
+        axes.plot(timesteps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
+        if len(returns):
+            axes.plot(*read_training(folder), label="moving average")
+        if len(evaluated[0]):
+            axes.plot(*evaluated, "o-", color="black", markersize=4, label="evaluations")
+        finish_panel(axes, title)
+        figure.savefig(path)
     return path
 
 
-def read_episodes(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_episodes(folder: Path) -> Returns:
     """The episodes of all environments of a run, in the order in which they ended.
 
     :param folder: folder with the ``monitor.csv`` files
@@ -130,7 +198,7 @@ def read_episodes(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """
     episodes = np.array([row for path in folder.glob("*monitor.csv") for row in _read_monitor(path)]).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
-    return np.cumsum(episodes[:, 1]), episodes[:, 2]
+    return np.cumsum(episodes[:, 1]) + read_origin(folder)[1], episodes[:, 2]
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -145,12 +213,6 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 
 def _window(returns: np.ndarray) -> int:
     return max(1, min(100, len(returns) // 10))
-
-
-def _decorate(axes: Any, title: str) -> None:
-    axes.set(title=title, xlabel="timesteps", ylabel="return")
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def _read_monitor(path: Path) -> list[tuple[float, float, float]]:

@@ -3,11 +3,13 @@
 import argparse
 import time
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from ppo_plus.zoo.experiment import Experiment
+if TYPE_CHECKING:
+    from ppo_plus.zoo.experiment import Experiment
 
 
-def run_name(experiment: Experiment) -> str:
+def run_name(experiment: "Experiment") -> str:
     """Name of a tracked run, as rl_zoo3 names them.
 
     :raises ImportError: Weights & Biases is not installed
@@ -17,7 +19,7 @@ def run_name(experiment: Experiment) -> str:
     return f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
 
 
-def track(args: argparse.Namespace, experiment: Experiment, name: str) -> None:
+def track(args: argparse.Namespace, experiment: "Experiment", name: str) -> None:
     """Start tracking; what is written for TensorBoard from now on is uploaded.
 
     :param args: the arguments of ``ppo-plus train``

@@ -1,5 +1,7 @@
 """A training run: build it, train, evaluate, and leave a folder with everything it produced."""
 
+import os
+import shlex
 import shutil
 import sys
 import time
@@ -19,37 +21,8 @@ from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model
-from ppo_plus.zoo.plot import plot_learning_curve
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where a run starts from, and what it records and shows, which does not change what is learned.
-
-    :param log_folder: folder of all runs
-    :param uuid: add a UUID to the name of the run's folder
-    :param eval_freq: environment steps between evaluations; 0 or less: none
-    :param eval_episodes: episodes of each evaluation
-    :param n_eval_envs: environments that evaluation uses side by side
-    :param save_freq: environment steps between checkpoints; 0 or less: none
-    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
-    :param tensorboard_log: folder for TensorBoard; ``None``: none
-    :param log_interval: rollouts between two logs; ``None``: no logs
-    :param progress: show progress
-    :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
-    """
-
-    log_folder: str = "logs"
-    uuid: bool = False
-    eval_freq: int = 25_000
-    eval_episodes: int = 5
-    n_eval_envs: int = 1
-    save_freq: int = -1
-    trained_agent: str | None = None
-    tensorboard_log: str | None = None
-    log_interval: int | None = 1
-    progress: bool = True
-    verbose: int = 0
+from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.plot import plot_learning_curve, read_origin
 
 
 @dataclass(frozen=True)
@@ -80,27 +53,39 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     options = options or Options()
     folder = new_folder(Path(options.log_folder), experiment.env_id, options.uuid)
     try:
-        model = _make_model(experiment, options, make_envs(experiment, monitor_dir=folder.path))
-        eval_env = make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
-        _write_settings(experiment, options, folder)
+        model, eval_env = _build(experiment, options, folder.path)
+        _write_settings(experiment, options, folder, model)
     except BaseException:
         shutil.rmtree(folder.path)
         raise
     return Run(experiment, options, folder, model, eval_env)
 
 
-def train(run: Run) -> None:
+def check(experiment: Experiment, options: Options | None = None) -> None:
+    """Build all that :func:`set_up` builds, and throw it away: nothing is written.
+
+    :param experiment: what would be trained
+    :param options: what would be recorded; ``None`` for the defaults
+    :raises ValueError, TypeError: a mistake in the settings
+    """
+    model, eval_env = _build(experiment, options or Options(), None)
+    _close(model, eval_env)
+
+
+def train(run: Run) -> bool:
     """Train, evaluate, save and plot. Ctrl-C ends the training early; what was learned until then is kept, as it is
     when an error ends it.
 
     :param run: a run made by :func:`set_up`
+    :return: whether it was trained to its end, and not interrupted
     """
     progress = [Progress()] if run.options.progress else []
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
     callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
-    start = time.monotonic()
+    start, finished = time.monotonic(), False
     try:
         run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
+        finished = True
     except KeyboardInterrupt:
         print("interrupted: saving what was learned", file=sys.stderr)
     finally:
@@ -108,10 +93,17 @@ def train(run: Run) -> None:
             callback.on_training_end()
         _save(run)
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
-    _close(run)
+    _close(run.model, run.eval_env)
     print(_summary(run, evaluations, time.monotonic() - start))
     print(f"model: {run.folder.last_model}")
     print(f"learning curve: {curve}")
+    return finished
+
+
+def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
+    """The model with its training environments, and the evaluation environments, if there are to be any."""
+    model = _make_model(experiment, options, make_envs(experiment, monitor_dir=monitor_dir))
+    return model, make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
 
 
 def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:
@@ -149,15 +141,28 @@ def _save(run: Run) -> None:
         normalize.save(str(run.folder.settings / "vecnormalize.pkl"))
 
 
-def _close(run: Run) -> None:
+def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
     """Close the environments; processes of theirs may have been ended by the same Ctrl-C."""
-    for env in (run.model.get_env(), run.eval_env):
+    for env in (model.get_env(), eval_env):
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             if env is not None:
                 env.close()
 
 
-def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
+def _origin(options: Options, folder: RunFolder, model: PPO_Plus) -> dict[str, Any] | None:
+    """Which run this one continues, if any, and after how many timesteps."""
+    if options.trained_agent is None:
+        return None
+    origin = Path(options.trained_agent).parent
+    is_run = any(origin.glob("*/args.yml"))
+    # Relative, so that the folder of all runs can be moved.
+    return {
+        "run": os.path.relpath(origin, folder.path) if is_run else None,
+        "timesteps": model.num_timesteps + read_origin(origin)[1],
+    }
+
+
+def _write_settings(experiment: Experiment, options: Options, folder: RunFolder, model: PPO_Plus) -> None:
     # rl_zoo3 takes `env_kwargs` from here if they are not null; ours are in the settings.
     run: dict[str, Any] = {
         "algo": ALGO,
@@ -166,10 +171,11 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder)
         "eval_env_kwargs": experiment.eval_env_kwargs,
     }
     run.update(seed=experiment.seed, device=experiment.device, vec_env=experiment.vec_env)
+    run["continues"] = _origin(options, folder, model)
     folder.settings.mkdir()
     (folder.settings / "config.yml").write_text(yaml.safe_dump(experiment.settings()), encoding="utf-8")
     (folder.settings / "args.yml").write_text(yaml.safe_dump({**run, **asdict(options)}), encoding="utf-8")
-    (folder.settings / "command.txt").write_text(" ".join(sys.orig_argv), encoding="utf-8")
+    (folder.settings / "command.txt").write_text(shlex.join(sys.orig_argv), encoding="utf-8")
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:

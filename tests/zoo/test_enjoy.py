@@ -1,11 +1,20 @@
 """Watching and recording."""
 
+from collections import OrderedDict
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from PIL import Image, ImageSequence
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus.zoo.enjoy import enjoy, make_player, record
+from ppo_plus.zoo.enjoy import VIDEOS, _write_video, check_recording, enjoy, make_player, record, saved_experiment
 from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.folders import RunFolder
+from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.train import Options, set_up, train
 
 EXPERIMENT = load_experiment(
@@ -81,6 +90,75 @@ def test_record_video(run, tmp_path):
     assert (tmp_path / "cartpole.mp4").read_bytes()[4:8] == b"ftyp"
 
 
+@pytest.mark.parametrize("suffix", VIDEOS)
+@pytest.mark.parametrize("size", [(50, 70), (51, 71)])
+def test_videos_of_any_size(tmp_path, suffix, size, caplog):
+    """imageio logs a warning where it scales pictures."""
+    imageio = pytest.importorskip("imageio.v2", reason="imageio is not installed")
+    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
+    path = tmp_path / f"video{suffix}"
+    _write_video(iter(np.zeros((5, *size, 3), np.uint8)), path, 30)
+    assert caplog.text == ""
+    assert imageio.get_reader(path).get_meta_data()["size"] == (size[1] + size[1] % 2, size[0] + size[0] % 2)
+
+
+@pytest.mark.parametrize("name", ["x.xyz", "x", "x.png", ".gif"])
+def test_what_cannot_be_recorded(name):
+    with pytest.raises(ValueError, match=f"-o {name}: the name must end in .gif, .mp4, "):
+        check_recording(Path(name))
+
+
+def test_enjoy_shows_less_or_a_bar(run, capsys):
+    enjoy(make_player(run.folder, run.folder.last_model, n_envs=2), 600, verbose=False)
+    assert capsys.readouterr().out.startswith("mean return")
+    enjoy(make_player(run.folder, run.folder.last_model, n_envs=2), 600, progress=True)
+    shown = capsys.readouterr()
+    assert "episode 1: return" in shown.out and "600/600" in shown.err
+
+
 def test_missing_model(run):
-    with pytest.raises(FileNotFoundError, match="rl_model_9_steps.zip"):
-        make_player(run.folder, run.folder.checkpoint(9))
+    with pytest.raises(FileNotFoundError, match="no checkpoint after 9 timesteps: choose from 256, 512"):
+        run.folder.checkpoint(9)
+    with pytest.raises(FileNotFoundError, match="there is no model .*nope.zip"):
+        make_player(run.folder, run.folder.path / "nope.zip")
+
+
+def write_rl_zoo3_run(folder, **arguments):
+    """A run as rl_zoo3 leaves it: SB3's model, one file of statistics, and ordered dictionaries."""
+    env = VecNormalize(make_vec_env("CartPole-v1", 2))
+    model = PPO("MlpPolicy", env, n_steps=32, batch_size=32).learn(64)
+    settings = folder / "CartPole-v1"
+    settings.mkdir(parents=True)
+    model.save(folder / "CartPole-v1.zip")
+    env.save(str(settings / "vecnormalize.pkl"))
+    entry = {"n_envs": 2, "n_timesteps": 64.0, "normalize": True, "policy": "MlpPolicy", "shape": (1, 2)}
+    arguments = {"algo": "ppo", "env_kwargs": None, "seed": 3, **arguments}
+    (settings / "config.yml").write_text(yaml.dump(OrderedDict(entry)))
+    (settings / "args.yml").write_text(yaml.dump(OrderedDict(arguments)))
+    return model
+
+
+def test_plays_a_run_of_rl_zoo3(tmp_path):
+    model = write_rl_zoo3_run(tmp_path, env_kwargs={"sutton_barto_reward": True})
+    folder = RunFolder(tmp_path, "CartPole-v1")
+    player = make_player(folder, folder.last_model)
+    loaded = player.model.get_vec_normalize_env()
+    np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+    assert player.env.get_attr("unwrapped")[0]._sutton_barto_reward
+    assert sum(1 for _ in player.play(3)) == 3
+
+
+@pytest.mark.parametrize("tag", ["object/apply:os.system", "object/new:os.system", "name:os.system", "module:os"])
+def test_a_run_of_rl_zoo3_runs_no_code(tmp_path, tag):
+    settings = tmp_path / "CartPole-v1"
+    settings.mkdir()
+    (settings / "config.yml").write_text(f"!!python/{tag}\n- touch {tmp_path}/ran\n")
+    with pytest.raises(ValueError, match="config.yml is no valid YAML"):
+        saved_experiment(RunFolder(tmp_path, "CartPole-v1"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_broken_ordered_dictionaries(tmp_path):
+    (tmp_path / "config.yml").write_text("!!python/object/apply:collections.OrderedDict\n- - [[a], b]\n")
+    with pytest.raises(ValueError, match="no valid YAML"):
+        read_mapping(tmp_path / "config.yml", RunLoader)

@@ -208,6 +208,8 @@ def test_with_hyperparams_checks_names():
         ("5: 6", "unknown key 5;"),
         ("seed: 5", "unknown key 'seed'"),
         ("tensorboard_log: x", "unknown key 'tensorboard_log'"),
+        ('n_steps: "64"', "n_steps='64' is a string: write the number without quotes"),
+        ("gamma: '.9'", "gamma='.9' is a string: write the number without quotes"),
         ("n_envs: 0", "n_envs must be a positive whole number, not 0"),
         ("n_envs: many", "n_envs must be a positive whole number, not 'many'"),
         ("frame_stack: -1", "frame_stack must be a positive whole number, not -1"),
@@ -229,6 +231,14 @@ def test_bad_setting_names_file_entry_and_key(settings, setting, message):
     path = settings(f"Foo-v0: {{n_timesteps: 1, {setting}}}")
     with pytest.raises(ValueError, match=f"settings.yml, Foo-v0: .*{message}"):
         load_experiment("Foo-v0", path)
+
+
+@pytest.mark.parametrize("overrides", [{"gama": 0.5}, {"policy_kwargs": "open('x')"}, {"gamma": "0.5"}])
+def test_the_file_is_not_blamed_for_overrides(settings, overrides):
+    with pytest.raises(ValueError) as error:
+        load_experiment("Foo-v0", settings("Foo-v0: {n_timesteps: 1}"), overrides)
+    assert "settings.yml" not in str(error.value)
+    assert str(next(iter(overrides))) in str(error.value)
 
 
 def test_length_of_training_is_required(settings):

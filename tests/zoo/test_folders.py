@@ -39,18 +39,36 @@ def test_find(tmp_path):
     assert find_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_12"
     assert find_folder(tmp_path, "Foo-v0", 1).path.name == "Foo-v0_1"
     assert find_folder(tmp_path, "Foo-v0", -1).path == tmp_path
-    for env_id, number in (("Foo-v0", 13), ("Bar-v0", 0)):
-        with pytest.raises(FileNotFoundError, match=f"no run of {env_id} .* `ppo-plus train --env {env_id}`"):
-            find_folder(tmp_path, env_id, number)
+    with pytest.raises(FileNotFoundError, match="no run of Bar-v0 .* `ppo-plus train --env Bar-v0`"):
+        find_folder(tmp_path, "Bar-v0")
+
+
+def test_which_runs_there_are(tmp_path):
+    for _ in range(3):
+        new_folder(tmp_path, "Foo-v0")
+    with pytest.raises(FileNotFoundError, match="no run 77 of Foo-v0 .*: choose --exp-id from 1, 2, 3"):
+        find_folder(tmp_path, "Foo-v0", 77)
+
+
+def test_runs_of_rl_zoo3(tmp_path):
+    path = tmp_path / "ppo" / "Foo-v0_4"
+    path.mkdir(parents=True)
+    assert find_folder(tmp_path, "Foo-v0", algos=("ppo", "ppo_plus")).path == path
+    with pytest.raises(FileNotFoundError, match="no run of Foo-v0 .*: use --algo ppo"):
+        find_folder(tmp_path, "Foo-v0")
+    own = new_folder(tmp_path, "Bar-v0").path
+    assert find_folder(tmp_path, "Bar-v0", algos=("ppo", "ppo_plus")).path == own
 
 
 def test_models(tmp_path):
     folder = RunFolder(tmp_path, "ALE/Pong-v5")
     assert folder.last_model == tmp_path / "ALE-Pong-v5.zip"
     assert folder.best_model == tmp_path / "best_model.zip"
-    assert folder.checkpoint(20) == tmp_path / "rl_model_20_steps.zip"
     with pytest.raises(FileNotFoundError, match="no checkpoint: train with --save-freq"):
         folder.checkpoint()
     for n in (9, 10, 100):
         (tmp_path / f"rl_model_{n}_steps.zip").touch()
     assert folder.checkpoint() == tmp_path / "rl_model_100_steps.zip"
+    assert folder.checkpoint(10) == tmp_path / "rl_model_10_steps.zip"
+    with pytest.raises(FileNotFoundError, match="no checkpoint after 20 timesteps: choose from 9, 10, 100"):
+        folder.checkpoint(20)

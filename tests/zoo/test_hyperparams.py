@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppo_plus.zoo.hyperparams import is_atari, positive_int, read_entry
+from ppo_plus.zoo.hyperparams import positive_int, read_entry
 
 
 def test_an_exact_id_comes_first_then_atari_then_default(settings):
@@ -15,12 +15,6 @@ def test_an_exact_id_comes_first_then_atari_then_default(settings):
 
 def test_an_atari_game_without_atari_entry_takes_the_default(settings):
     assert read_entry("ALE/Pong-v5", settings("default: {a: 1}"))[0] == "default"
-
-
-def test_old_names_of_atari_games():
-    pytest.importorskip("ale_py", reason="ale-py is not installed")
-    assert is_atari("PongNoFrameskip-v4")
-    assert not is_atari("CartPole-v1")
 
 
 def test_a_variant_is_that_entry_or_none(settings):

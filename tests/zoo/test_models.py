@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from ppo_plus.compiling.process import torch_threads
+from ppo_plus.process import torch_threads
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import (

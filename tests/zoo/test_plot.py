@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from ppo_plus.zoo.plot import average, moving_average, plot_curves, plot_learning_curve, read_curve, read_episodes
+from ppo_plus.zoo.plot import (
+    _draw,
+    average,
+    moving_average,
+    plot_curves,
+    plot_learning_curve,
+    read_curve,
+    read_episodes,
+)
+from ppo_plus.zoo.style import new_figure
 
 
 def write_monitor(path, t_start, rows):
@@ -44,16 +53,63 @@ def test_mean_over_runs_where_all_have_values(tmp_path):
     curve = read_curve(tmp_path, "Foo-v0")
     np.testing.assert_allclose(curve.timesteps, [20, 30])
     np.testing.assert_allclose(curve.mean, [15, 25])
+    np.testing.assert_allclose(curve.runs, [[10, 20], [20, 30]])
     assert curve.n_runs == 2
-    # Two runs: each of them, or their mean, is drawn.
-    np.testing.assert_allclose(curve.low, [10, 20])
-    np.testing.assert_allclose(curve.high, [20, 30])
 
 
-def test_one_run_has_no_spread():
-    curve = average([(np.array([1.0, 2.0]), np.array([3.0, 4.0]))])
-    np.testing.assert_array_equal(curve.low, curve.mean)
-    np.testing.assert_array_equal(curve.high, curve.mean)
+def returns_of(*runs):
+    """A curve of two points."""
+    return average([(np.array([1.0, 2.0]), np.array([0.0, last])) for last in runs])
+
+
+def test_few_runs_have_no_interval():
+    """A bootstrap of two runs is from one to the other, which is no 95 % interval."""
+    assert [returns_of(*range(n)).interval is None for n in (1, 2, 4, 5)] == [True, True, True, False]
+    assert returns_of(3).legend() == "1 run"
+    assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each"
+    assert returns_of(*range(5)).legend() == "mean of 5 runs, band: 95 % interval"
+    assert str(returns_of(3)) == "3.00 after 2 timesteps, 1 run"
+    assert str(returns_of(1, 2)) == "1.50 after 2 timesteps, mean of 2 runs, from worst to best [1.00, 2.00]"
+    assert str(returns_of(*range(5))).startswith("2.00 after 2 timesteps, mean of 5 runs, 95 % interval [")
+
+
+@pytest.mark.parametrize(("n_runs", "n_lines", "n_bands"), [(1, 1, 0), (3, 4, 0), (5, 1, 1)])
+def test_what_is_drawn_of_a_curve(n_runs, n_lines, n_bands):
+    _, (axes,) = new_figure()
+    _draw(axes, returns_of(*range(n_runs)), "mine")
+    assert (len(axes.lines), len(axes.collections)) == (n_lines, n_bands)
+    assert len(axes.get_legend_handles_labels()[1]) == 1
+
+
+def continue_run(log_folder, number, origin, timesteps):
+    """Say that a run continues another one."""
+    settings = log_folder / "ppo_plus" / f"Foo-v0_{number}" / "Foo-v0"
+    settings.mkdir(parents=True)
+    run = None if origin is None else f"../Foo-v0_{origin}"
+    (settings / "args.yml").write_text(f"continues: {{run: {run or 'null'}, timesteps: {timesteps}}}")
+
+
+def test_a_run_and_what_continues_it_are_one(tmp_path):
+    write_evaluations(tmp_path, 1, [10, 20, 30], [0.0, 10.0, 20.0])
+    write_evaluations(tmp_path, 2, [10, 20], [30.0, 40.0])
+    continue_run(tmp_path, 2, 1, 20)
+    write_evaluations(tmp_path, 3, [10], [50.0])
+    continue_run(tmp_path, 3, 2, 40)
+    curve = read_curve(tmp_path, "Foo-v0")
+    assert curve.n_runs == 1
+    # What was learned after the point where it was continued is no part of it.
+    np.testing.assert_array_equal(curve.timesteps, [10, 20, 30, 40, 50])
+    np.testing.assert_array_equal(curve.mean, [0, 10, 30, 40, 50])
+
+
+@pytest.mark.parametrize("origin", [None, 7])
+def test_a_run_that_continues_what_is_gone_is_drawn_from_there(tmp_path, origin):
+    write_evaluations(tmp_path, 1, [10, 20], [0.0, 10.0])
+    continue_run(tmp_path, 1, origin, 500)
+    folder = tmp_path / "ppo_plus" / "Foo-v0_1"
+    write_monitor(folder / "0.monitor.csv", 0.0, [(1.0, 7, 1.0)])
+    np.testing.assert_array_equal(read_curve(tmp_path, "Foo-v0").timesteps, [510, 520])
+    np.testing.assert_array_equal(read_episodes(folder)[0], [507])
 
 
 def test_interval_holds_the_true_mean_about_as_often_as_it_says():
@@ -62,7 +118,8 @@ def test_interval_holds_the_true_mean_about_as_often_as_it_says():
     held = 0
     for _ in range(n_repeats):
         curve = average([(np.array([1.0]), rng.normal(size=1)) for _ in range(n_runs)])
-        held += bool(curve.low[0] <= 0 <= curve.high[0])
+        low, high = curve.interval
+        held += bool(low[0] <= 0 <= high[0])
     # A percentile bootstrap of 20 values is a little narrow: about 93 %.
     assert 0.86 <= held / n_repeats <= 0.99
 

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.compiling.process import torch_threads
+from ppo_plus.process import torch_threads
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from ppo_plus.zoo.cli_tune import STORAGE_VARIABLE
+from ppo_plus.zoo.cli.tune import STORAGE_VARIABLE
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.models import make_model

@@ -15,7 +15,7 @@ from optuna.trial import TrialState, create_trial
 from scipy.stats import binom
 
 from ppo_plus.zoo.cli import make_parser
-from ppo_plus.zoo.cli_train import make_experiment
+from ppo_plus.zoo.cli.train import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.tune import statistics

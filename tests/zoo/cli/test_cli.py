@@ -16,22 +16,18 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo.arguments import key_value
+from ppo_plus.zoo import envs
 from ppo_plus.zoo.cli import main, make_parser
+from ppo_plus.zoo.cli import train as train_command
+from ppo_plus.zoo.cli.arguments import key_value
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def environment():
@@ -63,11 +59,11 @@ def test_scripts(folder, monkeypatch, capsys):
     done = script("record", "--env", "CartPole-v1", "-f", "runs", "-n", "5")
     assert Path(done.out.strip()).samefile(run_folder / "CartPole-v1.gif")
     done = script("plot", "-e", "CartPole-v1", "-f", "runs", "-o", "curves.svg")
-    assert "1 run(s)" in done.out and (folder / "curves.svg").is_file()
+    assert ", 1 run\n" in done.out and (folder / "curves.svg").is_file()
 
 
 def test_progress_bar_on_a_terminal(tmp_path):
-    command = ["-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1", "-n", "3000"]
+    command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "3000"]
     terminal, stderr = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     done = run(command, tmp_path, stdout=subprocess.PIPE, stderr=stderr)
@@ -86,10 +82,11 @@ def test_progress_bar_on_a_terminal(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_what_was_learned(tmp_path, number):
-    command = [sys.executable, "-c", "from ppo_plus.zoo.cli import main; main()", "train", "--env", "CartPole-v1"]
+def test_signals_save_what_was_learned(tmp_path, number):
+    """The second one does not disturb the saving that the first one started."""
+    command = [sys.executable, "-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "1e7"]
     process = subprocess.Popen(
-        [*command, "-n", "1e7", "-params", "normalize:true", "compile:false"],
+        [*command, "-params", "normalize:true", "compile:false"],
         cwd=tmp_path,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -104,11 +101,26 @@ def test_a_signal_saves_what_was_learned(tmp_path, number):
     while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(number)
+    # The first line of its answer: it is saving now.
+    while "interrupted" not in (line := process.stderr.readline()):
+        assert line, "it ended without a word"
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert "interrupted" in stderr and "CartPole-v1: " in stdout
+    assert process.returncode == 130 and stderr == ""
+    assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
     assert (folder / "CartPole-v1_vecnormalize.pkl").is_file()
+
+
+def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):
+    def interrupt(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ppo_plus.zoo.cli.train.make_experiment", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        main(TRAIN)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_settings_file(folder, capsys):
@@ -190,7 +202,7 @@ def test_packages_that_register_environments(folder, monkeypatch, capsys):
         "import gymnasium as gym\n"
         "gym.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=5)\n"
     )
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     main(["train", "--env", "Mine-v0", "--gym-packages", "my_envs", "-n", "64", "-params", "n_steps:64", "--seed", "0"])
     assert "Mine-v0: mean return 5.00" in capsys.readouterr().out
     main(["enjoy", "--env", "Mine-v0", "--gym-packages", "my_envs", "--no-render", "-n", "9"])
@@ -212,7 +224,9 @@ def test_evaluations_of_two_runs(folder, capsys):
     for seed in ("1", "2"):
         main([*TRAIN, "-n", "512", "--eval-freq", "256", "--seed", seed])
     main(["plot", "-e", "CartPole-v1", "-l", "mine"])
-    assert re.search(r"CartPole-v1, mine: .* \[.*\] after 512 timesteps, 2 run", capsys.readouterr().out)
+    assert re.search(
+        r"CartPole-v1, mine: .* after 512 timesteps, mean of 2 runs, from worst to best \[", capsys.readouterr().out
+    )
     assert (folder / "curves.png").is_file()
 
 
@@ -261,7 +275,13 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
-        (["--env", "CartPole-v1", "-params", "gama:3"], "unknown key 'gama'; the nearest valid key is 'gamma'"),
+        (["--env", "CartPole-v1", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
+        (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
+        (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings are YAML here"),
+        (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings are YAML here"),
+        (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama'; the nearest valid key is 'gamma'"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
         (["--env", "CartPole-v1", "-i", __file__], ""),
@@ -269,8 +289,8 @@ def test_not_a_key_value(text):
         ([], "--env"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
-    check_one_line_error(["train", *arguments], message, capsys)
+def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
+    check_one_line_error(["train", *arguments], message)
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
 
@@ -288,12 +308,14 @@ def test_mistake_is_one_line_and_exit_code_2(folder, capsys, arguments, message)
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
         (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
+        (["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", "x.xyz"], "-o x.xyz: the name must end in .gif"),
+        (["enjoy", "--env", "CartPole-v1", "--device", "toaster"], "there is no device 'toaster'"),
         (["fly"], "fly"),
         ([], "COMMAND"),
     ],
 )
-def test_mistake_in_the_other_commands(folder, capsys, arguments, message):
-    check_one_line_error(arguments, message, capsys)
+def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, message):
+    check_one_line_error(arguments, message)
 
 
 @pytest.mark.parametrize(
@@ -315,18 +337,18 @@ def test_mistake_in_the_other_commands(folder, capsys, arguments, message):
         ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
     ],
 )
-def test_mistake_in_the_settings_file(folder, capsys, text, message):
+def test_mistake_in_the_settings_file(folder, check_one_line_error, text, message):
     (folder / "settings.yml").write_text(text)
-    check_one_line_error([*TRAIN, "-conf", "settings.yml"], message, capsys)
+    check_one_line_error([*TRAIN, "-conf", "settings.yml"], message)
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
 
-def test_tracking_without_its_package(folder, capsys, monkeypatch):
+def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb", capsys)
+    check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb")
 
 
-def test_an_environment_that_cannot_draw(folder, capsys):
+def test_an_environment_that_cannot_draw(folder, check_one_line_error, capsys):
     """Most find out when they are to draw, not when they are made."""
 
     class Undrawable(CartPoleEnv):
@@ -339,26 +361,16 @@ def test_an_environment_that_cannot_draw(folder, capsys):
         main(["train", *options, "-n", "64", "-params", "n_steps:64", "--no-progress"])
         capsys.readouterr()
         for command in ("record", "enjoy"):
-            check_one_line_error([command, *options], "pygame is not installed", capsys)
+            check_one_line_error([command, *options], "pygame is not installed")
     finally:
         gym.registry.pop("Undrawable-v0")
-
-
-def check_one_line_error(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.removesuffix("\n")
-    assert "\n" not in error
-    assert re.match(r"ppo-plus( \w+)?: error: .", error)
-    assert message in error
 
 
 def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
     def fail(_run):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("ppo_plus.zoo.cli_train.train", fail)
+    monkeypatch.setattr("ppo_plus.zoo.train.train", fail)
     with pytest.raises(ValueError, match="a bug"):
         main(TRAIN)
 
@@ -376,6 +388,8 @@ def test_every_argument_is_explained():
     for name, parser in subcommands.items():
         text = parser.format_help()
         for action in parser._actions:
+            if action.help == argparse.SUPPRESS:
+                continue
             assert action.help, f"{name} {action.option_strings}"
             assert all(option in text for option in action.option_strings)
 
@@ -389,6 +403,117 @@ def test_rl_zoo3s_flags_are_there():
     )
     subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
     assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --env CartPole-v1 -optimize --n-trials 5", "ppo-plus tune --env ID"),
+        ("train --env CartPole-v1 --n-trials 5", "ppo-plus tune --max-total-trials N"),
+        ("train --env CartPole-v1 --n-jobs 2", "ppo-plus tune --workers N"),
+        ("train --env CartPole-v1 --n-startup-trials 2", "`ppo-plus tune`"),
+        ("train --trial-id 3", "ppo-plus train -conf FILE"),
+        ("train --env CartPole-v1 --truncate-last-trajectory False", "PPO has no replay buffer; leave it out"),
+        ("train --env CartPole-v1 --no-optim-plots", "leave it out"),
+        ("enjoy --env CartPole-v1 --norm-reward", "leave it out"),
+        ("record --env CartPole-v1 --custom-objects", "leave it out"),
+    ],
+)
+def test_rl_zoo3s_other_flags_say_what_to_do(folder, check_one_line_error, arguments, message):
+    check_one_line_error(arguments.split(), message)
+
+
+def test_rl_zoo3s_algorithm(folder, capsys):
+    main([*TRAIN, "--algo", "ppo", "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
+    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600 -P --verbose 0".split())
+    main("plot --algo ppo -e CartPole-v1".split())
+    assert (folder / "logs" / "ppo_plus" / "CartPole-v1_1").is_dir()
+
+
+def test_a_gpu_that_is_not_there(folder, check_one_line_error):
+    if th.cuda.is_available():
+        pytest.skip("it is there")
+    message = "--device cuda: torch finds none here ("
+    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda"], message)
+    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"], message)
+
+
+def test_plot_leaves_out_what_is_missing(folder, capsys):
+    main([*TRAIN, "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
+    capsys.readouterr()
+    main(["plot", "-e", "CartPole-v1", "Pendulum-v1", "-f", "logs", "nowhere"])
+    shown = capsys.readouterr()
+    assert shown.out.count("1 run") == 1 and (folder / "curves.png").is_file()
+    assert [line.partition(" with ")[0] for line in shown.err.splitlines()] == [
+        "left out: nowhere/ppo_plus has no run of CartPole-v1",
+        "left out: logs/ppo_plus has no run of Pendulum-v1",
+        "left out: nowhere/ppo_plus has no run of Pendulum-v1",
+    ]
+
+
+def test_a_continued_run_is_drawn_with_what_it_continues(folder, capsys):
+    options = [*TRAIN, "-n", "64", "-params", "n_steps:64", "n_envs:1", "--eval-freq", "64", "--no-progress"]
+    main(options)
+    for number in (1, 2):
+        main([*options, "-i", f"logs/ppo_plus/CartPole-v1_{number}/CartPole-v1.zip"])
+    capsys.readouterr()
+    # It may be moved.
+    (folder / "logs").rename(folder / "moved")
+    main(["plot", "-e", "CartPole-v1", "-f", "moved"])
+    assert "after 192 timesteps, 1 run\n" in capsys.readouterr().out
+
+
+HEAVY = {"torch", "stable_baselines3", "matplotlib", "optuna", "scipy"}
+
+
+#: Help, and mistakes that are told before anything is built.
+QUICK = """--help
+--version
+train --help
+tune --help
+fly
+train
+train --env CartPol-v1
+train --env CartPole-v1 -conf nope.yml
+train --env CartPole-v1 -conf broken.yml
+train --env CartPole-v1 -params gama:3
+train --env CartPole-v1 -params use_rms_prop:True
+train --env CartPole-v1 -params policy_kwargs:f(x)
+train --env CartPole-v1 -i nope.zip
+train --env CartPole-v1 --device toaster
+train --env CartPole-v1 -n many
+enjoy --env CartPole-v1
+record --env CartPole-v1 --exp-id 3
+plot -e CartPole-v1
+plot -e CartPole-v1 -o x.txt"""
+
+
+def test_help_and_mistakes_do_without_what_takes_seconds_to_load(tmp_path):
+    (tmp_path / "broken.yml").write_text("CartPole-v1: {n_timesteps: 64, gama: 1}")
+    code = """
+import sys
+from ppo_plus.zoo.cli import main
+for arguments in sys.argv[1].splitlines():
+    try:
+        main(arguments.split())
+    except SystemExit:
+        loaded = {"torch", "stable_baselines3", "matplotlib", "optuna", "scipy"} & set(sys.modules)
+        assert not loaded, (arguments, loaded)
+    else:
+        raise AssertionError(arguments)
+"""
+    done = run(["-c", code, QUICK], tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["ppo_plus", "ppo_plus.zoo.cli"])
+def test_as_a_module(tmp_path, module):
+    done = run(["-m", module, "--version"], tmp_path, capture_output=True)
+    assert done.stdout == f"ppo-plus {__version__}\n"
+
+
+def test_kinds_of_vector_environments():
+    assert train_command.VEC_ENVS == (*envs.VEC_ENVS, *envs.BATCHED)
 
 
 def test_the_package_does_not_load_the_zoo(tmp_path):

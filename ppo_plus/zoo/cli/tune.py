@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, whole_number
-from ppo_plus.zoo.cli_train import add_experiment_arguments, make_experiment
+from ppo_plus.zoo.cli.arguments import add_env_arguments, allowed_packages, whole_number
+from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
 from ppo_plus.zoo.folders import file_name
 
 if TYPE_CHECKING:

@@ -1,15 +1,21 @@
-"""What the subcommands' arguments have in common: one-line errors, and types that say what is wrong."""
+"""What the subcommands' arguments have in common: one-line errors, and types that say what is wrong.
+
+Torch, SB3 and Gymnasium take seconds to load: the commands import them where they use them, so that ``--help`` and most
+mistakes are told at once.
+"""
 
 import argparse
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import torch as th
-import yaml
-
-from ppo_plus.zoo.hyperparams import positive_int
+from ppo_plus.zoo.folders import ALGO
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
-from ppo_plus.zoo.literals import parse_literal
+
+#: Exit code of a command that Ctrl-C ended.
+INTERRUPTED = 130
+#: Kinds of devices that networks can be on.
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,6 +27,33 @@ class Parser(argparse.ArgumentParser):
         :param message: what is wrong
         """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+
+class _Refused(argparse.Action):
+    """An option that is not there, and says what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{'/'.join(self.option_strings)}: {self.const}")
+
+
+def refuse(command: argparse.ArgumentParser, remedies: Mapping[str, str]) -> None:
+    """Answer those of rl_zoo3's options that a command does not have.
+
+    :param command: its parser
+    :param remedies: of each option (with ``/`` between its spellings), what to do instead
+    """
+    for options, remedy in remedies.items():
+        command.add_argument(*options.split("/"), action=_Refused, nargs="*", const=remedy, help=argparse.SUPPRESS)
+
+
+def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[str, ...] = ("ppo",)) -> None:
+    """``--algo``, which rl_zoo3's command lines have.
+
+    :param command: the parser
+    :param help: what it means there
+    :param also: what it may be, besides ``ppo_plus``
+    """
+    command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
@@ -41,7 +74,7 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
         nargs="+",
         default=[],
         metavar="PKG",
-        help="packages to import because they register environments",
+        help="packages, or modules in this folder, to import because they register environments",
     )
     command.add_argument(
         "--env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of the environment, such as g:9.81"
@@ -59,6 +92,10 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as rl_zoo3 writes it; the value is Python text without code, or a plain word."""
+    import yaml
+
+    from ppo_plus.zoo.literals import parse_literal
+
     key, colon, value = text.partition(":")
     if not key or not colon:
         raise argparse.ArgumentTypeError(f"{text!r} must be KEY:VALUE, such as learning_rate:0.001")
@@ -72,6 +109,8 @@ def key_value(text: str) -> tuple[str, Any]:
 
 def whole_number(text: str) -> int:
     """A positive whole number, also as ``1e6``."""
+    from ppo_plus.zoo.hyperparams import positive_int
+
     try:
         return positive_int("it", text)
     except ValueError as error:
@@ -90,8 +129,24 @@ def seed(text: str) -> int:
 
 
 def device(text: str) -> str:
-    """A device that torch knows."""
+    """The name of a device; whether it is there is asked when torch has loaded (:func:`require_device`)."""
+    if not re.fullmatch(rf"({'|'.join(DEVICES)})(:\d+)?", text):
+        raise argparse.ArgumentTypeError(
+            f"there is no device {text!r}: use {', '.join(DEVICES)} or cuda:1, cuda:2, ..."
+        )
+    return text
+
+
+def require_device(name: str) -> None:
+    """SB3 takes the CPU in place of a GPU that is not there; whoever asks for one wants to know.
+
+    :param name: name of a device
+    :raises ValueError: torch has no such device on this machine
+    """
+    import torch as th
+
     try:
-        return text if text == "auto" else str(th.device(text))
-    except RuntimeError:
-        raise argparse.ArgumentTypeError(f"there is no device {text!r}") from None
+        th.empty(0, device="cpu" if name == "auto" else name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"--device {name}: torch finds none here ({reason}); use --device auto or cpu") from None

@@ -9,7 +9,7 @@ import pytest
 FAULTS = """
 import resource
 import torch as th
-from ppo_plus.compiling.process import keep_freed_memory
+from ppo_plus.process import keep_freed_memory
 
 def faults(n_blocks=8, n_bytes=2**24, n_times=10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

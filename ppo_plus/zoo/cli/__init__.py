@@ -4,15 +4,12 @@ A subcommand is a module with ``add_parser(commands)``. The parser that it adds 
 the arguments that does all that can fail by a mistake of the user, and returns the function that does the work.
 """
 
+import sys
 from collections.abc import Sequence
 
-import gymnasium as gym
-
 from ppo_plus import __version__
-from ppo_plus.zoo import cli_enjoy, cli_plot, cli_train, cli_tune
-from ppo_plus.zoo.arguments import Parser
-
-MISTAKES = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
+from ppo_plus.zoo.cli import enjoy, plot, train, tune
+from ppo_plus.zoo.cli.arguments import INTERRUPTED, Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,11 +18,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     :param arguments: the arguments; ``None`` for those of the process
     """
     parser = make_parser()
+    try:
+        _run(parser, arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run(parser: Parser, arguments: Sequence[str] | None) -> None:
     args = parser.parse_args(arguments)
+    import gymnasium as gym
+
+    mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
     # Only mistakes in the settings are caught: an error while working is no user's mistake, and shows its traceback.
     try:
         work = args.prepare(args)
-    except MISTAKES as error:
+    except mistakes as error:
         parser.error(str(error) or type(error).__name__)
     try:
         work()
@@ -39,6 +47,6 @@ def make_parser() -> Parser:
     parser = Parser(prog="ppo-plus", description="Train and tune PPO_Plus; watch, record and compare what it learned.")
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (cli_train, cli_enjoy, cli_plot, cli_tune):
+    for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

@@ -3,23 +3,49 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import yaml
-
-from ppo_plus.zoo.arguments import add_env_arguments, allowed_packages, key_value, seed, whole_number
-from ppo_plus.zoo.envs import BATCHED, VEC_ENVS, find_env
-from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.folders import ALGO
-from ppo_plus.zoo.hyperparams import builtin_file, read_entry
+from ppo_plus.zoo.cli.arguments import (
+    INTERRUPTED,
+    add_algo_argument,
+    add_env_arguments,
+    allowed_packages,
+    key_value,
+    refuse,
+    require_device,
+    seed,
+    whole_number,
+)
+from ppo_plus.zoo.imports import import_packages
+from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.tracking import run_name, track
-from ppo_plus.zoo.train import Options, set_up, train
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.experiment import Experiment
+
+#: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
+VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool")
+
+TUNE = "`ppo-plus tune` searches for hyperparameters"
+REMEDIES = {
+    "-optimize/--optimize-hyperparameters": f"{TUNE}: ppo-plus tune --env ID",
+    "--n-trials/--max-total-trials": f"{TUNE}: ppo-plus tune --max-total-trials N",
+    "--n-jobs": f"{TUNE}: ppo-plus tune --workers N",
+    "--n-startup-trials": f"{TUNE}, and chooses by itself how many trials are random at first",
+    "--sampler": f"{TUNE}: ppo-plus tune --sampler NAME",
+    "--pruner": f"{TUNE}: ppo-plus tune --pruner NAME",
+    "--n-evaluations": f"{TUNE}: ppo-plus tune --n-evaluations N; a training run has --eval-freq",
+    "--storage": f"{TUNE}: ppo-plus tune --storage URL",
+    "--study-name": f"{TUNE}: ppo-plus tune --study-name NAME",
+    "--trial-id": "`ppo-plus tune` exports the best settings as a file: ppo-plus train -conf FILE",
+    "--no-optim-plots/--optimization-log-path": f"{TUNE} and writes its report below -f; leave it out",
+    "--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -29,11 +55,12 @@ def add_parser(commands: Any) -> None:
     """
     command = commands.add_parser("train", help="train, evaluate and save a model, and plot its learning curve")
     command.set_defaults(prepare=prepare)
-    command.add_argument("--algo", choices=[ALGO], default=ALGO, help="there is one; for rl_zoo3's command lines")
+    add_algo_argument(command, "what is trained is PPO_Plus either way; for rl_zoo3's command lines")
     add_env_arguments(command, "--log-folder")
     add_experiment_arguments(command)
     _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
     _add_tracking_arguments(command.add_argument_group("Weights & Biases"))
+    refuse(command, REMEDIES)
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
@@ -69,7 +96,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     )
     add(
         "--vec-env",
-        choices=[*VEC_ENVS, *BATCHED],
+        choices=VEC_ENVS,
         default="dummy",
         help="step environments in turn, in processes, or all at once by Gymnasium or EnvPool (default: %(default)s)",
     )
@@ -82,24 +109,28 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     )
 
 
-def make_experiment(args: argparse.Namespace) -> Experiment:
+def make_experiment(args: argparse.Namespace) -> "Experiment":
     """The experiment that the arguments describe.
 
     :param args: of a parser with ``add_env_arguments`` and :func:`add_experiment_arguments`
     :raises gymnasium.error.Error: there is no such environment
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
-    for package in args.gym_packages:
-        import_module(package)
+    import numpy as np
+
+    from ppo_plus.zoo.experiment import load_experiment
+    from ppo_plus.zoo.hyperparams import builtin_file, read_entry
+    from ppo_plus.zoo.registry import find_env
+
+    import_packages(args.gym_packages)
     find_env(args.env)
-    source = Path(args.conf_file) if args.conf_file else builtin_file()
+    source = _settings_file(args.conf_file) if args.conf_file else builtin_file()
     flags = {"n_timesteps": args.n_timesteps, "n_envs": args.n_envs, "n_threads": args.num_threads}
     overrides = {**dict(args.hyperparams), **{name: value for name, value in flags.items() if value is not None}}
     if args.env_kwargs:
         overrides["env_kwargs"] = dict(args.env_kwargs)
-    if read_entry(args.env, source, args.variant)[0] == "default":
-        print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
-    return load_experiment(
+    entry, _ = read_entry(args.env, source, args.variant)
+    experiment = load_experiment(
         args.env,
         source,
         overrides,
@@ -110,38 +141,73 @@ def make_experiment(args: argparse.Namespace) -> Experiment:
         vec_env=args.vec_env,
         eval_env_kwargs=None if args.eval_env_kwargs is None else dict(args.eval_env_kwargs),
     )
+    require_device(args.device)
+    if entry == "default":
+        print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
+    return experiment
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Build the run, or describe it."""
+    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
+        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
-    if args.dry_run:
-        return partial(print, describe(experiment, options), end="")
     if options.tensorboard_log and find_spec("tensorboard") is None:
         raise ImportError("-tb and --track need TensorBoard: pip install tensorboard")
+    from ppo_plus.zoo.train import check, set_up, train
+
+    if args.dry_run:
+        check(experiment, options)
+        return partial(print, describe(experiment, options), end="")
     run = set_up(experiment, options)
 
     def work() -> None:
-        # What a scheduler sends before it kills ends the training as Ctrl-C does.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if name:
-            track(args, experiment, name)
-        train(run)
+        with _one_interrupt():
+            if name:
+                track(args, experiment, name)
+            if not train(run):
+                sys.exit(INTERRUPTED)
 
     return work
 
 
-def describe(experiment: Experiment, options: Options) -> str:
+def _settings_file(name: str) -> Path:
+    """A settings file of the user's."""
+    path = Path(name)
+    if path.suffix == ".py" or (not path.exists() and name.startswith("hyperparams.python")):
+        raise ValueError(f"-conf {name}: settings are YAML here, because reading them must run no code; write its "
+                         "dictionary `hyperparams` as YAML")  # fmt: skip
+    return path
+
+
+@contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving."""
+
+    def interrupt(*_: object) -> NoReturn:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    # A shell's background job ignores Ctrl-C, which is left so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def describe(experiment: "Experiment", options: Options) -> str:
     """The resolved experiment as YAML."""
+    import yaml
+
     run = {name: getattr(experiment, name) for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
     return yaml.safe_dump({experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}, sort_keys=False)
 
 
 def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
-    if args.trained_agent is not None and not Path(args.trained_agent).is_file():
-        raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     return Options(
         log_folder=args.log_folder,
         uuid=args.uuid,
@@ -206,7 +272,7 @@ def _add_option_arguments(group: Any) -> None:
         default=0,
         help="1: SB3's tables of numbers, 2: debugging (default: %(default)s)",
     )
-    add("--dry-run", action="store_true", help="print the resolved experiment and train nothing")
+    add("--dry-run", action="store_true", help="check the experiment, print it and train nothing")
 
 
 def _add_tracking_arguments(group: Any) -> None:

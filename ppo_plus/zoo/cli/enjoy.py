@@ -3,14 +3,28 @@
 import argparse
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ppo_plus.zoo.arguments import add_env_arguments, seed, whole_number
-from ppo_plus.zoo.enjoy import Player, enjoy, make_player, record
-from ppo_plus.zoo.folders import RunFolder, find_folder
+from ppo_plus.zoo.cli.arguments import (
+    add_algo_argument,
+    add_env_arguments,
+    refuse,
+    require_device,
+    seed,
+    whole_number,
+)
+from ppo_plus.zoo.folders import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
+from ppo_plus.zoo.imports import import_packages
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.enjoy import Player
+
+REMEDIES = {
+    "--norm-reward": "returns are those of the environment, not normalized; leave it out",
+    "--custom-objects": "models are loaded without it; leave it out",
+    "--num-threads": "set the environment variable OMP_NUM_THREADS",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -25,6 +39,10 @@ def add_parser(commands: Any) -> None:
     _add_arguments(command)
     command.add_argument("--no-render", action="store_true", help="show nothing, print the returns")
     command.add_argument("--reward-log", metavar="DIR", help="folder for monitor.csv files")
+    command.add_argument("-P", "--progress", action="store_true", help="show a progress bar")
+    command.add_argument(
+        "--verbose", type=int, default=1, metavar="N", help="0: print no episodes, only their mean (default: 1)"
+    )
 
     command = commands.add_parser("record", help="record a trained model as a GIF or video")
     command.set_defaults(prepare=prepare_record)
@@ -39,18 +57,22 @@ def add_parser(commands: Any) -> None:
 
 def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
     """Load the model."""
-    mode = {} if args.no_render else {"render_mode": "human"}
     folder, model = _find(args)
+    from ppo_plus.zoo.enjoy import enjoy
+
+    mode = {} if args.no_render else {"render_mode": "human"}
     monitor_dir = None if args.reward_log is None else Path(args.reward_log)
-    return partial(enjoy, _player(args, folder, model, mode, monitor_dir), args.n_timesteps)
+    player = _player(args, folder, model, mode, monitor_dir)
+    return partial(enjoy, player, args.n_timesteps, verbose=args.verbose > 0, progress=args.progress)
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     """Load the model."""
     folder, model = _find(args)
+    from ppo_plus.zoo.enjoy import check_recording, record
+
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
-    if path.suffix != ".gif" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: videos other than .gif need pip install 'imageio[ffmpeg]'")
+    check_recording(path)
     player = _player(args, folder, model, {"render_mode": "rgb_array"}, None)
 
     def work() -> None:
@@ -62,9 +84,10 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     """The run, and which of its models."""
-    for package in args.gym_packages:
-        import_module(package)
-    folder = find_folder(Path(args.log_folder), args.env, args.exp_id)
+    import_packages(args.gym_packages)
+    # A run that `ppo-plus train --algo ppo` made is PPO_Plus's.
+    algos = dict.fromkeys((args.algo, ALGO))
+    folder = find_folder(Path(args.log_folder), args.env, args.exp_id, tuple(algos))
     if args.load_best:
         return folder, folder.best_model
     if args.load_checkpoint is not None or args.load_last_checkpoint:
@@ -74,7 +97,10 @@ def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
 
 def _player(
     args: argparse.Namespace, folder: RunFolder, model: Path, mode: dict[str, Any], monitor_dir: Path | None
-) -> Player:
+) -> "Player":
+    from ppo_plus.zoo.enjoy import make_player
+
+    require_device(args.device)
     return make_player(
         folder,
         model,
@@ -88,7 +114,9 @@ def _player(
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
+    add_algo_argument(command, "folder of the run: ppo and ppo_lstm for what rl_zoo3 trained", RL_ZOO3_ALGOS)
     add_env_arguments(command, "--folder")
+    refuse(command, REMEDIES)
     add = command.add_argument
     add("--exp-id", type=int, default=0, metavar="N", help="number of the run; 0: the last, -1: the folder itself")
     which = command.add_mutually_exclusive_group()

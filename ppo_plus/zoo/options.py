@@ -1,0 +1,33 @@
+"""What a training run records and shows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a run starts from, and what it records and shows, which does not change what is learned.
+
+    :param log_folder: folder of all runs
+    :param uuid: add a UUID to the name of the run's folder
+    :param eval_freq: environment steps between evaluations; 0 or less: none
+    :param eval_episodes: episodes of each evaluation
+    :param n_eval_envs: environments that evaluation uses side by side
+    :param save_freq: environment steps between checkpoints; 0 or less: none
+    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param log_interval: rollouts between two logs; ``None``: no logs
+    :param progress: show progress
+    :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
+    """
+
+    log_folder: str = "logs"
+    uuid: bool = False
+    eval_freq: int = 25_000
+    eval_episodes: int = 5
+    n_eval_envs: int = 1
+    save_freq: int = -1
+    trained_agent: str | None = None
+    tensorboard_log: str | None = None
+    log_interval: int | None = 1
+    progress: bool = True
+    verbose: int = 0

@@ -1,0 +1,51 @@
+"""The names at the top of the package."""
+
+import ast
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import ppo_plus
+
+
+def test_type_checkers_and_python_see_the_same_names():
+    tree = ast.parse(Path(ppo_plus.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    assert all(alias.asname == alias.name for node in block.body for alias in node.names)
+    assert {alias.name: node.module for node in block.body for alias in node.names} == ppo_plus.MODULES
+
+
+@pytest.mark.parametrize("name", ppo_plus.MODULES)
+def test_each_name_is_that_of_its_module(name):
+    assert getattr(ppo_plus, name) is getattr(import_module(ppo_plus.MODULES[name]), name)
+    assert name in dir(ppo_plus) and name in ppo_plus.__all__
+    # As pickles refer to it.
+    assert pickle.loads(f"cppo_plus\n{name}\n.".encode()) is getattr(ppo_plus, name)
+
+
+def test_star():
+    names = {}
+    exec("from ppo_plus import *", names)
+    assert set(ppo_plus.MODULES) <= set(names)
+
+
+def test_there_is_no_other_name():
+    with pytest.raises(AttributeError, match="module 'ppo_plus' has no attribute 'PPO'"):
+        ppo_plus.PPO  # noqa: B018
+    with pytest.raises(ImportError, match="PPO"):
+        from ppo_plus import PPO  # noqa: F401
+
+
+@pytest.mark.parametrize("code", ["", "ppo_plus.__version__", "dir(ppo_plus)"])
+def test_the_package_loads_torch_only_when_it_is_used(code):
+    code = f"import ppo_plus, sys; {code}\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_modules_are_attributes_without_being_imported():
+    code = "import ppo_plus; ppo_plus.schedules.linear; ppo_plus.losses"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
