@@ -26,6 +26,9 @@ TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 #: A number above the number of any trial, see :func:`_run`.
 MAX_TRIALS = 2**20
 
+#: Seconds that a process waits for another one to add the jobs of a stage.
+PATIENCE = 10
+
 #: User attributes of jobs and their trials.
 BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
 
@@ -246,7 +249,7 @@ def _prepare(jobs: Jobs, wanted: list[dict[str, Any]], storage: BaseStorage) -> 
     """Add the missing runs to a later stage. All workers get here at about the same time: the one that creates the
     Optuna study adds them; the others do if it takes too long, because it may have died."""
     if not make_study(storage, jobs.name):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while _missing(jobs, wanted) and time.monotonic() < deadline:
             time.sleep(0.2)
     jobs.fill(_missing(jobs, wanted))

@@ -8,7 +8,17 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.tune.jobs import JOB, Jobs
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BASELINE, CANDIDATE, SCORES, SEED, SETTINGS, Study, is_baseline, stage_names
+from ppo_plus.zoo.tune.stages import (
+    BASELINE,
+    CANDIDATE,
+    SCORES,
+    SEED,
+    SETTINGS,
+    Study,
+    has_settings,
+    is_baseline,
+    stage_names,
+)
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
 #: How often a study may export settings that are no better than a baseline.
@@ -91,7 +101,10 @@ class Verdict:
     def _undecided(self, name: str) -> str:
         n_failed = self.baselines[name].n_failed if name in self.baselines else 0
         if not n_failed:
-            return f"No confirmation: {_phrase(name)} has no runs on unseen seeds."
+            # Of a study of version 0.1, which has not been resumed since, or if its workers died before it began.
+            resumed = name in self.baselines and has_settings(self.baselines[name].trial)
+            remedy = "; run the same command to add them" if resumed else ""
+            return f"No confirmation: {_phrase(name)} has no runs on unseen seeds{remedy}."
         return (
             f"Undecided: {_phrase(name)} has no score on any of the {n_failed} unseen seeds, so nothing can be "
             "compared with it."

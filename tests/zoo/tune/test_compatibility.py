@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_plus.zoo.tune import stages, worker
 from ppo_plus.zoo.tune.jobs import is_done
 from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.stages import Study, create, stage_names
@@ -33,7 +34,8 @@ def scores(study):
 
 def test_it_is_reported(study, folder):
     before = (folder / "trials.csv").read_text()
-    write_report(study, Worker(study).task, folder)
+    verdict = write_report(study, Worker(study).task, folder)
+    assert "the settings file's entry has no runs on unseen seeds; run the same command" in str(verdict)
     assert (folder / "trials.csv").read_text() == before
     report = (folder / "report.md").read_text()
     assert "| default | 198.0 [143.9, 260.8] |" in report and "| trial 2 | 38.8 [23.0, 80.0] |" in report
@@ -42,11 +44,22 @@ def test_it_is_reported(study, folder):
 def test_the_search_is_resumed(study):
     before = scores(study)
     create(study, Worker(study).task, 5)
-    stages = Worker(study)._stages()
-    screening = next(stages)
+    screening = next(Worker(study)._stages())
     assert [is_done(trial) for trial in screening.trials()] == [True] * 4 + [False]
-    assert scores_of_done(screening) == before["screening"]
+    assert [trial.values[0] for trial in screening.trials() if is_done(trial)] == before["screening"]
 
 
-def scores_of_done(jobs):
-    return [trial.values[0] for trial in jobs.trials() if is_done(trial)]
+def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
+    """It was no baseline then: its runs are added, and nothing else runs again."""
+    monkeypatch.setattr(stages, "PATIENCE", 0)
+    monkeypatch.setattr(worker, "score", lambda *_: 300.0)
+    before = scores(study)
+    assert not Worker(study).is_over()
+    Worker(study).work()
+    assert Worker(study).is_over()
+    assert scores(study) == {**before, "confirmation": [*before["confirmation"], *[300.0] * 10]}
+    verdict = write_report(study, Worker(study).task, folder)
+    assert str(verdict).startswith("The settings file's entry stays")
+    assert verdict.gains[0]["settings file"].high < 0
+    # The order in which runs were added does not count.
+    assert verdict.baselines["default"].iqm == pytest.approx((198.0, 143.9, 260.8), abs=0.05)

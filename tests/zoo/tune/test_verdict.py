@@ -100,7 +100,9 @@ def test_without_runs_of_a_baseline_nothing_is_confirmed():
     """As in a study of version 0.1, where the settings file's entry was no baseline."""
     verdict = against_both(finalist(LOW), finalist([], 1), finalist(HIGH, 2))
     assert verdict.winner is None
-    assert "No confirmation: the settings file's entry has no runs on unseen seeds" in str(verdict)
+    assert "No confirmation: the settings file's entry has no runs on unseen seeds; run the same command to add" in str(
+        verdict
+    )
 
 
 def test_no_confirmation_no_winner():
