@@ -22,6 +22,7 @@ import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from silence import silence
+from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.fused import CompileError
 from ppo_plus.zoo.cli import main
@@ -79,7 +80,7 @@ def stop_in_a_trial(study):
                 os.kill(pid, signal.SIGSTOP)
                 # It may have been stopped while nobody else can read.
                 with suppress(StorageInternalError):
-                    if trial.number in {now.number for now in running(study)}:
+                    if trial.number in {now.number for now in trials_running(study)}:
                         return trial.number, pid
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.02)
@@ -95,7 +96,22 @@ def wait_for_report(study):
 
 
 def running(study):
+    return patiently(trials_running, study)
+
+
+def trials_running(study):
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def patiently(function, *arguments):
+    """Call a function again as long as workers lock the database, which they do for longer if the machine is busy."""
+    deadline = time.monotonic() + 600
+    while True:
+        try:
+            return function(*arguments)
+        except (StorageInternalError, SQLAlchemyError):
+            assert time.monotonic() < deadline, "the database is locked"
+            time.sleep(0.02)
 
 
 def wait_for_study(url, name):
@@ -105,7 +121,7 @@ def wait_for_study(url, name):
         try:
             optuna.load_study(study_name=name, storage=open_storage(url))
             return optuna.load_study(study_name=name, storage=url)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, StorageInternalError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
 
@@ -117,7 +133,8 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     study = wait_for_study(url, "kill")
     killed, pid = stop_in_a_trial(study)
     os.kill(pid, signal.SIGKILL)
-    assert silence(study._storage, study.trials[killed]._trial_id)
+    trial = patiently(study.get_trials, False)[killed]
+    assert patiently(silence, study._storage, trial._trial_id)
     out = finish(tuning)
     assert "No confirmation: confirm_seeds is 0." in out
     line = r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial, if it had one, is run again\n"
