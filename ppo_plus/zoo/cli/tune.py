@@ -2,19 +2,17 @@
 
 import argparse
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli.arguments import add_env_arguments, allowed_packages, whole_number
 from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
 from ppo_plus.zoo.folders import file_name
+from ppo_plus.zoo.tune.interrupts import exit_codes, this_command
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -22,13 +20,13 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.tune.plan import Plan
 
-#: Environment variable with the storage's URL. Worker processes get it that way: everybody on a machine can read the
-#: arguments of processes, and there may be a password in it.
+#: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
+#: of its processes.
 STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
 
 DESCRIPTION = """
-Search for hyperparameters, confirm the best ones on seeds that the search never saw, and export a winner. The default
-and the settings file's own entry are tried first. The same command again goes on where the study was.
+Search for hyperparameters, and export a winner if it beats both the default and the settings file's entry on unseen
+seeds. The same command again resumes the study.
 """
 STORAGE_HELP = (
     "where the study is: sqlite:///FILE for processes on one machine, postgresql+psycopg://USER@HOST/DATABASE for any "
@@ -44,7 +42,7 @@ def add_parser(commands: Any) -> None:
     :param commands: the program's subparsers
     """
     command = commands.add_parser(
-        "tune", help="search for hyperparameters that are better on unseen seeds, too", description=DESCRIPTION
+        "tune", help="search for hyperparameters, and confirm them on unseen seeds", description=DESCRIPTION
     )
     add_env_arguments(command, "--log-folder", env_required=False)
     add_experiment_arguments(command, seed_default=0)
@@ -69,13 +67,19 @@ def add_parser(commands: Any) -> None:
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
-    """Everything that a mistake of the user can be in: settings, search space, plan and storage."""
+    """Everything that the user's mistakes can be in: settings, search space, plan and storage."""
+    with exit_codes({}, _interrupted()):
+        return _prepare(args)
+
+
+def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     _require_packages()
     from ppo_plus.zoo.tune.plan import tell_budget
+    from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
     from ppo_plus.zoo.tune.storage import shown
-    from ppo_plus.zoo.tune.tuner import Workers, begin, check
+    from ppo_plus.zoo.tune.tuner import begin, check
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
@@ -93,17 +97,18 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     begin(study, task, args.max_total_trials, folder)
     tell_budget(experiment.n_timesteps, task)
     print(standing(study, shown(url)))
-    print(task.plan.describe(study.attributes()[BUDGET]))
-    options = [f"--heartbeat-interval={args.heartbeat_interval}", f"--grace-period={args.grace_period}"]
-    if args.gym_packages:
-        options += ["--gym-packages", *args.gym_packages]
-    if args.trust_config:
-        options.append("--trust-config")
-    return partial(_tune, study, task, folder, Workers(args.workers, url, tuple(options)))
+    print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
+    workers = Workers(args.workers, url, args.heartbeat_interval, args.grace_period)
+    return partial(_tune, study, task, folder, workers)
 
 
 def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     """Open the study."""
+    with exit_codes({}, _interrupted()):
+        return _prepare_worker(args)
+
+
+def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     _require_packages()
     from ppo_plus.zoo.tune.stages import Study, only_study
     from ppo_plus.zoo.tune.worker import Worker
@@ -119,52 +124,31 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
     from ppo_plus.zoo.tune.export import entry_path, retrain_command
+    from ppo_plus.zoo.tune.processes import WorkersDied
     from ppo_plus.zoo.tune.storage import StorageError
-    from ppo_plus.zoo.tune.tuner import WorkersDied, finish
+    from ppo_plus.zoo.tune.tuner import finish
     from ppo_plus.zoo.tune.worker import StudyStopped
 
-    with _ending_well({StudyStopped: 1, WorkersDied: 1, StorageError: 2}):
+    with exit_codes({StudyStopped: 1, WorkersDied: 1, StorageError: 2}, _interrupted()):
         verdict = finish(study, task, folder, workers)
-    print(verdict)
-    print(f"report: {folder / 'report.md'}")
-    if verdict.winner is not None:
-        entry = entry_path(task, folder)
-        print(f"settings: {entry}")
-        print(f"train with them: {retrain_command(task, entry)}")
+        print(verdict)
+        print(f"report: {folder / 'report.md'}")
+        if verdict.winner is not None:
+            entry = entry_path(task, folder)
+            print(f"settings: {entry}")
+            print(f"train with them: {retrain_command(task, entry)}")
 
 
 def _work(worker: Any) -> None:
     from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped
 
-    with _ending_well({StudyStopped: 1, CannotCompile: 1, StorageError: 2}):
+    with exit_codes({StudyStopped: 1, CannotCompile: 1, StorageError: 2}, _interrupted()):
         worker.work()
 
 
-@contextmanager
-def _ending_well(codes: dict[type[Exception], int]) -> Iterator[None]:
-    """Turn what ends a study early into a line and an exit code.
-
-    :param codes: the exit codes of what is no surprise; anything else shows its traceback
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # SIGTERM is what a scheduler sends before it kills. Jobs are put back as for Ctrl-C.
-        signal.signal(number, _interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted: its jobs wait for whoever goes on", file=sys.stderr)
-        sys.exit(130)
-    except tuple(codes) as error:
-        print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
-        sys.exit(codes[type(error)])
-
-
-def _interrupt(*_: object) -> NoReturn:
-    # Once is enough: a second one would interrupt the putting back.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def _interrupted() -> str:
+    return f"interrupted; go on with: {this_command()}"
 
 
 def _require_packages() -> None:
@@ -227,7 +211,7 @@ def _add_score_arguments(group: Any) -> None:
     add("--race-share", type=float, default=0.2, metavar="X", help="share of the finished trials that get more seeds "
         "(%(default)s)")  # fmt: skip
     add("--race-seeds", type=int, default=2, metavar="N", help="how many more; 0: no race (%(default)s)")
-    add("--finalists", type=whole_number, default=3, metavar="N", help="best trials to compare with the default "
+    add("--finalists", type=whole_number, default=3, metavar="N", help="best trials to compare with the baselines "
         "(%(default)s)")  # fmt: skip
     add("--confirm-seeds", type=int, default=10, metavar="N", help="on so many unseen seeds, at least 10; 0: no "
         "confirmation and no export (%(default)s)")  # fmt: skip
@@ -237,8 +221,8 @@ def _add_study_arguments(group: Any, storage: str, study_name: str) -> None:
     """The arguments that the tuner and its workers have in common.
 
     :param group: where they go
-    :param storage: where the study is by default, for people
-    :param study_name: its name by default, for people
+    :param storage: human-readable default of the storage
+    :param study_name: human-readable default of the study's name
     """
     add = group.add_argument
     add("--storage", metavar="URL", help=f"{STORAGE_HELP}{storage})")

@@ -1,12 +1,12 @@
-"""Work that is done exactly once by any number of processes, kept in an Optuna study.
+"""Jobs that any number of processes do exactly once, kept in an Optuna study.
 
-A job is a waiting trial of the study. To claim it is to change its state from waiting to running, which the database
-lets one process do. A worker that died leaves a running trial without signs of life: the trial is failed, and another
-one, with the same parameters, takes its job over.
+A job is a waiting trial of the study. A process claims it by changing its state from waiting to running, which the
+database allows once. A worker that dies leaves a running trial without heartbeats: the trial is set to failed, and a
+new trial with the same parameters takes over its job.
 
-Which trial stands for a job is a fold over the study's trials in the order of their numbers, the order in which the
-database created them: a trial takes a job over if it names the job's present trial as the one that it replaces. So all
-processes agree without a lock, and where two of them replace the same dead trial, the later one counts for nothing.
+The trial of a job is found by going through the study's trials in the order of their numbers, which is the order of
+their creation: a trial takes over a job if it names the job's current trial as the one that it replaces. So all
+processes agree without a lock, and if two of them replace the same dead trial, the later replacement is ignored.
 """
 
 import os
@@ -22,10 +22,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ppo_plus.zoo.tune.storage import record_heartbeat
 
-#: A trial whose worker died so often is given up: it may be what kills them.
+#: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
 
-#: What a trial knows of itself, as user attributes.
+#: User attributes of a trial.
 JOB, REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "job", "replaces", "deaths", "worker", "reason", "interrupted"
 
 
@@ -33,7 +33,7 @@ class Jobs:
     """The jobs of a study.
 
     :param storage: where the study is
-    :param name: name of the study, which exists
+    :param name: name of the study, which must exist
     """
 
     def __init__(self, storage: BaseStorage, name: str):
@@ -48,24 +48,25 @@ class Jobs:
         return optuna.load_study(study_name=self.name, storage=self.storage, **options)
 
     def trials(self) -> list[FrozenTrial]:
-        """For each job the trial that stands for it now."""
+        """The current trial of each job."""
         return list(holders(self.study().get_trials(deepcopy=False)).values())
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Add the jobs that are missing. It may be called again, and by many processes.
+        """Add the jobs that are missing. Many processes may call it, and call it again.
 
-        :param jobs: what each job is, as user attributes of its trials; job ``i`` is the i-th
-        :param params: parameters of the first jobs, where they are given; the sampler chooses the others
+        :param jobs: the user attributes of each job's trials; its number is among them, or it is its place
+        :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
         known = {trial.user_attrs[JOB] for trial in study.get_trials(deepcopy=False)}
-        for number, job in enumerate(jobs):
-            if number not in known:
-                fixed = dict(params[number]) if number < len(params) else {}
-                study.enqueue_trial(fixed, user_attrs={**job, JOB: number})
+        for place, job in enumerate(jobs):
+            numbered = {JOB: place, **job}
+            if numbered[JOB] not in known:
+                fixed = dict(params[place]) if place < len(params) else {}
+                study.enqueue_trial(fixed, user_attrs=numbered)
 
     def claim(self) -> FrozenTrial | None:
-        """Take a job, if one is waiting: the trial is then running, and this process owns it."""
+        """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
         self.revive()
         for trial in self.trials():
             if trial.state == TrialState.WAITING and self._take(trial):
@@ -73,7 +74,7 @@ class Jobs:
         return None
 
     def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
-        """A claimed trial as the object that suggests and reports.
+        """A claimed trial as an Optuna ``Trial``, which suggests and reports.
 
         :param claimed: what :meth:`claim` returned
         :param options: ``sampler`` and ``pruner``
@@ -81,7 +82,7 @@ class Jobs:
         return Trial(self.study(**options), claimed._trial_id)
 
     def revive(self) -> None:
-        """Give the jobs of dead workers to new trials, and end trials that wait for nothing."""
+        """Give the jobs of dead workers to new trials, and end waiting trials that no longer have a job."""
         study = self.study()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
@@ -96,13 +97,13 @@ class Jobs:
                 self.fail(trial, "another trial has its job")
 
     def take_back(self) -> None:
-        """Give all running trials to new ones: for a storage without heartbeats, when no worker is at work."""
+        """Give the jobs of all running trials to new ones: for a storage without heartbeats, when no worker runs."""
         for trial in self.trials():
             if trial.state == TrialState.RUNNING:
                 self.interrupt(trial)
 
     def interrupt(self, trial: FrozenTrial | Trial) -> None:
-        """Give a trial up so that its job is done later, by another trial, and not held against it.
+        """End a trial so that another one does its job later. It does not count as a death of its worker.
 
         :param trial: a running trial
         """
@@ -110,12 +111,12 @@ class Jobs:
             self.storage.set_trial_user_attr(trial._trial_id, INTERRUPTED, True)
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         except UpdateFinishedTrialError:
-            # Taken for dead meanwhile: then it has a successor already.
+            # It counted as dead meanwhile, so it has a successor already.
             return
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
-        """Finish a trial that this process owns. One that has ended already, because the process was taken for dead or
-        because this is a repetition, stays as it is.
+        """Finish a trial that this process owns. A trial that has ended already stays as it is: this process counted as
+        dead, or the call is a repetition.
 
         :param trial: what :meth:`claim` returned
         :param state: complete or pruned
@@ -127,10 +128,10 @@ class Jobs:
             return
 
     def fail(self, trial: FrozenTrial, reason: str) -> None:
-        """Finish a trial that failed for a reason of its own: its job is done.
+        """Finish a trial whose own settings made it fail. Its job is done.
 
         :param trial: what :meth:`claim` returned
-        :param reason: the reason, for people
+        :param reason: human-readable failure reason
         """
         try:
             self.storage.set_trial_user_attr(trial._trial_id, REASON, reason)
@@ -139,7 +140,7 @@ class Jobs:
             return
 
     def _take(self, trial: FrozenTrial) -> bool:
-        # The sign of life comes first: a trial that were running without any would never count as dead.
+        # Before the state: a running trial without any heartbeat would never count as dead.
         record_heartbeat(self.storage, trial._trial_id)
         try:
             if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
@@ -151,10 +152,10 @@ class Jobs:
 
 
 def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """For each job the trial that stands for it.
+    """The current trial of each job.
 
     :param trials: all trials of a study
-    :return: the trials by the number of their job
+    :return: the current trials by the number of their job
     """
     holder: dict[int, FrozenTrial] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
@@ -166,18 +167,18 @@ def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
 
 
 def is_lost(trial: FrozenTrial) -> bool:
-    """Whether a trial failed for no reason of its own, and its job is still to be done."""
+    """Whether a trial failed because its worker ended, and its job is still to be done."""
     failed = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
     return failed and (trial.user_attrs.get(INTERRUPTED, False) or trial.user_attrs.get(DEATHS, 0) + 1 < MAX_DEATHS)
 
 
 def is_done(trial: FrozenTrial) -> bool:
-    """Whether the job of a trial is done, well or not."""
+    """Whether the job of a trial is done, with or without success."""
     return trial.state.is_finished() and not is_lost(trial)
 
 
 def why_failed(trial: FrozenTrial) -> str:
-    """Why a trial failed whose job is done, for people."""
+    """Human-readable failure reason."""
     died = trial.user_attrs.get(DEATHS, 0) + 1
     return str(trial.user_attrs.get(REASON, f"its worker died, {died} times"))
 
@@ -196,5 +197,5 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
 
 
 def worker_name() -> str:
-    """This process, for people."""
+    """Host and process id of this process."""
     return f"{socket.gethostname()}:{os.getpid()}"

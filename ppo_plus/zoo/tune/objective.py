@@ -1,4 +1,4 @@
-"""The score of an experiment: what a policy returns at the end of a fixed budget."""
+"""The score of an experiment: the mean return of the policy at the end of a fixed budget."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus import PPO_Plus
-from ppo_plus.compiling.compiled import CompileError
+from ppo_plus import CompileError, PPO_Plus
 from ppo_plus.process import torch_threads
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
@@ -17,21 +16,21 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import make_callbacks, make_model
 from ppo_plus.zoo.tune.plan import Plan
 
-#: Called with the timesteps and the mean return of each evaluation; it may raise to end the run.
+#: Called with the timesteps and the mean return of each evaluation. It may raise an exception to end the run.
 Report = Callable[[int, float], None]
 
 
 class Diverged(Exception):
-    """A run that has no score, for a reason of its own: numbers that are not finite, or no update."""
+    """A run without a score, caused by its settings: non-finite numbers, or no update."""
 
 
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report) -> float:
     """Train, and evaluate after updates.
 
     :param experiment: what is trained
-    :param plan: for how long, and how it is evaluated
-    :param seed: of the training; evaluation environments have another
-    :param report: told of each evaluation
+    :param plan: how long, and how it is evaluated
+    :param seed: seed of the training; evaluation environments have another one
+    :param report: called after each evaluation
     :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
     :raises Diverged: the run has no score
     """
@@ -61,9 +60,9 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report) -> floa
 def mean_of_last(returns: list[float], n: int) -> float:
     """The mean of the last returns.
 
-    :param returns: of the evaluations, each of which followed an update
-    :param n: how many count
-    :raises Diverged: there are none: nothing has been learned that could be scored
+    :param returns: mean returns of the evaluations, each after an update
+    :param n: how many of them count
+    :raises Diverged: there are none, because no update happened
     """
     if not returns:
         raise Diverged("no update happened within the budget")
@@ -71,8 +70,8 @@ def mean_of_last(returns: list[float], n: int) -> float:
 
 
 def resolve(experiment: Experiment, plan: Plan) -> Experiment:
-    """The experiment with what ``"auto"`` leaves to the machine decided, as training with the plan's budget would
-    decide it, so that any later run with these settings takes the same path, to the last bit.
+    """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
+    any later run with these settings gives the same result, bit for bit.
 
     :param experiment: the experiment
     :param plan: the plan
@@ -86,7 +85,7 @@ def resolve(experiment: Experiment, plan: Plan) -> Experiment:
         if hyperparams["compile"] == "auto":
             worth = model.pays_to_compile(plan.n_timesteps)
             experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment))
-        # Where the work is worth no second thread, it is one on every machine, and nothing is to be recorded.
+        # A model too small for a second thread gets one on every machine: nothing to record.
         if hyperparams["n_threads"] == "auto" and is_worth_threads(model):
             experiment = with_hyperparam(experiment, "n_threads", th.get_num_threads())
     finally:
@@ -95,13 +94,13 @@ def resolve(experiment: Experiment, plan: Plan) -> Experiment:
 
 
 def is_worth_threads(model: PPO_Plus) -> bool:
-    """Whether ``n_threads="auto"`` lets a model train on as many threads as there are."""
+    """Whether ``n_threads="auto"`` gives a model more than one thread, if there are more."""
     with torch_threads(2):
         return model._choose_threads() > 1
 
 
 def compiles(experiment: Experiment) -> bool:
-    """Whether this machine can compile an experiment: it is tried, for one rollout."""
+    """Whether this machine can compile an experiment. It tries, for one rollout."""
     envs = make_envs(experiment)
     try:
         model = make_model(with_hyperparam(experiment, "compile", True), envs)
@@ -119,9 +118,9 @@ def with_hyperparam(experiment: Experiment, name: str, value: Any) -> Experiment
 
 
 class Reporter(BaseCallback):
-    """Hands the mean return of each evaluation on.
+    """Reports the mean return of each evaluation.
 
-    :param report: who is told
+    :param report: called with it
     """
 
     def __init__(self, report: Report):

@@ -1,4 +1,4 @@
-"""What a study compares, and how: the budget of a run, its evaluations, its seeds, and the stages of the study."""
+"""The plan of a study (budgets, evaluations, seeds, stages), and its task: the plan with what is tuned."""
 
 import json
 import math
@@ -9,8 +9,8 @@ from typing import Any
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
 from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
-#: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, for training and, from
-#: another start, for evaluation: with less in between, runs would share episodes and not be independent.
+#: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, so with a smaller stride runs
+#: would share episodes and not be independent.
 SEED_STRIDE = 1_000
 
 #: From the study's seed to the first one of the confirmation.
@@ -19,23 +19,22 @@ CONFIRMATION_SEED = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is spent on what.
+    """The budget of a study.
 
     :param n_timesteps: environment steps of each run
-    :param n_evals: evaluations of a run, about: the interval between two is a whole number of rollouts
+    :param n_evals: approximate number of evaluations of a run: the interval between two is a whole number of rollouts
     :param n_eval_episodes: episodes of an evaluation
-    :param n_eval_envs: environments that evaluate side by side
-    :param last_evals: the score of a run is the mean of so many last evaluations
+    :param n_eval_envs: parallel environments of an evaluation
+    :param last_evals: the score of a run is the mean of its last evaluations, this many
     :param n_seeds: seeds of a trial
     :param race_share: share of the finished trials that get more seeds
     :param race_seeds: how many more
-    :param n_finalists: how many trials are compared with the default in the end
-    :param confirm_seeds: on how many seeds, none of which the search has seen: at least 10, since fewer decide
-        nothing, or 0, and then nothing is exported
+    :param n_finalists: how many trials are compared with the baselines in the end
+    :param confirm_seeds: on how many seeds that the search has not seen: at least 10, since fewer are not conclusive,
+        or 0, and then nothing is exported
     :param sampler: name of a sampler, see :mod:`ppo_plus.zoo.tune.search`
     :param pruner: name of a pruner
-    :param seed: of the study: training seeds count up from it, in steps of :data:`SEED_STRIDE`, and samplers draw from
-        it
+    :param seed: first training seed, which also seeds the samplers; the others follow in steps of :data:`SEED_STRIDE`
     """
 
     n_timesteps: int
@@ -57,7 +56,9 @@ class Plan:
             if getattr(self, name) < lowest:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {lowest}")
         if 0 < self.confirm_seeds < 10:
-            raise ValueError(f"confirm_seeds={self.confirm_seeds} decide nothing: use at least 10, or 0 for none")
+            raise ValueError(
+                f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
+            )
         if not 0 <= self.race_share <= 1:
             raise ValueError(f"race_share={self.race_share} must be between 0 and 1")
         if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
@@ -85,26 +86,28 @@ class Plan:
 
     @property
     def confirmation_seeds(self) -> range:
-        """The training seeds that decide. They are far from the others, so that these may become more."""
+        """The training seeds of the confirmation. They start far from the others, which may become more."""
         first = self.seed + CONFIRMATION_SEED
         return range(first, first + SEED_STRIDE * self.confirm_seeds, SEED_STRIDE)
 
     def n_racing(self, n_trials: int) -> int:
         """How many trials race.
 
-        :param n_trials: how many have a score, without the default
+        :param n_trials: how many trials have a score, without the baselines
         """
         n_racing = max(self.n_finalists, math.ceil(self.race_share * n_trials)) if self.race_seeds else 0
         return min(n_racing, n_trials)
 
-    def describe(self, max_total_trials: int) -> str:
+    def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
         """What a study does at most, in a line.
 
-        :param max_total_trials: the budget of the screening
+        :param max_total_trials: the budget of the screening, baselines included
+        :param n_baselines: how many of these trials are baselines
         """
-        n_others = max_total_trials - 1
-        n_race = self.n_racing(n_others) * self.race_seeds
-        n_confirmation = (min(self.n_finalists, n_others) + 1) * self.confirm_seeds if n_others else 0
+        n_searched = max(max_total_trials - n_baselines, 0)
+        n_race = self.n_racing(n_searched) * self.race_seeds
+        n_compared = min(self.n_finalists, n_searched) + n_baselines
+        n_confirmation = n_compared * self.confirm_seeds if n_searched else 0
         seeds = f" on each of {self.n_seeds} seeds" if self.n_seeds > 1 else ""
         stages = (("race", n_race), ("confirmation", n_confirmation))
         later = " and ".join(f"{counted(n, 'run')} of the {stage}" for stage, n in stages if n)
@@ -112,10 +115,10 @@ class Plan:
         return f"{counted(max_total_trials, 'trial')} of {self.n_timesteps:,} timesteps{seeds}, {then}"
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
-        """The plan with a budget that ends, like each interval between evaluations, where rollouts of the experiments
-        end. The budget becomes longer, if anything; the number of evaluations may change.
+        """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
+        budget can only grow; the number of evaluations may change.
 
-        :param experiments: those that must be possible as they are
+        :param experiments: what must run with its own rollouts
         """
         rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
@@ -123,7 +126,7 @@ class Plan:
         return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
 
 
-#: The least that each number of a plan may be.
+#: The minimum of each number of a plan.
 LOWEST = {
     "n_timesteps": 1,
     "n_evals": 1,
@@ -140,13 +143,13 @@ LOWEST = {
 
 @dataclass(frozen=True)
 class Task:
-    """All that a worker must know of a study. It travels as plain data, in the study.
+    """Everything that a worker must know about a study. It is stored in the study, as plain data.
 
     :param experiment: what is tuned
     :param space: contents of the search-space file
-    :param plan: how
+    :param plan: the plan
     :param packages: what settings may import from; ``None``: from anywhere
-    :param gym_packages: what was imported because it registers environments
+    :param gym_packages: packages imported because they register environments
     """
 
     experiment: Experiment
@@ -157,11 +160,12 @@ class Task:
 
     @property
     def default(self) -> Experiment:
-        """The experiment with what ``PPO_Plus(policy, env)`` does by itself: one environment, nothing set."""
+        """The experiment with the defaults of ``PPO_Plus(policy, env)``: one environment, nothing set."""
         return self.experiment.replace(n_envs=1, normalize=None, policy_kwargs={}, hyperparams={})
 
     def baselines(self) -> dict[str, Experiment]:
-        """What is tried before anything is searched for, by name."""
+        """What is tried before the search, and what a winner must beat, by name: the default, and the experiment's own
+        settings if they differ from it."""
         named = {"default": self.default, "settings file": self.experiment}
         return named if self.default != self.experiment else {"default": self.default}
 
@@ -185,7 +189,7 @@ class Task:
         return space
 
     def left_out(self) -> list[int]:
-        """The choices of ``n_steps`` in the space that do not fit the budget."""
+        """The choices of ``n_steps`` in the space that do not fit between evaluations."""
         space = parse_space(self.space)
         choices = space.dimensions.get("n_steps")
         if not isinstance(choices, Choices) or "n_envs" in space.dimensions:
@@ -196,21 +200,21 @@ class Task:
         return self.plan.eval_freq % (n_steps * self.experiment.n_envs) == 0
 
     def candidate(self, settings: dict[str, Any]) -> Experiment:
-        """The experiment with settings that were sampled, mended where they do not fit each other."""
+        """The experiment with sampled settings, adjusted where they do not fit each other."""
         experiment = self.experiment.with_hyperparams(settings, self.packages)
-        return self.experiment.with_hyperparams({**settings, **self._mended(experiment)}, self.packages)
+        return self.experiment.with_hyperparams({**settings, **self._adjusted(experiment)}, self.packages)
 
-    def _mended(self, experiment: Experiment) -> dict[str, Any]:
+    def _adjusted(self, experiment: Experiment) -> dict[str, Any]:
         n_steps = largest_divisor(self.plan.eval_freq // experiment.n_envs, setting(experiment, "n_steps"))
-        mended = {
+        adjusted = {
             "n_steps": n_steps,
             "batch_size": min(setting(experiment, "batch_size"), n_steps * experiment.n_envs),
         }
         if not setting(experiment, "use_sde"):
-            mended["sde_sample_freq"] = -1
+            adjusted["sde_sample_freq"] = -1
         if setting(experiment, "target_kl") is None:
-            mended["kl_control"] = "stop"
-        return mended
+            adjusted["kl_control"] = "stop"
+        return adjusted
 
     def read(self, settings: dict[str, Any]) -> Experiment:
         """The experiment that recorded settings describe."""
@@ -218,9 +222,9 @@ class Task:
         return parse_settings(self.experiment.env_id, settings, self.packages).replace(**run)
 
     def to_json(self) -> dict[str, Any]:
-        """The task as plain data, as it comes back from a storage.
+        """The task as plain data, as a storage returns it.
 
-        :raises TypeError: something in the settings is no plain data
+        :raises TypeError: something in the settings is not plain data
         """
         data = {
             "env_id": self.experiment.env_id,
@@ -238,8 +242,8 @@ class Task:
         """The task that :meth:`to_json` wrote.
 
         :param data: from a storage, which others can write to as well
-        :param allowed: what it may import from at most; ``None``: from anywhere
-        :raises ValueError: it wants more; nothing has been imported then
+        :param allowed: the packages that it may import from; ``None``: any
+        :raises ValueError: it asks for others; nothing has been imported then
         """
         packages = None if data["packages"] is None else tuple(data["packages"])
         _check_allowed(data["env_id"], packages, allowed)
@@ -251,8 +255,10 @@ def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple
     if allowed is None:
         return
     if packages is None:
-        raise ValueError("the study imports from any package: use --trust-config if you trust all who can write to it")
-    # Gymnasium imports what stands before the colon.
+        raise ValueError(
+            "the study imports from any package: use --trust-config if you trust everyone who can write to it"
+        )
+    # Gymnasium imports the module before the colon.
     module = env_id.rpartition(":")[0].split(".")[0]
     missing = sorted({*packages, module} - {*allowed, ""})
     if missing:
@@ -261,7 +267,7 @@ def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple
         )
 
 
-#: Fields of an experiment that are no settings, and the same in all runs of a study.
+#: Fields of an experiment that are not settings, and the same in all runs of a study.
 RUN = ("device", "vec_env", "eval_env_kwargs")
 
 
@@ -272,14 +278,14 @@ def make_task(
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
 ) -> Task:
-    """A task whose budget ends where rollouts end.
+    """A task whose budget is a whole number of rollouts.
 
     :param experiment: what is tuned
     :param space: contents of a search-space file, see :func:`ppo_plus.zoo.tune.space.read_space`
-    :param plan: how; its budget replaces the experiment's
+    :param plan: the plan; its budget replaces the experiment's
     :param packages: see :class:`Task`
     :param gym_packages: see :class:`Task`
-    :raises ValueError: something in the space does not fit, or no budget near the plan's ends where rollouts end
+    :raises ValueError: something in the space does not fit, or whole rollouts need a much larger budget
     """
     task = Task(experiment.replace(seed=0), space, plan, packages, gym_packages)
     task = replace(task, plan=plan.on_rollouts(*task.baselines().values()))
@@ -290,25 +296,25 @@ def make_task(
 
 
 def _check_budget(asked: int, task: Task) -> None:
-    """Refuse a budget that is not what was meant."""
+    """Refuse a budget that has more than doubled: that is not what was meant."""
     if task.plan.n_timesteps > 2 * asked:
         raise ValueError(
-            f"n_timesteps={asked} becomes {task.plan.n_timesteps}, because runs end where {_rollouts(task)} end: give "
+            f"n_timesteps={asked} becomes {task.plan.n_timesteps}, because runs are whole {_rollouts(task)}: give "
             f"n_timesteps={math.ceil(task.plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
             "--n-envs), so that one rollout divides the other"
         )
 
 
 def tell_budget(asked: int, task: Task) -> None:
-    """Say it where the budget has become another one.
+    """Print how the budget has changed, if it has, and which rollouts do not fit it.
 
-    :param asked: environment steps of each run that were asked for
-    :param task: what came of it
+    :param asked: requested environment steps of each run
+    :param task: the task
     """
     n_timesteps, n_evals = task.plan.n_timesteps, task.plan.n_evals
     if n_timesteps != asked:
         change = f"runs get {n_timesteps:,} timesteps instead of {asked:,}, and {counted(n_evals, 'evaluation')}"
-        print(f"{change}: they end where {_rollouts(task)} end", file=sys.stderr)
+        print(f"{change}: they are whole {_rollouts(task)}", file=sys.stderr)
     left_out = ", ".join(map(str, task.left_out()))
     if left_out:
         reason = f"n_steps times n_envs must divide the {task.plan.eval_freq:,} timesteps between evaluations"
@@ -327,14 +333,14 @@ def rollout_size(experiment: Experiment) -> int:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, for people: ``1 trial``, ``2 trials``."""
+    """A number with its noun: ``1 trial``, ``2 trials``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number that is not above a limit (and at least 1).
+    """The largest divisor of a number up to a limit.
 
     :param number: at least 1
-    :param limit: the limit
+    :param limit: at least 1
     """
     return next((n for n in range(min(limit, number), 1, -1) if number % n == 0), 1)

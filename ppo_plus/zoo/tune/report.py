@@ -1,57 +1,46 @@
-"""What a study leaves in its folder: pictures, a table of its trials, and a report."""
+"""What a study leaves in its folder: a report, a table of its trials, pictures, and the winner's entry."""
 
 import csv
 import platform
-import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
-import optuna
 import yaml
-from matplotlib.figure import Figure
-from optuna.exceptions import ExperimentalWarning
-from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState
-from optuna.visualization import matplotlib as plots
 
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
+from ppo_plus.zoo.tune.pictures import Picture, draw_all
 from ppo_plus.zoo.tune.plan import Task, counted
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
-from ppo_plus.zoo.tune.verdict import Finalist, Verdict, decide
+from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, Verdict, decide
 
-#: Trials that the report shows, and parameters in each picture of slices.
-N_SHOWN, N_SLICES = 10, 6
+#: Trials that the report shows.
+N_SHOWN = 10
 
-#: Finished trials from which on parameters are ranked: with fewer, nothing varies.
-N_RANKED = 4
-
-#: The file that says whose report a folder has: the study's id.
+#: The file with the id of the study whose report a folder has.
 OWNER = "study.id"
 
 
 def check_folder(study: Study, folder: Path) -> None:
-    """Keep a study's report from being overwritten by another one's.
+    """Refuse to overwrite the report of another study.
 
     :param study: the study, which need not exist yet
-    :param folder: where its report shall go
-    :raises ValueError: the report of another study is there
+    :param folder: where its report will go
+    :raises ValueError: the folder has the report of another study
     """
     owner = folder / OWNER
     if owner.is_file() and owner.read_text().strip() != study.id:
         raise ValueError(
-            f"{folder} has the report of another study than {study.name!r} of this storage: give the storage of that "
-            "one to go on with it, or choose another folder (-f) or --study-name"
+            f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
+            "to go on with it, or choose another folder (-f) or --study-name"
         )
 
 
 def write_report(study: Study, task: Task, folder: Path) -> Verdict:
-    """Write everything that a study has found into a folder: ``report.md``, ``trials.csv``, pictures, and the winner's
-    entry, if there is a winner.
+    """Write the results of a study into a folder: ``report.md``, ``trials.csv``, pictures, and the winner's entry if
+    there is a winner.
 
     :param study: the study, finished or not
     :param task: its task
@@ -64,11 +53,11 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     entry = entry_path(task, folder)
     exported = export(verdict, task, study.name, entry)
     _write_table(study.screening.trials(), folder / "trials.csv")
-    pictures = [*_draw_all(study.screening.study(), folder), *_draw_confirmation(verdict, folder)]
+    pictures = draw_all(study, task.plan, verdict, folder)
     parts = [
         *_summary(study, task, verdict),
         *_confirmation(verdict),
-        *(_export(entry, exported)),
+        *_export(entry, exported),
         *_trials(study),
         *_pictures(pictures),
         *_set_up(task),
@@ -78,7 +67,7 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
 
 
 def _write_table(trials: list[FrozenTrial], path: Path) -> None:
-    """All trials of the screening, a line for each: how far it got, and the settings that it ran with."""
+    """A line for each trial of the screening: how far it got, and its settings."""
     settings = [trial.user_attrs.get(SETTINGS, {}) for trial in trials]
     names = sorted(set().union(*settings))
     with path.open("w", newline="") as file:
@@ -106,29 +95,33 @@ def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
 
 
 def _confirmation(verdict: Verdict) -> Iterator[str]:
-    if verdict.default is None:
+    if not verdict.finalists:
         return
+    baselines = list(verdict.baselines)
     yield "## Confirmation\n"
     yield (
         "Interquartile means over the runs on unseen seeds, with 95 % percentile bootstrap intervals (10,000 "
-        "resamples). The gain is the difference to the default; its interval has "
-        f"{100 * verdict.confidence:.1f} % confidence, so that with "
-        f"{counted(len(verdict.finalists), 'comparison')} the chance of a wrong winner is at most 5 %. "
-        "Confirmed is the highest mean whose gain is above zero with its whole interval. "
-        "What failed on any seed is not confirmed.\n"
+        f"resamples). A gain is the difference to a baseline ({' or '.join(PHRASES[name] for name in baselines)}); "
+        f"its interval has {100 * verdict.confidence:.1f} % confidence, so that with "
+        f"{counted(len(verdict.finalists), 'finalist')} the chance of a winner that is no better than a baseline is at "
+        "most 5 %. The winner is the finalist with the highest mean among those with no failed run "
+        f"whose {'gain is' if len(baselines) == 1 else 'gains are all'} above zero with the whole interval.\n"
     )
-    yield "| settings | return, IQM | gain | failed runs | returns |"
-    yield "|---|---|---|---|---|"
-    yield _row(verdict.default, "")
-    for index, (finalist, gain) in enumerate(zip(verdict.finalists, verdict.gains, strict=True)):
-        yield _row(finalist, f"**{gain}**" if index == verdict.winner else str(gain or "none"))
+    columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name, baseline in verdict.baselines.items():
+        yield _row(name, baseline, [""] * len(baselines))
+    for index, (finalist, gains) in enumerate(zip(verdict.finalists, verdict.gains, strict=True)):
+        shown = [str(gains[name] or "none") for name in baselines]
+        yield _row(finalist.name, finalist, [f"**{gain}**" for gain in shown] if index == verdict.winner else shown)
     yield ""
 
 
-def _row(finalist: Finalist, gain: str) -> str:
+def _row(name: str, finalist: Finalist, gains: list[str]) -> str:
     returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
-    name = finalist.trial.user_attrs.get(BASELINE) or finalist.name
-    return f"| {name} | {finalist.iqm if finalist.scores else 'none'} | {gain} | {finalist.n_failed} | {returns} |"
+    iqm = str(finalist.iqm) if finalist.scores else "none"
+    return f"| {name} | {iqm} | {' | '.join(gains)} | {finalist.n_failed} | {returns} |"
 
 
 def _export(entry: Path, exported: bool) -> Iterator[str]:
@@ -159,12 +152,12 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _pictures(paths: list[Path]) -> Iterator[str]:
-    if paths:
+def _pictures(pictures: list[Picture]) -> Iterator[str]:
+    if pictures:
         yield "## Pictures\n"
-        yield "Slices show the score over each parameter; the most important ones are in the first picture.\n"
-        yield from (f"![{path.stem.replace('_', ' ')}]({path.name})" for path in paths)
-        yield ""
+    for path, caption in pictures:
+        yield f"{caption}\n"
+        yield f"![{path.stem.replace('_', ' ')}]({path.name})\n"
 
 
 def _set_up(task: Task) -> Iterator[str]:
@@ -173,57 +166,3 @@ def _set_up(task: Task) -> Iterator[str]:
     data = task.to_json()
     data["eval_freq"] = task.plan.eval_freq
     yield f"```yaml\n{yaml.safe_dump(data, sort_keys=False)}```"
-
-
-def _draw_all(study: optuna.Study, folder: Path) -> list[Path]:
-    """Optuna's pictures. What too few trials leave nothing to draw for is left out."""
-    n_complete = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-    drawings: dict[str, Callable[[optuna.Study], Any]] = {}
-    if n_complete:
-        drawings["history"] = plots.plot_optimization_history
-        drawings["intermediate_values"] = plots.plot_intermediate_values
-    if n_complete >= N_RANKED:
-        drawings["importances"] = plots.plot_param_importances
-    # The parameters that matter most come first; in one picture all of them could not be read.
-    ranked = get_param_importances(study) if n_complete >= N_RANKED else {}
-    names = list(ranked or dict.fromkeys(name for trial in study.get_trials(deepcopy=False) for name in trial.params))
-    for number, first in enumerate(range(0, len(names), N_SLICES) if n_complete else (), 1):
-        drawings[f"slices_{number}"] = partial(plots.plot_slice, params=names[first : first + N_SLICES])
-    return [_draw(draw, study, folder / f"{name}.png") for name, draw in drawings.items()]
-
-
-def _draw(draw: Callable[[optuna.Study], Any], study: optuna.Study, path: Path) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        # A parameter with one value has no width.
-        warnings.filterwarnings("ignore", "Attempting to set identical")
-        axes = np.ravel(draw(study))
-    figure = axes[0].figure
-    if path.stem == "intermediate_values" and axes[0].get_legend() is not None:
-        # One entry per trial would hide the picture.
-        axes[0].get_legend().remove()
-    if path.stem.startswith("slices"):
-        for axis in axes:
-            axis.tick_params("x", rotation=30)
-    figure.savefig(path, dpi=100, bbox_inches="tight")
-    plt.close(figure)
-    return path
-
-
-def _draw_confirmation(verdict: Verdict, folder: Path) -> list[Path]:
-    """Every return of the confirmation, and the interquartile means with their intervals."""
-    shown = [finalist for finalist in (verdict.default, *verdict.finalists) if finalist is not None and finalist.scores]
-    if not shown:
-        return []
-    figure = Figure(figsize=(8, 1 + 0.6 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    for row, finalist in enumerate(reversed(shown)):
-        iqm = finalist.iqm
-        axes.plot(finalist.scores, [row] * len(finalist.scores), "o", color="C0", alpha=0.3)
-        axes.errorbar(iqm.value, row, xerr=[[iqm.value - iqm.low], [iqm.high - iqm.value]], fmt="|", color="C1", lw=3)
-    names = [finalist.trial.user_attrs.get(BASELINE) or finalist.name for finalist in reversed(shown)]
-    axes.set(yticks=range(len(shown)), yticklabels=names, xlabel="return on unseen seeds; IQM with 95 % interval")
-    axes.grid(alpha=0.3, axis="x")
-    path = folder / "confirmation.png"
-    figure.savefig(path, dpi=100)
-    return [path]

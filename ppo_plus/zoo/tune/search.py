@@ -9,7 +9,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler,
 
 from ppo_plus.zoo.tune.plan import Plan
 
-#: Samplers, and the packages that they need besides Optuna's own.
+#: Samplers, and the packages that they need besides Optuna.
 SAMPLERS: dict[str, tuple[Callable[[int], BaseSampler], tuple[str, ...]]] = {
     "tpe": (lambda seed: TPESampler(multivariate=True, constant_liar=True, seed=seed), ()),
     "random": (lambda seed: RandomSampler(seed=seed), ()),
@@ -20,8 +20,8 @@ PRUNERS = ("median", "hyperband", "none")
 
 
 def make_sampler(plan: Plan, trial_number: int) -> BaseSampler:
-    """A sampler for one trial. Its seed is the study's and the trial's, so that no two workers draw the same, and what
-    is drawn depends on nothing but the trials that have been told so far.
+    """A sampler for one trial. It is seeded with the study's seed and the trial's number, so that no two workers draw
+    the same, and a draw depends only on the trials that have finished.
 
     :param plan: the plan
     :param trial_number: number of the trial
@@ -38,7 +38,7 @@ def make_pruner(plan: Plan) -> BasePruner:
     total = plan.n_timesteps * plan.n_seeds
     match plan.pruner:
         case "median":
-            # The first third says little about the end, and so do fewer than five others.
+            # The first third predicts little, and so do fewer than five other trials.
             return MedianPruner(n_startup_trials=5, n_warmup_steps=plan.n_timesteps // 3, n_min_trials=3)
         case "hyperband":
             return HyperbandPruner(min_resource=plan.eval_freq, max_resource=total, reduction_factor=3)

@@ -1,4 +1,4 @@
-"""The search space: what a YAML file says about it, as Optuna's distributions, and back to settings."""
+"""The search space: from a YAML file to Optuna's distributions, and from their values back to settings."""
 
 import inspect
 import math
@@ -17,8 +17,9 @@ from ppo_plus.zoo.literals import parse_literal
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 SCALES = ("linear", "log", "near_one")
+_BOUNDS = {"linear": "low < high", "log": "0 < low < high", "near_one": "low < high < 1"}
 
-#: Settings that are counted.
+#: Settings that are whole numbers, at least 1.
 COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 
@@ -26,7 +27,7 @@ COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 class Choices:
     """One of several values.
 
-    :param values: the values by the name that the sampler knows them by: a number, a string, a truth value or None
+    :param values: the values, by their names for the sampler (a number, a string, a bool or None)
     """
 
     values: dict[Any, Any]
@@ -40,19 +41,19 @@ class Choices:
     def encode(self, value: Any) -> Any:
         """The name of a value.
 
-        :raises ValueError: it is none of the choices
+        :raises ValueError: it is not one of the choices
         """
         for label, known in self.values.items():
             if known == value and isinstance(known, bool) == isinstance(value, bool):
                 return label
-        raise ValueError(f"{value!r} is none of {list(self.values.values())}")
+        raise ValueError(f"{value!r} must be one of {list(self.values.values())}")
 
     def examples(self) -> list[Any]:
         """All values."""
         return list(self.values.values())
 
     def including(self, value: Any) -> "Choices":
-        """The choices, with one more if the value is none of them."""
+        """The choices, with the value added if it is missing."""
         try:
             self.encode(value)
             return self
@@ -86,12 +87,12 @@ class Range:
         return 1 - number if self.scale == "near_one" else number
 
     def encode(self, value: Any) -> float:
-        """The number that the sampler sees.
+        """The sampler's number for a value.
 
-        :raises ValueError: it is no number
+        :raises ValueError: it is not a number
         """
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{value!r} is no number")
+            raise ValueError(f"{value!r} must be a number")
         return self.decode(min(max(value, self.low), self.high))
 
     def examples(self) -> list[Any]:
@@ -99,7 +100,8 @@ class Range:
         return [self.low, self.high]
 
     def including(self, value: Any) -> "Range":
-        """The range, widened to a value; where a log scale cannot reach it, or it is no number, as it is."""
+        """The range, widened to include a value. It stays as it is if the value is not a number, or the scale cannot
+        express it."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return self
         if (self.scale == "log" and value <= 0) or (self.scale == "near_one" and not 0.5 <= value < 1):
@@ -111,14 +113,13 @@ class Range:
 class Space:
     """A search space.
 
-    :param dimensions: what is searched for, by name: a key of a settings file, ``policy_kwargs.KEY``, or
-        ``KEY_schedule``
+    :param dimensions: the parameters, by name: a key of a settings file, ``policy_kwargs.KEY``, or ``KEY_schedule``
     """
 
     dimensions: dict[str, Choices | Range]
 
     def sample(self, trial: Trial) -> dict[str, Any]:
-        """Ask the sampler for the parameters of a trial."""
+        """Sample the parameters of a trial."""
         return {
             label(name, dimension): dimension.suggest(trial, label(name, dimension))
             for name, dimension in self.dimensions.items()
@@ -129,7 +130,7 @@ class Space:
         return self._settings({name: item.decode(params[label(name, item)]) for name, item in self.dimensions.items()})
 
     def examples(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-        """Each value of each dimension, and of a range its ends: the name, the value, and both as settings."""
+        """Each choice, and both ends of each range: the name, the value, and both as settings."""
         for name, dimension in self.dimensions.items():
             base = self.dimensions.get(name.removesuffix(SCHEDULE), dimension).examples()[0]
             for value in dimension.examples():
@@ -146,7 +147,7 @@ class Space:
         return settings
 
     def params(self, experiment: Experiment) -> dict[str, Any]:
-        """The parameters that an experiment has. Those that the space cannot express are left out."""
+        """The parameters of an experiment, without those that the space cannot express."""
         params = {}
         for name, dimension in self.dimensions.items():
             try:
@@ -156,15 +157,15 @@ class Space:
         return params
 
     def including(self, experiment: Experiment) -> "Space":
-        """The space, widened so that it holds an experiment."""
+        """The space, widened to include an experiment."""
         return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
 
     def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
-        """The space without the choices of one name that do not fit. A range stays as it is, if anything in it fits.
+        """The space without the choices of a dimension that do not fit. A range stays as it is if any value in it fits.
 
-        :param name: a dimension; where it is missing, nothing changes
+        :param name: a dimension; if it is missing, nothing changes
         :param fits: whether a value fits
-        :raises ValueError: none does
+        :raises ValueError: no value fits
         """
         dimension = self.dimensions.get(name)
         if dimension is None:
@@ -213,7 +214,7 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     entries = {name: entry for name, entry in contents.items() if name != POLICY}
     entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
     if not entries:
-        raise ValueError("the search space is empty")
+        raise ValueError("the search space is empty: give at least one key with choices, or low and high")
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     for name in entries:
         if not isinstance(name, str):
@@ -230,7 +231,7 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
 
 
 def label(name: str, dimension: Choices | Range) -> str:
-    """What a parameter is called in the study."""
+    """The name of a parameter in the study."""
     near_one = isinstance(dimension, Range) and dimension.scale == "near_one"
     return f"1 - {name}" if near_one else name.removeprefix(f"{POLICY}.")
 
@@ -296,9 +297,9 @@ def _class_or(value: Any) -> Any:
 def _range(name: str, low: Any, high: Any, scale: str = "linear") -> Range:
     for number in (low, high):
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-            raise ValueError(f"{name}: {number!r} is no number (YAML needs the point in 1.0e-4)")
+            raise ValueError(f"{name}: {number!r} must be a finite number (YAML needs the point in 1.0e-4)")
     if scale not in SCALES:
         raise ValueError(f"{name}: scale must be one of {', '.join(SCALES)}, not {scale!r}")
     if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
-        raise ValueError(f"{name}: there is no {scale} range from {low} to {high}")
+        raise ValueError(f"{name}: a {scale} range from {low} to {high} is impossible: it needs {_BOUNDS[scale]}")
     return Range(low, high, scale)

@@ -1,8 +1,8 @@
-"""The stages of a study: a screening of many trials, a race of the best ones over more seeds, and a confirmation on
-seeds that decided nothing before.
+"""The stages of a study: a screening of many trials, a race of the best ones over more seeds, and a confirmation of the
+finalists and the baselines on unseen seeds.
 
-Each stage is an Optuna study of its own with one job per trial. What its jobs are follows from the results of the stage
-before, so that every worker that gets there finds the same ones.
+Each stage is an Optuna study with one job per trial. The jobs of a stage follow from the results of the stage before,
+so all workers find the same ones.
 """
 
 import time
@@ -20,16 +20,22 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_plus.zoo.tune.jobs import JOB, Jobs, is_done
 from ppo_plus.zoo.tune.plan import Plan, Task, counted
 
-#: What the study remembers, as user attributes.
+#: User attributes of a study.
 TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 
-#: What jobs and trials are about, as user attributes.
+#: A number above the number of any trial, see :func:`_run`.
+MAX_TRIALS = 2**20
+
+#: Seconds that a process waits for another one to add the jobs of a stage.
+PATIENCE = 10
+
+#: User attributes of jobs and their trials.
 BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its name, and where it is.
+    """A study, by its name and storage.
 
     :param name: name of the study
     :param storage: the storage, opened
@@ -39,19 +45,19 @@ class Study:
     storage: BaseStorage
 
     def attributes(self) -> dict[str, Any]:
-        """What the study remembers."""
+        """The user attributes of the study."""
         return optuna.load_study(study_name=self.name, storage=self.storage).user_attrs
 
     @property
     def id(self) -> str | None:
-        """What tells the study from all others, wherever they are; ``None`` before it is created."""
+        """A unique id, also among the studies of other storages; ``None`` before the study is created."""
         try:
             return self.attributes().get(ID)
         except KeyError:
             return None
 
     def set(self, key: str, value: Any) -> None:
-        """Remember something."""
+        """Set a user attribute."""
         optuna.load_study(study_name=self.name, storage=self.storage).set_user_attr(key, value)
 
     @property
@@ -60,7 +66,7 @@ class Study:
         return Jobs(self.storage, self.name)
 
     def runs(self, stage: str, max_total_trials: int) -> Jobs:
-        """The runs of a later stage. A larger budget has stages of its own: others may be best then.
+        """The runs of a later stage. A larger budget has its own stages, because other trials may be best then.
 
         :param stage: ``"race"`` or ``"confirmation"``
         :param max_total_trials: the budget of the screening
@@ -69,12 +75,12 @@ class Study:
 
 
 def create(study: Study, task: Task, max_total_trials: int) -> None:
-    """Create a study, or go on with it.
+    """Create a study, or resume it.
 
     :param study: the study
-    :param task: what it is about
+    :param task: its task
     :param max_total_trials: its budget; it may grow
-    :raises ValueError: there is one of that name which is about something else
+    :raises ValueError: a study of that name has another task
     """
     made = make_study(study.storage, study.name)
     data = task.to_json()
@@ -91,15 +97,15 @@ def create(study: Study, task: Task, max_total_trials: int) -> None:
     study.set(ERROR, None)
     if ID not in known:
         study.set(ID, uuid4().hex)
-    # Last: it is what workers look for.
+    # Last, because workers wait for it.
     study.set(TASK, data)
 
 
 def standing(study: Study, where: str) -> str:
-    """How far a study is, in a line.
+    """The progress of a study, in a line.
 
     :param study: the study, created
-    :param where: its storage, for people
+    :param where: its storage, as it is printed
     """
     trials = study.screening.trials()
     if not trials:
@@ -116,12 +122,12 @@ def only_study(storage: BaseStorage) -> str:
     names = [study.study_name for study in optuna.get_all_study_summaries(storage) if TASK in study.user_attrs]
     if len(names) != 1:
         found = ", ".join(map(repr, names)) or "none yet: start one with `ppo-plus tune`"
-        raise ValueError(f"say which study with --study-name; the storage has {found}")
+        raise ValueError(f"--study-name is needed to choose a study; the storage has {found}")
     return names[0]
 
 
 def make_study(storage: BaseStorage, name: str) -> bool:
-    """Create an Optuna study if there is none of that name; ``True`` for the one process that did."""
+    """Create an Optuna study unless it exists; whether this process created it."""
     try:
         optuna.create_study(study_name=name, storage=storage, direction="maximize")
         return True
@@ -130,7 +136,7 @@ def make_study(storage: BaseStorage, name: str) -> bool:
 
 
 def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
-    """The jobs of the first stage: the baselines, and then what the sampler chooses.
+    """The jobs of the first stage: the baselines, then what the sampler chooses.
 
     :param study: the study
     :param task: its task
@@ -146,41 +152,41 @@ def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
 
 def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
-    ranked = [trial for trial in ranking(screened(study, budget)) if not is_default(trial)]
+    ranked = [trial for trial in ranking(screened(study, budget)) if not is_baseline(trial)]
     jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
     return _prepare(study.runs("race", budget), jobs, study.storage)
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
-    """The jobs of the last stage: the finalists and the default, on unseen seeds."""
+    """The jobs of the last stage: the baselines and the finalists, on unseen seeds."""
     screening = screened(study, budget)
     best = finalists(screening, study.runs("race", budget).trials(), plan)
-    default = [trial for trial in screening if is_default(trial) and has_settings(trial)]
-    chosen = [*default, *best] if best else []
+    baselines = [trial for trial in screening if is_baseline(trial) and has_settings(trial)]
+    chosen = [*baselines, *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
     return _prepare(study.runs("confirmation", budget), jobs, study.storage)
 
 
 def screened(study: Study, budget: int) -> list[FrozenTrial]:
-    """The trials of a budget. There may be more: somebody may have given the study a larger one meanwhile."""
+    """The trials of a budget. The study has more if its budget has grown meanwhile."""
     return [trial for trial in study.screening.trials() if trial.user_attrs[JOB] < budget]
 
 
 def has_settings(trial: FrozenTrial) -> bool:
-    """Whether it is known what a trial ran: not if its workers died before it began."""
+    """Whether a trial has recorded its settings: not if its workers died before it began."""
     return SETTINGS in trial.user_attrs
 
 
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
-    """The best trials other than the default, by the mean over all their seeds so far.
+    """The best trials of the search, by the mean over all their seeds so far.
 
     :param screening: the trials of the first stage
-    :param race: the runs of the second one; a trial of which one failed is out
+    :param race: the runs of the second one; a trial with a failed run is out
     :param plan: the plan
-    :return: at most ``n_finalists`` of them, the best first
+    :return: at most ``n_finalists`` of them, best first
     """
     further = scores_by_candidate(race)
-    ranked = [trial for trial in ranking(screening) if not is_default(trial)]
+    ranked = [trial for trial in ranking(screening) if not is_baseline(trial)]
     if plan.race_seeds:
         ranked = [trial for trial in ranked if len(further.get(trial.user_attrs[JOB], ())) == plan.race_seeds]
 
@@ -190,26 +196,26 @@ def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], pla
     return sorted(ranked, key=mean, reverse=True)[: plan.n_finalists]
 
 
-def is_default(trial: FrozenTrial) -> bool:
-    """Whether a screening trial is the default."""
-    return trial.user_attrs.get(BASELINE) == "default"
+def is_baseline(trial: FrozenTrial) -> bool:
+    """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.plan.Task.baselines`."""
+    return BASELINE in trial.user_attrs
 
 
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, the best first."""
+    """The trials that have a score, best first."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return sorted(complete, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
 
 
 def score_of(trial: FrozenTrial) -> float | None:
-    """The score of a trial or run. A pruned one has none: what Optuna calls its value is its last report."""
+    """The score of a trial or run. A pruned one has none: its value in Optuna is its last report."""
     return trial.values[0] if trial.state == TrialState.COMPLETE else None
 
 
 def scores_by_candidate(runs: Sequence[FrozenTrial]) -> dict[int, list[float]]:
-    """The scores of the runs that have one, by the job of their screening trial."""
+    """The scores of complete runs, by the job of their screening trial."""
     scores: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.user_attrs[JOB]):
+    for run in sorted(runs, key=lambda run: run.user_attrs[SEED]):
         if run.state == TrialState.COMPLETE:
             scores.setdefault(run.user_attrs[CANDIDATE], []).append(run.values[0])
     return scores
@@ -224,21 +230,33 @@ def stage_names(study: Study) -> list[tuple[str, Jobs]]:
 
 
 def all_done(jobs: Jobs) -> bool:
-    """Whether nothing is left to do in a stage that has been prepared."""
+    """Whether a prepared stage is finished."""
     return all(is_done(trial) for trial in jobs.trials())
 
 
 def _run(trial: FrozenTrial, seed: int) -> dict[str, Any]:
-    """A run of a screening trial's settings with another seed, as a job."""
-    return {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
+    """A run of a screening trial's settings with another seed, as a job.
+
+    Its number follows from the run itself, so that all processes give it the same number, also where runs are added to
+    a stage that exists (in version 0.1 the settings file's entry was no baseline).
+    """
+    candidate = trial.user_attrs[JOB]
+    number = seed * MAX_TRIALS + candidate
+    return {JOB: number, CANDIDATE: candidate, SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
 
 
 def _prepare(jobs: Jobs, wanted: list[dict[str, Any]], storage: BaseStorage) -> Jobs:
-    """Fill a later stage. All workers get here at about the same time: the one that creates the study does it, and
-    should it die over it, the others do."""
+    """Add the missing runs to a later stage. All workers get here at about the same time: the one that creates the
+    Optuna study adds them; the others do if it takes too long, because it may have died."""
     if not make_study(storage, jobs.name):
-        deadline = time.monotonic() + 10
-        while len(jobs.trials()) < len(wanted) and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        while _missing(jobs, wanted) and time.monotonic() < deadline:
             time.sleep(0.2)
-    jobs.fill(wanted)
+    jobs.fill(_missing(jobs, wanted))
     return jobs
+
+
+def _missing(jobs: Jobs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that a stage lacks, by candidate and seed: version 0.1 numbered them differently."""
+    known = {(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED]) for trial in jobs.trials()}
+    return [run for run in wanted if (run[CANDIDATE], run[SEED]) not in known]

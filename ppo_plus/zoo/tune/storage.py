@@ -1,4 +1,4 @@
-"""Where studies live: Optuna's own storages, opened so that reading and then writing is one atomic step."""
+"""Storages of studies: Optuna's own, opened so that reading and then writing is one atomic step."""
 
 import threading
 import time
@@ -19,15 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 JOURNAL = "journal:"
 
-#: What a database that is away makes Optuna raise.
+#: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
-#: Seconds that a connection attempt, or a wait for another process's lock or for a server that is away, may take.
+#: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
 
 class StorageError(ValueError):
-    """A storage that cannot be used: unreachable, unknown kind, or made by something else."""
+    """A storage that cannot be used: unavailable, of an unknown kind, or not Optuna's."""
 
 
 def open_storage(
@@ -37,16 +37,16 @@ def open_storage(
 
     :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
         ``journal:file.log``, which has no heartbeats
-    :param heartbeat_interval: seconds between two signs of life of a worker, at least 1
-    :param grace_period: seconds of silence after which a worker counts as dead
+    :param heartbeat_interval: seconds between two heartbeats of a worker, at least 1
+    :param grace_period: seconds without heartbeats after which a worker counts as dead
     :param must_exist: refuse to create a file
     :return: the storage
-    :raises StorageError: it cannot be used; one line, without the password
+    :raises StorageError: it cannot be used; the message is one line, without the password
     """
     if grace_period <= heartbeat_interval:
         raise StorageError(
-            f"grace_period={grace_period} must be longer than heartbeat_interval={heartbeat_interval}: living workers "
-            "would count as dead"
+            f"grace_period={grace_period} must be longer than heartbeat_interval={heartbeat_interval}, or living "
+            "workers would count as dead"
         )
     if url.startswith(JOURNAL):
         return _open_journal(Path(url.removeprefix(JOURNAL)), must_exist)
@@ -60,20 +60,20 @@ def open_storage(
 
 
 def shown(url: str) -> str:
-    """The URL of a storage without what is secret in it: the password, also where it is a parameter."""
+    """The URL of a storage without its password, which may also be a parameter."""
     try:
         return make_url(url).set(query={}).render_as_string(hide_password=True)
     except SQLAlchemyError:
-        return url  # a journal, or no URL at all
+        return url  # a journal, or not a URL
 
 
 def has_heartbeats(storage: BaseStorage) -> bool:
-    """Whether a worker that died can be told from one that is busy."""
+    """Whether a storage can tell dead workers from busy ones."""
     return hasattr(storage, "record_heartbeat")
 
 
 def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
-    """Show a sign of life of a trial, where the storage knows such.
+    """Record a heartbeat of a trial, if the storage has heartbeats.
 
     :param storage: the storage
     :param trial_id: Optuna's id of the trial
@@ -84,21 +84,21 @@ def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Turn what a storage raises in the block when it is gone into one line.
+    """Turn the errors of an unavailable storage in the block into one line.
 
-    :raises StorageError: the storage went away
+    :raises StorageError: the storage is unavailable
     """
     try:
         yield
     except STORAGE_ERRORS as error:
-        raise StorageError(f"the storage is gone: {reason(error)}") from error
+        raise StorageError(f"the storage is unavailable: {reason(error)}") from error
 
 
 @contextmanager
 def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
-    """Show signs of life of a trial, from a thread of its own, while the block runs.
+    """Record heartbeats of a trial, from another thread, while the block runs.
 
-    Optuna does so inside ``Study.optimize`` only, and there a single failed write ends the signs of life.
+    Optuna does so in ``Study.optimize`` only, and there a single failed write ends the heartbeats.
 
     :param storage: the storage
     :param trial_id: Optuna's id of the trial
@@ -121,7 +121,7 @@ def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
         try:
             record_heartbeat(storage, trial_id)
         except STORAGE_ERRORS:
-            # The server may be back for the next one; the grace period is what decides.
+            # The next one may succeed; until the grace period is over, nothing is lost.
             continue
     storage.remove_session()
 
@@ -170,9 +170,9 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int, mus
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
-    """Make transactions of SQLite exclude each other from their first statement on.
+    """Make SQLite's transactions take the lock at their first statement.
 
-    By default they do from their first *write* on, so that two processes which read a trial's state and then write it
+    By default they take it at their first *write*, so that two processes that read a trial's state and then write it
     may both find it waiting. (PostgreSQL has ``SELECT ... FOR UPDATE``, which SQLite ignores.) The recipe is
     SQLAlchemy's: https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#pysqlite-serializable
     """
@@ -185,12 +185,12 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
     def _begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    # Connections from before have not been told.
+    # Connections that exist already do not have these listeners.
     engine.dispose()
 
 
 def _wait_for_server(engine: sqlalchemy.Engine) -> None:
-    """Make new connections wait, for a while, for a server that is away: somebody may be restarting it."""
+    """Make new connections wait for an unavailable server, up to :data:`TIMEOUT`: it may be restarting."""
 
     @sqlalchemy.event.listens_for(engine, "do_connect")
     def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
@@ -205,11 +205,11 @@ def _wait_for_server(engine: sqlalchemy.Engine) -> None:
 
 
 def _repeat_when_cut_off(storage: BaseStorage) -> None:
-    """Make calls that lose their connection run once more, on a new one.
+    """Repeat calls that lose their connection, once, on a new connection.
 
-    The database may have done, and only not confirmed, what is then done twice. Jobs bear that: of two trials that are
-    added for one job, one counts; a trial that was taken for running by nobody counts as dead after the grace period;
-    and one that has ended already is left alone.
+    A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that are added for
+    one job, one counts; a trial that was set to running but that no process owns counts as dead after the grace period;
+    and a trial that has ended already stays as it is.
     """
 
     def repeated(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a study has found: which settings, if any, beat the default on seeds that decided nothing before."""
+"""The verdict of a study: which settings, if any, beat all baselines on unseen seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +8,24 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.tune.jobs import JOB, Jobs
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BASELINE, CANDIDATE, SCORES, SETTINGS, Study, is_default, stage_names
+from ppo_plus.zoo.tune.stages import (
+    BASELINE,
+    CANDIDATE,
+    SCORES,
+    SEED,
+    SETTINGS,
+    Study,
+    has_settings,
+    is_baseline,
+    stage_names,
+)
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
-#: How often a study may export settings that are no better than the default.
+#: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
+
+#: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.plan.Task.baselines`.
+PHRASES = {"default": "the default", "settings file": "the settings file's entry"}
 
 
 @dataclass(frozen=True)
@@ -30,8 +43,7 @@ class Finalist:
 
     @property
     def name(self) -> str:
-        baseline = self.trial.user_attrs.get(BASELINE)
-        return f"trial {self.trial.user_attrs[JOB]}" + (f" (the {baseline}'s)" if baseline else "")
+        return f"trial {self.trial.user_attrs[JOB]}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -48,67 +60,80 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a study.
+    """The result of a study.
 
-    :param default: the default's runs; ``None`` if there was no confirmation
-    :param finalists: those of the best trials, the best of the screening and the race first
-    :param gains: for each finalist, how much higher its interquartile mean is than the default's; ``None`` where it
-        cannot be compared
+    :param baselines: what a winner must beat, by name
+    :param finalists: the best trials, the best of the screening and the race first
+    :param gains: of each finalist, by baseline: how much higher its interquartile mean is; ``None`` without a
+        comparison
     :param confidence: of the intervals of the gains
     :param reason: why there was no confirmation, if there was none
     """
 
-    default: Finalist | None
+    baselines: dict[str, Finalist]
     finalists: list[Finalist]
-    gains: list[Estimate | None]
+    gains: list[dict[str, Estimate | None]]
     confidence: float
     reason: str = ""
 
     @property
     def winner(self) -> int | None:
-        """Index of the finalist with the highest interquartile mean among those whose gain is above zero, with its
-        whole interval; ``None`` if there is none."""
-        confirmed = [i for i, gain in enumerate(self.gains) if gain is not None and gain.low > 0]
+        """Index of the finalist with the highest interquartile mean among those that beat every baseline: the whole
+        interval of the gain is above zero. ``None`` if there is none."""
+        confirmed = [i for i, gains in enumerate(self.gains) if gains and all(map(_is_above_zero, gains.values()))]
         return max(confirmed, key=lambda i: self.finalists[i].iqm.value, default=None)
 
     def __str__(self) -> str:
-        if self.default is None:
-            reason = "the default never ran" if self.finalists else self.reason
-            return f"No confirmation{reason and ': '}{reason}. Nothing is exported."
-        if not self.default.scores:
-            return (
-                f"Undecided: the default has no score on any of the {self.default.n_failed} unseen seeds, so nothing "
-                "can be compared with it. Nothing is exported."
-            )
+        if not self.finalists:
+            return f"No confirmation{self.reason and ': '}{self.reason}. Nothing is exported."
+        without = next((name for name, baseline in self.baselines.items() if not baseline.scores), None)
+        if not self.baselines or without:
+            return f"{self._undecided(without or 'default')} Nothing is exported."
         if self.winner is None:
+            best, *others = sorted(self.baselines, key=lambda name: -self.baselines[name].iqm.value)
+            than = " and ".join(["it", *map(_phrase, others)]) if others else "it"
             return (
-                f"The default stays: none of the {len(self.finalists)} best trials is surely better on "
-                f"{len(self.default.scores)} unseen seeds. Nothing is exported."
+                f"{_phrase(best).capitalize()} stays: none of the {len(self.finalists)} best trials is significantly "
+                f"better than {than} on {len(self.baselines[best].scores)} unseen seeds. Nothing is exported."
             )
-        finalist, gain = self.finalists[self.winner], self.gains[self.winner]
-        known = ""
-        if finalist.trial.user_attrs.get(BASELINE) == "settings file":
-            known = (
-                " They are the settings file's own: plain `ppo-plus train` uses them already (with the same options)."
-            )
+        return self._confirmed(self.finalists[self.winner], self.gains[self.winner])
+
+    def _undecided(self, name: str) -> str:
+        n_failed = self.baselines[name].n_failed if name in self.baselines else 0
+        if not n_failed:
+            # Of a study of version 0.1, which has not been resumed since, or if its workers died before it began.
+            resumed = name in self.baselines and has_settings(self.baselines[name].trial)
+            remedy = "; run the same command to add them" if resumed else ""
+            return f"No confirmation: {_phrase(name)} has no runs on unseen seeds{remedy}."
         return (
-            f"Confirmed: {finalist.name} returns {finalist.iqm} on {len(finalist.scores)} unseen seeds, the default "
-            f"{self.default.iqm}; the gain is {gain} ({100 * self.confidence:.1f} % interval).{known}"
+            f"Undecided: {_phrase(name)} has no score on any of the {n_failed} unseen seeds, so nothing can be "
+            "compared with it."
+        )
+
+    def _confirmed(self, finalist: Finalist, gains: Mapping[str, Estimate | None]) -> str:
+        returns = " and ".join(f"{_phrase(name)} {baseline.iqm}" for name, baseline in self.baselines.items())
+        over = " and ".join(f"{gain} over {_phrase(name)}" for name, gain in gains.items())
+        intervals = "interval" if len(gains) == 1 else "intervals"
+        return (
+            f"Confirmed: {finalist.name} returns {finalist.iqm} on {len(finalist.scores)} unseen seeds, {returns}; "
+            f"the gain is {over} ({100 * self.confidence:.1f} % {intervals})."
         )
 
 
 def decide(study: Study, plan: Plan) -> Verdict:
-    """What a study has found, as far as it has got.
+    """The verdict of a study, as far as it has got.
 
     :param study: the study
     :param plan: its plan
     """
     stages = dict(stage_names(study))
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
-    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
-    compared = [_finalist(trials[job], runs) for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)]
-    default = next((finalist for finalist in compared if is_default(finalist.trial)), None)
-    verdict = compare(default, [finalist for finalist in compared if not is_default(finalist.trial)])
+    screening = study.screening.trials()
+    trials = {trial.user_attrs[JOB]: trial for trial in screening}
+    # Baselines without runs as well: what was not compared with them is not confirmed.
+    baselines = {trial.user_attrs[BASELINE]: _finalist(trial, runs) for trial in screening if is_baseline(trial)}
+    searched = [job for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs) if not is_baseline(trials[job])]
+    verdict = compare(baselines, [_finalist(trials[job], runs) for job in searched])
     return verdict if runs else replace(verdict, reason=_why_none(stages, plan))
 
 
@@ -118,30 +143,44 @@ def _why_none(stages: Mapping[str, Jobs], plan: Plan) -> str:
         return "confirm_seeds is 0"
     if "confirmation" not in stages:
         return "the study has not got there yet"
-    return "nothing but the default has a score on all its seeds"
+    return "no trial of the search has a score on all its seeds"
 
 
-def compare(default: Finalist | None, finalists: list[Finalist]) -> Verdict:
-    """Compare finalists with the default.
+def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> Verdict:
+    """Compare finalists with baselines.
 
-    Each interval has the confidence at which all of them together hold with that of :data:`ERROR_RATE` (Bonferroni):
-    the best of several would else be taken for better by luck more often. A finalist that failed on a seed is not
-    confirmed; of the default, the seeds on which it has a score count, which favours the default.
+    The intervals have the confidence ``1 - ERROR_RATE / n_finalists`` (Bonferroni over the finalists, because the best
+    of several beats a baseline by luck more often than one does). The number of baselines does not matter: a finalist
+    is a wrong winner if it is no better than at least one of them, and to win it must beat that one, too, which happens
+    at most as often as with that baseline alone (an intersection-union test; Berger 1982, *Technometrics* 24).
 
-    :param default: the default
-    :param finalists: what is compared with it
+    A finalist that failed on a seed is not confirmed. Failed runs of a baseline are left out, which is in its favor.
+
+    :param baselines: what a winner must beat, by name
+    :param finalists: what is compared with them
     """
     confidence = 1 - ERROR_RATE / max(len(finalists), 1)
 
-    def gain(finalist: Finalist) -> Estimate | None:
-        if default is None or not default.scores or finalist.n_failed or not finalist.scores:
+    def gain(finalist: Finalist, baseline: Finalist) -> Estimate | None:
+        if not baseline.scores or finalist.n_failed or not finalist.scores:
             return None
-        return difference_interval(finalist.scores, default.scores, confidence)
+        return difference_interval(finalist.scores, baseline.scores, confidence)
 
-    return Verdict(default, finalists, [gain(finalist) for finalist in finalists], confidence)
+    gains = [{name: gain(finalist, baseline) for name, baseline in baselines.items()} for finalist in finalists]
+    return Verdict(dict(baselines), list(finalists), gains, confidence)
 
 
 def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
     own = [run for run in runs if run.user_attrs[CANDIDATE] == trial.user_attrs[JOB]]
+    # The bootstrap depends on the order, and runs may have been added later.
+    own = sorted(own, key=lambda run: run.user_attrs[SEED])
     scores = [run.values[0] for run in own if run.state == TrialState.COMPLETE]
     return Finalist(trial, scores, len(own) - len(scores))
+
+
+def _phrase(name: str) -> str:
+    return PHRASES.get(name, name)
+
+
+def _is_above_zero(gain: Estimate | None) -> bool:
+    return gain is not None and gain.low > 0

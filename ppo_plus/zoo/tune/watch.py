@@ -1,4 +1,4 @@
-"""What is shown while workers work: a line for the study and a bar for each worker; without a terminal, plain lines."""
+"""Progress of a study: a line for the study and a bar for each worker; without a terminal, plain lines."""
 
 import time
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, ranking, st
 
 
 class Watch:
-    """Shows a study, wherever its workers are.
+    """Shows the progress of a study, wherever its workers run.
 
     :param study: the study
     :param plan: its plan
-    :param console: where; ``None``: standard output
+    :param console: where to; ``None``: standard output
     """
 
     def __init__(self, study: Study, plan: Plan, console: Console | None = None):
@@ -33,7 +33,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator["Watch"]:
-        """Show while the block runs, each time :meth:`update` is called."""
+        """Show progress within the block, at each :meth:`update`."""
         if not self.console.is_terminal:
             self.told = {(stage, trial.number) for stage, trial in self._finished()}
             yield self
@@ -42,7 +42,7 @@ class Watch:
             yield self
 
     def update(self) -> None:
-        """Show how things stand."""
+        """Show the current state."""
         if self.live is not None:
             self.live.update(self.table(), refresh=True)
             return
@@ -52,11 +52,11 @@ class Watch:
                 self.tell(f"{stage}, {name(trial)}: {outcome(trial)}")
 
     def tell(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line."""
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def table(self) -> Group:
-        """The study's line, and a bar per worker."""
+        """The study's line, and a bar for each worker."""
         stage, jobs = stage_names(self.study)[-1]
         trials = jobs.trials()
         bars = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[value]}"))
@@ -92,7 +92,7 @@ class Watch:
 
 
 def outcome(trial: FrozenTrial) -> str:
-    """What became of a trial whose job is done, for people."""
+    """Human-readable result of a trial whose job is done."""
     match trial.state:
         case TrialState.COMPLETE:
             return f"complete {trial.values[0]:.2f}"
@@ -102,7 +102,7 @@ def outcome(trial: FrozenTrial) -> str:
 
 
 def name(trial: FrozenTrial) -> str:
-    """A trial of the screening, or a run of a later stage, for people."""
+    """Human-readable name of a trial of the screening, or of a run of a later stage."""
     if CANDIDATE in trial.user_attrs:
         return f"trial {trial.user_attrs[CANDIDATE]}, seed {trial.user_attrs[SEED]}"
     return f"trial {trial.user_attrs[JOB]}"

@@ -1,4 +1,4 @@
-"""A worker: takes jobs of a study and does them, one stage after another, until nothing is left."""
+"""A worker: does jobs of a study, stage after stage, until nothing is left."""
 
 import time
 import traceback
@@ -10,7 +10,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus.compiling.compiled import CompileError
+from ppo_plus import CompileError
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
@@ -33,24 +33,24 @@ from ppo_plus.zoo.tune.stages import (
 )
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, heartbeats, named_errors, reason
 
-#: Seconds between two looks for work.
+#: Seconds to wait when no job is free.
 POLL = 1.0
 
 
 class StudyStopped(Exception):
-    """Another worker met an error that is no trial's own."""
+    """A run raised an error that its hyperparameters did not cause."""
 
 
 class CannotCompile(Exception):
-    """This machine cannot run what another one has compiled; workers elsewhere go on."""
+    """This machine cannot compile a run that another one has compiled; workers elsewhere go on."""
 
 
 class Worker:
     """One process's part in a study.
 
     :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
-    :param packages: what the study may import from here, whatever it says itself; ``None``: from anywhere
-    :raises ValueError: there is no such study, it is not one of this tuner's, or it imports more
+    :param packages: the packages that the study may import from in this process; ``None``: any
+    :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     """
 
     def __init__(self, study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES):
@@ -68,25 +68,25 @@ class Worker:
             ) from None
 
     def work(self) -> None:
-        """Do jobs until the study has ended.
+        """Do jobs until the study is finished.
 
         :raises StudyStopped: another worker stopped the study
-        :raises CannotCompile: this machine cannot; its trial waits for another worker
-        :raises StorageError: the storage went away; the others go on if it comes back
-        :raises Exception: an error in a run which is no property of its hyperparameters; it stops the study
+        :raises CannotCompile: this machine cannot compile a run; its job waits for another worker
+        :raises StorageError: the storage is unavailable
+        :raises Exception: a run raised an error that its hyperparameters did not cause; it stops the study
         """
         with named_errors():
             for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
                 self._do_all(jobs, objective)
 
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the study is finished."""
         stages = dict(stage_names(self.study))
         return "confirmation" in stages and all(map(all_done, self._stages()))
 
     def _stages(self) -> Iterator[Jobs]:
-        """The jobs of each stage, prepared when it is its turn."""
-        # Asked once: were it to grow between two stages, the later one would follow from trials that are not done.
+        """The jobs of each stage, prepared when its turn comes."""
+        # Read once: if it grew between two stages, the later one would follow from trials that are not done.
         budget = self.study.attributes()[BUDGET]
         yield prepare_screening(self.study, self.task, budget)
         yield prepare_race(self.study, self.task.plan, budget)
@@ -97,7 +97,7 @@ class Worker:
             self._check()
             claimed = jobs.claim()
             if claimed is None:
-                # Others are still at it, and one of them may die.
+                # Others still work, and one of them may die.
                 time.sleep(POLL)
             else:
                 self._do(jobs, claimed, objective)
@@ -111,7 +111,7 @@ class Worker:
         except Diverged as error:
             jobs.fail(claimed, str(error))
         except UpdateFinishedTrialError:
-            # This worker was silent for so long that it counted as dead: the job is another's.
+            # This worker was silent for so long that it counted as dead: another one has the job.
             return
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
@@ -120,7 +120,7 @@ class Worker:
             jobs.interrupt(claimed)
             raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
         except STORAGE_ERRORS:
-            # Not the study's fault, and where the database is away there is nothing to put back: silence will do it.
+            # Not the study's fault. The job cannot be put back, but without heartbeats it is soon free again.
             raise
         except Exception:
             self.study.set(ERROR, traceback.format_exc())
@@ -128,7 +128,7 @@ class Worker:
             raise
 
     def _screen(self, jobs: Jobs, claimed: FrozenTrial) -> float:
-        """A trial of the search: what the sampler suggests, on the first seeds."""
+        """A trial of the search: what the sampler suggests, on the seeds of the screening."""
         plan = self.task.plan
         trial = jobs.trial(claimed, sampler=make_sampler(plan, claimed.number), pruner=make_pruner(plan))
         space = self.task.search_space()
@@ -142,7 +142,7 @@ class Worker:
         return float(np.mean(scores))
 
     def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
-        """A run of settings that the screening has found, on one more seed."""
+        """A run of a screening trial's settings with another seed."""
         trial = jobs.trial(claimed, pruner=NopPruner())
         return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
 
@@ -154,7 +154,7 @@ class Worker:
             step = n_before * plan.n_timesteps + timesteps
             trial.report(mean_return, step)
             self._check()
-            # At the end there is nothing left to save.
+            # At the end pruning saves nothing.
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 

@@ -44,8 +44,8 @@ def url(request, tmp_path):
 
 @pytest.fixture
 def storage(url):
-    """Such a storage, with heartbeats that are soon missed."""
-    opened = open_storage(url, heartbeat_interval=1, grace_period=2)
+    """Such a storage, where nobody counts as dead by himself, however slow he is."""
+    opened = open_storage(url, heartbeat_interval=1, grace_period=3600)
     yield opened
     opened.remove_session()
     opened._backend.engine.dispose()

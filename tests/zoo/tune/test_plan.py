@@ -1,4 +1,4 @@
-"""Budgets end where rollouts end, seeds do not overlap, and settings fit each other."""
+"""Budgets are whole rollouts, seeds do not overlap, and settings fit each other."""
 
 import pytest
 from hypothesis import given, settings
@@ -92,6 +92,13 @@ def test_rollouts_that_fit_no_interval_are_refused_and_the_others_left_out(capsy
 )
 def test_a_plan_in_words(options, n_trials, text):
     assert text in Plan(64, **options).describe(n_trials)
+
+
+def test_a_plan_with_two_baselines_in_words():
+    later = "then up to 16 runs of the race and 50 runs of the confirmation"
+    assert Plan(64).describe(40, n_baselines=2) == f"40 trials of 64 timesteps, {later}"
+    assert Plan(64).describe(2, n_baselines=2) == Plan(64).describe(2, n_baselines=3)
+    assert Plan(64).describe(2, n_baselines=2).endswith("no race and no confirmation")
 
 
 def test_the_discount_reaches_the_normalization():

@@ -66,7 +66,7 @@ def test_a_widened_range_holds_the_value(value):
 
 def test_a_range_takes_the_nearest_where_it_cannot_be_widened():
     assert Range(1e-8, 0.1, "log").including(0.0).encode(0.0) == 1e-8
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="must be a number"):
         Range(0, 1).encode("lin_1")
 
 
@@ -124,10 +124,16 @@ def test_settings_by_default():
         ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
         ({"gamma": {"choices": []}}, "not empty"),
         ({"gamma": {"low": 0.9}}, "must have choices"),
-        ({"gamma": {"low": 0.9, "high": "1e-1"}}, "is no number"),
-        ({"gamma": {"low": 0.9, "high": 1, "scale": "near_one"}}, "no near_one range"),
-        ({"gamma": {"low": 0.0, "high": 1, "scale": "log"}}, "no log range"),
-        ({"gamma": {"low": 0.5, "high": 0.5}}, "no linear range"),
+        ({"gamma": {"low": 0.9, "high": "1e-1"}}, "must be a finite number"),
+        (
+            {"gamma": {"low": 0.9, "high": 1, "scale": "near_one"}},
+            "a near_one range from 0.9 to 1 is impossible: it needs low < high < 1",
+        ),
+        (
+            {"gamma": {"low": 0.0, "high": 1, "scale": "log"}},
+            "a log range from 0.0 to 1 is impossible: it needs 0 < low < high",
+        ),
+        ({"gamma": {"low": 0.5, "high": 0.5}}, "a linear range from 0.5 to 0.5 is impossible"),
         ({"gamma": {"low": 0.5, "high": 0.6, "scale": "exp"}}, "scale must be one of"),
         ({"policy_kwargs": {"activation_fn": {"choices": {"x": "nn.Nope"}}}}, "nn.Nope"),
         ({"policy_kwargs": [1]}, "policy_kwargs must be a mapping"),

@@ -1,7 +1,7 @@
 """What the jobs of each stage are, given the results of the one before. Nothing is trained here."""
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.tune.jobs import JOB
@@ -14,6 +14,7 @@ from ppo_plus.zoo.tune.stages import (
     SETTINGS,
     Study,
     create,
+    make_study,
     only_study,
     prepare_confirmation,
     prepare_race,
@@ -21,6 +22,7 @@ from ppo_plus.zoo.tune.stages import (
     stage_names,
 )
 from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.verdict import decide
 from ppo_plus.zoo.tune.worker import Worker
 
 PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
@@ -53,25 +55,25 @@ def runs(jobs):
 
 def test_from_stage_to_stage(study):
     screening = prepare_screening(study, TASK, 6)
-    do_all(screening, [9.0, 2.0, 5.0, None, 4.0, 3.0])
-    # Half of the four that have a score, without the default.
+    do_all(screening, [9.0, 8.0, 5.0, None, 4.0, 3.0])
+    # Half of those that have a score, at least as many as finalists: without the baselines, which are confirmed anyway.
     race = prepare_race(study, PLAN, 6)
     assert runs(race) == [(2, 1000), (4, 1000)]
     do_all(race, [1.0, 8.0])
-    # Trial 4 has the higher mean over both seeds now.
+    # Trial 4 has the higher mean over both seeds now. Baselines come first.
     confirmation = prepare_confirmation(study, PLAN, 6)
     seeds = PLAN.confirmation_seeds
-    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 4, 2)]
-    assert confirmation.trials()[1].user_attrs[SETTINGS] == {"trial": 4}
+    assert runs(confirmation) == [(trial, seed) for seed in seeds for trial in (0, 1, 4, 2)]
+    assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
     # Asked again, they are the same.
-    assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 30
+    assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
     assert [name for name, _ in stage_names(study)] == ["screening", "race", "confirmation"]
 
 
 def test_who_fails_in_the_race_is_out(study):
     do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [None, 1.0])
-    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 4}
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
 
 
 def test_a_default_that_never_began_is_not_run_again(study):
@@ -79,7 +81,51 @@ def test_a_default_that_never_began_is_not_run_again(study):
     screening.fail(screening.claim(), "its worker died")
     do_all(screening, [2.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
-    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {2, 4}
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
+
+
+def test_baselines_that_failed_or_were_pruned_are_confirmed_nonetheless(study):
+    """On other seeds they may have a score; without one, nothing can be compared with them."""
+    do_all(prepare_screening(study, TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 2, 3}
+
+
+def test_baselines_alone_are_not_confirmed(study):
+    do_all(prepare_screening(study, TASK, 2), [9.0, 8.0])
+    assert runs(prepare_race(study, PLAN, 2)) == runs(prepare_confirmation(study, PLAN, 2)) == []
+
+
+def test_the_settings_file_decides(study):
+    """From the storage to the verdict: the trial that beats the default alone is not exported."""
+    do_all(prepare_screening(study, TASK, 6), [1.0, 8.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [6.0, 5.0])
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    returns = {0: 1.0, 1: 8.0, 2: 5.0, 4: 4.0}
+    while (run := confirmation.claim()) is not None:
+        luck = run.user_attrs[SEED] / 1e8
+        confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]] + luck)
+    verdict = decide(study, PLAN)
+    assert list(verdict.baselines) == ["default", "settings file"]
+    assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
+    assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].low
+    assert verdict.winner is None and str(verdict).startswith("The settings file's entry stays")
+
+
+def test_runs_that_are_added_later_are_numbered_alike_by_all(study):
+    """Two processes at the same time: of the two trials that they add for a run, one counts."""
+    do_all(prepare_screening(study, TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
+    do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
+    confirmation = prepare_confirmation(study, PLAN, 6)
+    wanted = [{key: trial.user_attrs[key] for key in (JOB, CANDIDATE, SEED)} for trial in confirmation.trials()]
+    other = Study("other", study.storage).runs("confirmation", 6)
+    make_study(study.storage, other.name)
+    # As version 0.1 numbered them, without the settings file's entry.
+    other.fill([{CANDIDATE: run[CANDIDATE], SEED: run[SEED]} for run in wanted if run[CANDIDATE] != 1])
+    for _ in range(2):
+        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs=wanted[1]))
+    assert len(other.trials()) == 31
+    assert {run for run in runs(other)} < set(runs(confirmation))
 
 
 def test_without_a_score_there_is_nothing_to_confirm(study):

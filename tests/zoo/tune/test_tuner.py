@@ -21,6 +21,8 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
+from silence import silence
+from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
@@ -43,7 +45,6 @@ PYTHONPATH = f"{ROOT}:{Path(__file__).parent}"
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
 ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
 SPACE = {"learning_rate": {"low": 1.0e-4, "high": 1.0e-2, "scale": "log"}}
-SHORT_LIFE = ["--heartbeat-interval", "1", "--grace-period", "8"]
 
 
 def start(folder, url, *arguments):
@@ -55,6 +56,8 @@ def start(folder, url, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A process group of its own, as a terminal gives it to each command.
+        start_new_session=True,
     )
 
 
@@ -69,7 +72,7 @@ def stop_in_a_trial(study):
 
     :return: the number of the trial, and the worker's process id
     """
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for trial in running(study):
             if trial.intermediate_values:
@@ -77,7 +80,7 @@ def stop_in_a_trial(study):
                 os.kill(pid, signal.SIGSTOP)
                 # It may have been stopped while nobody else can read.
                 with suppress(StorageInternalError):
-                    if trial.number in {now.number for now in running(study)}:
+                    if trial.number in {now.number for now in trials_running(study)}:
                         return trial.number, pid
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.02)
@@ -86,49 +89,59 @@ def stop_in_a_trial(study):
 
 def wait_for_report(study):
     """Wait until a trial is in its middle."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not any(trial.intermediate_values for trial in running(study)):
         assert time.monotonic() < deadline, "no trial has reported"
         time.sleep(0.02)
 
 
 def running(study):
+    return patiently(trials_running, study)
+
+
+def trials_running(study):
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def patiently(function, *arguments):
+    """Call a function again as long as workers lock the database, which they do for longer if the machine is busy."""
+    deadline = time.monotonic() + 600
+    while True:
+        try:
+            return function(*arguments)
+        except (StorageInternalError, SQLAlchemyError):
+            assert time.monotonic() < deadline, "the database is locked"
+            time.sleep(0.02)
 
 
 def wait_for_study(url, name):
     """The study, once there is one; opened so that looking at it locks nothing, and waits for no lock for long."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
             optuna.load_study(study_name=name, storage=open_storage(url))
             return optuna.load_study(study_name=name, storage=url)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, StorageInternalError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
 
 
 def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running."""
-    command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
+    command = ["tune", *SEARCH, *ALONE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
     tuning = start(tmp_path, url, *command, "--workers", "2")
     study = wait_for_study(url, "kill")
     killed, pid = stop_in_a_trial(study)
     os.kill(pid, signal.SIGKILL)
+    trial = patiently(study.get_trials, False)[killed]
+    assert patiently(silence, study._storage, trial._trial_id)
     out = finish(tuning)
     assert "No confirmation: confirm_seeds is 0." in out
-    assert (
-        len(
-            re.findall(
-                r"worker \d of 2 \(process \d+\) was killed by SIGKILL: a trial that it was at is done again\n", out
-            )
-        )
-        == 1
-    )
+    line = r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial, if it had one, is run again\n"
+    assert len(re.findall(line, out)) == 1
 
     trials = study.get_trials(deepcopy=False)
     assert sorted(trial.user_attrs[JOB] for trial in trials if trial.state == TrialState.COMPLETE) == [0, 1, 2, 3]
-    # On a machine so busy that a living worker was silent for too long, that one's trial was done again as well.
     assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.FAIL}
     dead = trials[killed]
     assert dead.state == TrialState.FAIL and REASON not in dead.user_attrs
@@ -163,17 +176,17 @@ def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
 
 
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
+    """Ctrl-C, twice, in the middle of a trial: the worker puts its job back, and the line says how to go on."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, url, *command)
     study = wait_for_study(url, "CartPole-v1")
+    # Stopped, it finds the signal when it goes on, before it can end its trial.
     interrupted, pid = stop_in_a_trial(study)
-    # Ctrl-C is for both. The worker finds it when it goes on, before it can end its trial.
-    for number in (process.pid, pid):
-        os.kill(number, signal.SIGINT)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
     os.kill(pid, signal.SIGCONT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "interrupted" in err
+    resume = interruption(process)
     assert not running(study)
 
     finish(start(tmp_path, url, "tune", "worker"))
@@ -183,8 +196,72 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     assert {trial.state for trial in others} == {TrialState.COMPLETE}
     (again,) = (trial for trial in others if trial.user_attrs.get(REPLACES) == interrupted)
     assert again.user_attrs[JOB] == lost.user_attrs[JOB] and again.user_attrs[DEATHS] == 0
-    finish(start(tmp_path, url, *command, "--max-total-trials", "5"))
+    # The line is for a shell, in the same folder and environment.
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PPO_PLUS_STORAGE": url}
+    grown = f"{resume} --max-total-trials 5"
+    subprocess.run(grown, shell=True, check=True, cwd=tmp_path, env=environment, capture_output=True, timeout=600)
     assert sorted(trial.state.name for trial in study.get_trials()) == [*["COMPLETE"] * 5, "FAIL"]
+
+
+@pytest.mark.parametrize("condition", ["prepares", "starts workers"])
+def test_interrupted_early(tmp_path, condition):
+    """Ctrl-C, twice, before anything runs: the same line, and nothing goes on without the tuner."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "--workers", "2")
+    wait_until({"prepares": catches_sigterm, "starts workers": children}[condition], process.pid)
+    workers = children(process.pid)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+    interruption(process)
+    assert not any(map(is_alive, workers))
+
+
+def test_workers_end_with_their_tuner(tmp_path):
+    """Even if it is killed: nobody would see what they do, and the same command starts others."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path))
+    study = wait_for_study(url, "CartPole-v1")
+    wait_for_report(study)
+    (worker,) = children(process.pid)
+    process.kill()
+    wait_until(lambda pid: not is_alive(pid), worker)
+    process.communicate(timeout=600)
+    assert not running(study)
+
+
+def interruption(process):
+    """The command in the line of an interrupted tuner, which is the only one."""
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 130, err
+    (line,) = err.splitlines()
+    assert line.startswith("interrupted; go on with: ")
+    return line.removeprefix("interrupted; go on with: ")
+
+
+def wait_until(condition, pid):
+    deadline = time.monotonic() + 600
+    while not condition(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def catches_sigterm(pid):
+    """Whether a process has a handler of its own: Python has none."""
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> signal.SIGTERM - 1 & 1)
+
+
+def children(pid):
+    """Worker processes."""
+    listed = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [child for child in listed if "run_worker" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def write_space(folder):
@@ -200,7 +277,7 @@ TUNED_SPACE = {
 }
 #: The study of the next fixture, as a command.
 TUNED = (
-    "--env Aiming-v0 --gym-packages aiming -n 2048 --n-envs 1 -params n_steps:128 learning_rate:0.005 --seed 3 "
+    "--env Aiming-v0 --gym-packages aiming -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
@@ -208,10 +285,11 @@ TUNED = (
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A whole study, in this process: search, race, confirmation. The default has little chance: its one update."""
+    """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
+    update, the settings file's entry a low learning rate."""
     import_module("aiming")
     folder = tmp_path_factory.mktemp("tuned")
-    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128, "learning_rate": 0.005})
+    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
     allowed = {"packages": (*ALLOWED_PACKAGES, "aiming"), "gym_packages": ("aiming",)}
@@ -222,7 +300,7 @@ def tuned(tmp_path_factory):
 def test_stages_of_a_study(tuned):
     study, _, folder, _ = tuned
     stages = {name: jobs.trials() for name, jobs in stage_names(study)}
-    assert [len(trials) for trials in stages.values()] == [3, 1, 20]
+    assert [len(trials) for trials in stages.values()] == [3, 1, 30]
     seeds = {name: {trial.user_attrs["seed"] for trial in trials} for name, trials in list(stages.items())[1:]}
     assert seeds == {"race": {1003}, "confirmation": set(range(1_000_003, 1_010_003, 1000))}
     assert [trial.user_attrs.get("baseline") for trial in stages["screening"]] == ["default", "settings file", None]
@@ -238,7 +316,8 @@ def test_report(tuned):
     _, verdict, folder, _ = tuned
     report = (folder / "report.md").read_text()
     assert str(verdict) in report
-    for name in ("history", "slices_1", "intermediate_values", "confirmation"):
+    assert "| gain over default | gain over settings file |" in report
+    for name in ("history", "slices", "learning_curves", "confirmation"):
         assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
     table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert [row["trial"] for row in table] == ["0", "1", "2"]
@@ -254,7 +333,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
     begin(study, task, 3, folder)
     again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
-    assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 20]
+    assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 30]
 
 
 def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
@@ -342,19 +421,21 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
 def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     """Here in the middle of a trial: its tables are gone."""
     database = tmp_path / "study.db"
-    command = ["tune", *SEARCH, *ALONE, *SHORT_LIFE, "--search-space", write_space(tmp_path)]
+    command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, f"sqlite:///{database}", *command)
     study = wait_for_study(f"sqlite:///{database}", "CartPole-v1")
-    while not study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        time.sleep(0.1)
-    with closing(sqlite3.connect(database, timeout=60)) as connection:
-        connection.execute("DROP TABLE trial_user_attributes")
-        connection.execute("DROP TABLE study_user_attributes")
-        connection.commit()
-    _, err = process.communicate(timeout=120)
+    # Stopped, the worker cannot end while the tables go, one after the other.
+    _, pid = stop_in_a_trial(study)
+    with closing(sqlite3.connect(database, timeout=600)) as connection, connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for table in ("trial_user_attributes", "study_user_attributes"):
+            connection.execute(f"DROP TABLE {table}")
+    os.kill(pid, signal.SIGCONT)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 2
     # The worker's line, and the tuner's.
-    assert [line.startswith("ppo-plus: error: the storage is gone: ") for line in err.splitlines()] == [True, True]
+    starts = [line.startswith("ppo-plus: error: the storage is unavailable: ") for line in err.splitlines()]
+    assert starts == [True, True], err
 
 
 def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monkeypatch):
@@ -396,7 +477,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"going on with study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 20 runs of the confirmation"
+    assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 30 runs of the confirmation"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
@@ -416,7 +497,7 @@ def test_trained_again_the_score_is_the_same(tuned, tmp_path):
     study, _, _, task = tuned
     default, *others = study.screening.trials()
     for trial in others:
-        verdict = compare(Finalist(default, [0.0] * 10, 0), [Finalist(trial, [1.0] * 10, 0)])
+        verdict = compare({"default": Finalist(default, [0.0] * 10, 0)}, [Finalist(trial, [1.0] * 10, 0)])
         path = tmp_path / f"{trial.number}.yml"
         assert export(verdict, task, study.name, path)
         (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]

@@ -1,0 +1,86 @@
+"""Ctrl-C and other early ends of a command: one line, and an exit code. It imports nothing slow, so that the handlers
+are in place before anything slow is imported."""
+
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+#: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> Iterator[None]:
+    """Turn what ends the block early into one line on standard error and an exit code.
+
+    :param codes: exit code of each expected exception; any other one shows its traceback
+    :param interrupted: printed on Ctrl-C and SIGTERM, whose exit code is 130
+    """
+    before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
+    try:
+        yield
+    except KeyboardInterrupt:
+        # The handlers that ignore further signals stay: the exit takes a while, too.
+        if interrupted:
+            print(interrupted, file=sys.stderr, flush=True)
+        _ignore_for_good()
+        sys.exit(130)
+    except tuple(codes) as error:
+        print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
+        sys.exit(next(code for kind, code in codes.items() if isinstance(error, kind)))
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def shielded_children() -> Iterator[None]:
+    """Start processes that Ctrl-C in the terminal does not reach. They inherit the blocked signal; in this process it
+    arrives when the block ends."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield  # Windows
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def this_command() -> str:
+    """The command line of this process, to paste into a shell, without passwords."""
+    name = Path(sys.argv[0]).name
+    words = [name, *sys.argv[1:]] if name == "ppo-plus" else sys.orig_argv
+    return shlex.join(map(without_password, words))
+
+
+def without_password(word: str) -> str:
+    """An argument with the passwords of URLs in it replaced by ``***``.
+
+    :param word: any argument
+    """
+    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))
+
+
+def _interrupt(*_: object) -> NoReturn:
+    # A second signal would interrupt the cleanup. A function ignores it, not SIG_IGN: Python prints a traceback
+    # ("ignored due to race condition") for a signal that arrives while SIG_IGN takes the place of its handler.
+    for number in SIGNALS:
+        signal.signal(number, _ignore)
+    raise KeyboardInterrupt
+
+
+def _ignore(*_: object) -> None:
+    """A handler that does nothing."""
+
+
+def _ignore_for_good() -> None:
+    """Ignore signals until the process has ended: Python takes its own handlers away before that."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,65 @@
+"""A study of version 0.1 is reported and resumed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ppo_plus.zoo.tune import stages, worker
+from ppo_plus.zoo.tune.jobs import is_done
+from ppo_plus.zoo.tune.report import write_report
+from ppo_plus.zoo.tune.stages import Study, create, stage_names
+from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.worker import Worker
+
+#: The folder that ``ppo-plus tune`` left: a search of four trials on CartPole, a race, and a confirmation.
+SAVED = Path(__file__).parents[2] / "data" / "v0.1" / "study"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of it, which tests may change."""
+    return shutil.copytree(SAVED, tmp_path / "study")
+
+
+@pytest.fixture
+def study(folder):
+    return Study("CartPole-v1", open_storage(f"sqlite:///{folder / 'study.db'}", must_exist=True))
+
+
+def scores(study):
+    """The scores of each stage, in the order in which its jobs were made."""
+    return {name: [trial.values[0] for trial in jobs.trials()] for name, jobs in stage_names(study)}
+
+
+def test_it_is_reported(study, folder):
+    before = (folder / "trials.csv").read_text()
+    verdict = write_report(study, Worker(study).task, folder)
+    assert "the settings file's entry has no runs on unseen seeds; run the same command" in str(verdict)
+    assert (folder / "trials.csv").read_text() == before
+    report = (folder / "report.md").read_text()
+    assert "| default | 198.0 [143.9, 260.8] |" in report and "| trial 2 | 38.8 [23.0, 80.0] |" in report
+
+
+def test_the_search_is_resumed(study):
+    before = scores(study)
+    create(study, Worker(study).task, 5)
+    screening = next(Worker(study)._stages())
+    assert [is_done(trial) for trial in screening.trials()] == [True] * 4 + [False]
+    assert [trial.values[0] for trial in screening.trials() if is_done(trial)] == before["screening"]
+
+
+def test_the_settings_file_joins_the_confirmation(study, folder, monkeypatch):
+    """It was no baseline then: its runs are added, and nothing else runs again."""
+    monkeypatch.setattr(stages, "PATIENCE", 0)
+    monkeypatch.setattr(worker, "score", lambda *_: 300.0)
+    before = scores(study)
+    assert not Worker(study).is_over()
+    Worker(study).work()
+    assert Worker(study).is_over()
+    assert scores(study) == {**before, "confirmation": [*before["confirmation"], *[300.0] * 10]}
+    verdict = write_report(study, Worker(study).task, folder)
+    assert str(verdict).startswith("The settings file's entry stays")
+    assert verdict.gains[0]["settings file"].high < 0
+    # The order in which runs were added does not count.
+    assert verdict.baselines["default"].iqm == pytest.approx((198.0, 143.9, 260.8), abs=0.05)

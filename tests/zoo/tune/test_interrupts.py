@@ -1,0 +1,88 @@
+"""Ctrl-C is one line and exit code 130, whatever arrives when."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppo_plus.zoo.tune import interrupts
+from ppo_plus.zoo.tune.interrupts import exit_codes, without_password
+
+#: The module alone, without the package, which takes seconds to import.
+LOAD = f"import runpy; exit_codes = runpy.run_path({interrupts.__file__!r})['exit_codes']"
+WORK = f"""
+{LOAD}
+with exit_codes({{}}, "interrupted"):
+    try:
+        print("ready", flush=True)
+        while True:
+            pass
+    finally:
+        # Cleaning up takes a while, too.
+        sum(range(100_000))
+"""
+
+
+@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGINT"] * 2, ["SIGINT", "SIGTERM"], ["SIGTERM", "SIGINT"] * 20])
+@pytest.mark.parametrize("attempt", range(5))
+def test_one_line_whatever_arrives(signals, attempt):
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", WORK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    for name in signals:
+        os.kill(process.pid, getattr(signal, name))
+    _, err = process.communicate(timeout=600)
+    assert (err, process.returncode) == ("interrupted\n", 130)
+
+
+def test_expected_errors_are_a_line_and_a_code(capsys):
+    with pytest.raises(SystemExit) as ended, exit_codes({OSError: 3}):
+        raise FileNotFoundError("no such study\n")
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == "ppo-plus: error: no such study\n"
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_handlers_are_put_back(error):
+    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
+    try:
+        with exit_codes({}):
+            assert [signal.getsignal(number) for number in interrupts.SIGNALS] != before
+            if error:
+                raise error
+    except ZeroDivisionError:
+        pass
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("postgresql+psycopg://me:secret@server/studies", "postgresql+psycopg://me:***@server/studies"),
+        ("--storage=postgresql://me@server/x?user=a&password=secret", "--storage=postgresql://me@server/x?user=a&password=***"),
+        ("sqlite:////tmp/a:b@c.db", "sqlite:////tmp/a:b@c.db"),
+        ("gamma:0.99", "gamma:0.99"),
+    ],
+)  # fmt: skip
+def test_passwords_are_not_printed(word, shown):
+    assert without_password(word) == shown
+
+
+def test_the_command_is_the_one_that_was_given(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/ppo-plus", "tune", "--study-name", "my study"])
+    assert interrupts.this_command() == "ppo-plus tune --study-name 'my study'"
+    monkeypatch.setattr(sys, "argv", ["scripts/tune.py", "--env", "x"])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "scripts/tune.py", "--env", "x"])
+    assert interrupts.this_command() == "python3 scripts/tune.py --env x"
+
+
+def test_neither_the_command_nor_the_tuner_needs_the_other():
+    """The tuner does not know the command line, and the command line loads Optuna when it is needed."""
+    code = "import sys, ppo_plus.zoo.cli; assert 'optuna' not in sys.modules; import ppo_plus.zoo.tune.tuner as t"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+    for path in Path(interrupts.__file__).parent.glob("*.py"):
+        assert "zoo.cli" not in path.read_text(), path
