@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from ppo_plus.compiling.cache import Cache, Verdict, decide
+from ppo_plus.compiling.cache import Cache, Verdict, decide, pays
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.compiling.torch_private import without_gradients
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
@@ -380,6 +380,10 @@ class PPO_Plus(OnPolicyAlgorithm):
         failures = self._cache.failures() if self._verdict else []
         return Verdict(False, "; ".join(failures)) if failures else self._verdict
 
+    def pays_to_compile(self, total_timesteps: int) -> bool:
+        """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
+        return pays(self._n_planned + self.planned_steps(total_timesteps), self.device)
+
     def planned_steps(self, total_timesteps: int) -> int:
         """Gradient steps that training for so many timesteps takes.
 
@@ -572,7 +576,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             # Which weights are learned, and in which order.
             trained=[id(weight) for weight in trainable(optimizer)],
         )
-        return (update.by_parts if by_parts else update.compiled)(weights, *coefficients, compiled)
+        minibatches = update.by_parts if by_parts else update.compiled
+        return minibatches(compiled, weights, *coefficients)
 
     def _can_compile_update(self, weights: Weights) -> bool:
         """:raises CompileError: ``compile=True``, and the update cannot be compiled"""

@@ -16,6 +16,7 @@ ROOMS = [
     "moved",
     "process",
     "require",
+    "trees",
     "formulas",
     "policy",
     "compiling",

@@ -31,6 +31,15 @@ class Verdict:
         return f"{'yes' if self.compiles else 'no'}: {self.reason}"
 
 
+def pays(n_steps: int, device: th.device) -> bool:
+    """Whether compiling pays for so many gradient steps.
+
+    :param n_steps: gradient steps
+    :param device: where they are made
+    """
+    return device.type == "cpu" and n_steps >= WORTH_COMPILING
+
+
 def decide(requested: bool | str, n_steps: int, device: th.device, before: bool = False) -> Verdict:
     """Whether a run compiles: requested, and possible here. It depends on the arguments only, never on time or caches.
 
@@ -44,7 +53,7 @@ def decide(requested: bool | str, n_steps: int, device: th.device, before: bool 
         return Verdict(False, "compile=False")
     if requested == "auto" and device.type != "cpu":
         return Verdict(False, f'compile="auto" compiles on a CPU only, and this is {device}')
-    if requested == "auto" and not before and n_steps < WORTH_COMPILING:
+    if requested == "auto" and not before and not pays(n_steps, device):
         return Verdict(False, f"{n_steps:,} gradient steps are planned; it pays from {WORTH_COMPILING:,} on")
     reason = obstacle(device)
     if reason is None:

@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import optree
 import torch as th
 
 from ppo_plus.compiling.torch_private import COMPILERS, find_compiler, trace
+from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
@@ -92,7 +92,7 @@ class Compiled:
             # The compiled form checks nothing itself. It may be another by now, made for a later binding.
             if self._static_form is not form or (addresses is not None and addresses != _addresses(static_tensors)):
                 settle()
-            tensors = [*static_tensors, *optree.tree_leaves(varying)]  # type: ignore[arg-type]
+            tensors = [*static_tensors, *tree_leaves(varying)]
             signature = _signature(tensors[n_static:])
             if self._run is None:
                 self._compile((*static, *varying))
@@ -115,9 +115,9 @@ class Compiled:
         for function in (self.function, self._call_compiled):
             # Each with the same random numbers, and none of them missing afterwards.
             with th.random.fork_rng():
-                mutable: Any = optree.tree_map(th.clone, args[: self.n_mutable])  # type: ignore[arg-type]
+                mutable: Any = tree_map(th.clone, args[: self.n_mutable])
                 results.append((function(*mutable, *args[self.n_mutable :]), mutable))
-        eager, compiled = (optree.tree_leaves(result) for result in results)  # type: ignore[arg-type]
+        eager, compiled = (tree_leaves(result) for result in results)
         return all(_close(a, b) for a, b in zip(eager, compiled, strict=True))
 
     def _call_compiled(self, *args: Any) -> Any:
@@ -236,8 +236,7 @@ def _builder(structure: Any, places: list[tuple[str, Any]]) -> Callable[[list[th
 
 def _leaves(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a nesting, and its form: also the order of keys and the ``None``."""
-    leaves, spec = optree.tree_flatten(tree)
-    return leaves, spec
+    return tree_flatten(tree)
 
 
 def _refuse_weights(graph: th.fx.GraphModule) -> None:
@@ -257,7 +256,7 @@ def _close(a: Any, b: Any) -> bool:
         return bool(a is b or (not isinstance(a, th.Tensor) and a == b))
     return all(
         th.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
-        for x, y in zip(a.flatten().split(PIECE), b.flatten().split(PIECE), strict=True)
+        for x, y in zip(th.split(a.flatten(), PIECE), th.split(b.flatten(), PIECE), strict=True)
     )
 
 

@@ -88,12 +88,13 @@ class _Numbers:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Numbers):
             return False
-        mine, others = self.value, other.value
+        mine: Any = self.value
+        others: Any = other.value
         if type(mine) is not type(others) or mine.shape != others.shape or mine.dtype != others.dtype:
             return False
         if isinstance(mine, th.Tensor):
             return mine.device == others.device and th.equal(mine, others)
-        return bool(np.array_equal(mine, others, equal_nan=mine.dtype.kind in "fc"))
+        return bool(np.array_equal(mine, others, equal_nan=bool(mine.dtype.kind in "fc")))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -261,7 +262,7 @@ class _Walk:
             kind,
             self._class(kind, path),
             repr(tables),
-            self.visit(kind.forward, f"{path}.forward"),
+            self.visit(getattr(kind, "forward", None), f"{path}.forward"),
             data | {key: self.visit(each, f"{path}.{key}") for key, each in parts.items()},
         )
 

@@ -33,7 +33,7 @@ def settle_scalars(graph: th.fx.GraphModule) -> None:
     graph.recompile()
 
 
-def small_mm(a: th.Tensor, b: th.Tensor) -> th.Tensor:
+def small_mm(a: th.Tensor, b: th.Tensor) -> Any:
     """A matrix product as a loop, which fuses with what stands around it, where calling a library takes longer.
 
     :param a: shape ``(M, K)``
@@ -55,13 +55,13 @@ def small_mm(a: th.Tensor, b: th.Tensor) -> th.Tensor:
     return NotImplemented
 
 
-def small_addmm(c: th.Tensor, a: th.Tensor, b: th.Tensor, *, beta: float = 1, alpha: float = 1) -> th.Tensor:
+def small_addmm(c: th.Tensor, a: th.Tensor, b: th.Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """``c`` plus :func:`small_mm`."""
     product = small_mm(a, b) if beta == alpha == 1 else NotImplemented
     return NotImplemented if product is NotImplemented else c + product
 
 
-SMALL_PRODUCTS: dict[Any, Callable[..., th.Tensor]] = {
+SMALL_PRODUCTS: dict[Any, Callable[..., Any]] = {
     th.ops.aten.mm.default: small_mm,
     th.ops.aten.addmm.default: small_addmm,
 }

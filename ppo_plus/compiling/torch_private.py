@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Run = Callable[[list[th.Tensor]], list[th.Tensor]]
 
 #: Settings of Inductor.
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     # The compiled form draws the numbers that eager mode would draw.
     "fallback_random": True,
     # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
@@ -285,11 +285,7 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
     :param others: what stands in for each
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
-    stores: list[dict[str, Any]] = [
-        store
-        for part in module.modules()
-        for store in (part._parameters, part._buffers)  # type: ignore[misc]
-    ]
+    stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
     before = [store.copy() for store in stores]
     try:
         for store in stores:

@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import optree
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.advantages import bootstrap_timeouts, gae, normalize
 from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.trees import tree_map
 from ppo_plus.update.batch import Batch, pick
 
 #: Where the first entries of a :class:`Batch` stand in the buffer.
@@ -236,8 +236,8 @@ class RolloutBuffer:
         environment by environment, so that sequences stand one after another."""
         if not self.memories:
             return self._flat(self._tensors)
-        by_env: Any = optree.tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)  # type: ignore[arg-type]
-        memory: Any = optree.tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
+        by_env: Any = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
+        memory: Any = tree_map(lambda *parts: th.stack(parts, dim=1).flatten(0, 1), *self.memories)
         return self._flat(by_env)._replace(
             carry=Carry(memory),
             episode_starts=_flatten(by_env["episode_starts"], self.device).bool(),
@@ -366,4 +366,4 @@ def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
 
 
 def _flatten(tensors: Any, device: th.device) -> Any:
-    return optree.tree_map(lambda tensor: tensor.flatten(0, 1).to(device), tensors)
+    return tree_map(lambda tensor: tensor.flatten(0, 1).to(device), tensors)

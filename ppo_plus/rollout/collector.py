@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optree
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -16,6 +15,7 @@ from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.vec_env import AUTORESET, row_of
+from ppo_plus.trees import tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
@@ -108,8 +108,15 @@ class Collector:
 
     def __getstate__(self) -> dict[str, Any]:
         # From the CPU, so that it can be loaded where there is no GPU; a rollout that is not complete is dropped.
-        carry = None if self.carry is None else optree.tree_map(th.Tensor.cpu, self.carry)  # type: ignore[arg-type]
-        unfinished = {"_task": None, "n_steps": 0, "_incoming": None, "_memory": {}, "_timeouts": [], "_resets": []}
+        carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
+        unfinished: dict[str, Any] = {
+            "_task": None,
+            "n_steps": 0,
+            "_incoming": None,
+            "_memory": {},
+            "_timeouts": [],
+            "_resets": [],
+        }
         return vars(self) | {"carry": carry, "device": th.device("cpu")} | unfinished
 
     def forget(self) -> None:
@@ -120,7 +127,7 @@ class Collector:
         """Go on where the policy computes now."""
         self.device = device
         if self.carry is not None:
-            self.carry = optree.tree_map(lambda tensor: tensor.to(device), self.carry)  # type: ignore[arg-type, assignment]
+            self.carry = tree_map(lambda tensor: tensor.to(device), self.carry)
 
     def interrupt(self) -> None:
         """Something else is going to use the environments: their episodes end here, as at a time limit."""
@@ -240,7 +247,7 @@ class Collector:
             values = self._values(policy, self.obs, self._memory, self.starts)
             if self._timeouts:
                 rows, columns, final_obs, memories = zip(*self._timeouts, strict=True)
-                memory: Any = optree.tree_map(lambda *parts: th.stack(parts), *memories)
+                memory: Any = tree_map(lambda *parts: th.stack(parts), *memories)
                 final_values = self._values(policy, _stack(final_obs), memory)
                 buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
         if self._resets:

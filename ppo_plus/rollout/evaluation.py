@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
@@ -15,7 +14,7 @@ from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int
 
 
-def evaluate(model: Any, n_eval_episodes: int, env: GymEnv | None, render: bool) -> tuple[float, float]:
+def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
     """See :meth:`ppo_plus.PPO_Plus.evaluate`, of which ``model`` is one."""
     require_int("n_eval_episodes", n_eval_episodes, 1)
     if env is not None:

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-import optree
 import torch as th
 
 from ppo_plus.policy.carry import Carry, Features
+from ppo_plus.trees import tree_leaves, tree_map
 
 Observations = th.Tensor | dict[str, th.Tensor]
 
@@ -55,10 +55,10 @@ def pick(data: Batch, indices: th.Tensor) -> Batch:
     transitions: Batch = rows(data._replace(carry=None), indices)
     if data.carry is None:
         return transitions
-    length = len(data.returns) // len(optree.tree_leaves(data.carry)[0])  # type: ignore[arg-type]
+    length = len(data.returns) // len(tree_leaves(data.carry)[0])
     return transitions._replace(carry=rows(data.carry, indices[::length] // length))
 
 
 def rows(data: Any, indices: th.Tensor) -> Any:
     """The rows with these indices of any nesting of tensors."""
-    return optree.tree_map(lambda tensor: tensor.index_select(0, indices), data)
+    return tree_map(lambda tensor: tensor.index_select(0, indices), data)

@@ -59,7 +59,7 @@ class Weights:
         """The optimizer's state for the vector, as tensors; empty before the first step."""
         if self.vector is None:
             return {}
-        state = self.optimizer.state[self.targets[0]]
+        state: dict[str, th.Tensor] = self.optimizer.state[self.targets[0]]
         for name, value in state.items():
             if not isinstance(value, th.Tensor):
                 state[name] = th.tensor(float(value), device=self.vector.device)
@@ -116,7 +116,7 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
 
 def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:
     """An optimizer of the same class; its options are set through its parameter group."""
-    make: Callable[[list[th.Tensor]], Optimizer] = type(like)  # type: ignore[assignment]
+    make: Callable[[list[th.Tensor]], Optimizer] = type(like)
     return make([parameter])
 
 
@@ -169,7 +169,7 @@ def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, p
 
 def views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
     """Parts of a vector in the shapes of parameters, one after another."""
-    return [part.view(p.shape) for part, p in zip(vector.split([p.numel() for p in params]), params, strict=True)]
+    return [part.view(p.shape) for part, p in zip(th.split(vector, [p.numel() for p in params]), params, strict=True)]
 
 
 def concatenated(grads: Sequence[th.Tensor | None], params: "list[Any]") -> th.Tensor:

@@ -93,11 +93,11 @@ class Update:
 
     def by_parts(
         self,
+        compiled: Compiled,
         weights: Weights,
         coefficients: Coefficients,
         learning_rate: th.Tensor,
         target_kl: th.Tensor,
-        compiled: Compiled,
     ) -> Minibatch:
         """:meth:`plain`, with the gradient behind the policy's encoder compiled.
 
@@ -126,11 +126,11 @@ class Update:
 
     def compiled(
         self,
+        compiled: Compiled,
         weights: Weights,
         coefficients: Coefficients,
         learning_rate: th.Tensor,
         target_kl: th.Tensor,
-        compiled: Compiled,
     ) -> Minibatch:
         """Minibatches in the compiled form of this function.
 

@@ -1,0 +1,299 @@
+"""No stale constant: whatever custom code reads is seen, however it is stored, or it is said that it cannot be."""
+
+import functools
+import random
+import time
+import types
+import weakref
+
+import numpy as np
+import pytest
+import torch as th
+from torch import nn
+
+from ppo_plus import ColoredNoise, PPOLoss
+from ppo_plus.compiling.constants import Unknown, constants_of, first_difference
+
+SCALE = 1.0
+TABLE = {"weights": [1.0, 2.0]}
+SETTINGS = types.ModuleType("custom_settings")
+SETTINGS.scale = 1.0
+SETTINGS.unused = 1.0
+
+
+class Config:
+    def __init__(self):
+        self.scale, self.inner = 1.0, {"list": [1, (2, {3})]}
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 1.0
+
+
+CONFIG = Config()
+
+
+class Base:
+    default = 1.0
+
+
+class Algorithm(Base):
+    """Stands for the algorithm: only what some custom function names is compared."""
+
+    def __init__(self):
+        self.scale, self.config, self.slotted, self.n_steps = 1.0, Config(), Slotted(), 0
+        self.tensor, self.array, self.nan = th.zeros(3), np.zeros(3), float("nan")
+
+    @property
+    def doubled(self):
+        return 2 * self.hidden
+
+    hidden = 1.0
+
+    def reads_attribute(self):
+        return self.scale
+
+    def reads_nested(self):
+        return self.config.scale
+
+    def reads_slot(self):
+        return self.slotted.scale
+
+    def reads_tensor(self):
+        return self.tensor
+
+    def reads_array(self):
+        return self.array
+
+    def reads_class(self):
+        return self.default
+
+    def reads_property(self):
+        return self.doubled
+
+    def reads_global(self):
+        return SCALE
+
+    def reads_table(self):
+        return TABLE["weights"][0]
+
+    def reads_module(self):
+        return SETTINGS.scale
+
+    def reads_object(self):
+        return CONFIG.inner
+
+    def reads_through_function(self):
+        return helper()
+
+    def reads_in_inner_function(self):
+        return [self.scale for _ in range(2)], (lambda: self.scale)()
+
+    def reads_nan(self):
+        return self.nan
+
+
+def helper():
+    return SCALE
+
+
+def change_tensor(model):
+    model.tensor[1] = 1.0
+
+
+def change_array(model):
+    model.array[1] = 1.0
+
+
+MINE = {
+    "attribute": ("reads_attribute", lambda model: setattr(model, "scale", 2.0)),
+    "dtype": ("reads_attribute", lambda model: setattr(model, "scale", 1)),
+    "nested": ("reads_nested", lambda model: setattr(model.config, "scale", 2.0)),
+    "deep": ("reads_nested", lambda model: model.config.inner["list"][1][1].add(4)),
+    "another object": ("reads_nested", lambda model: setattr(model, "config", None)),
+    "slot": ("reads_slot", lambda model: setattr(model.slotted, "scale", 2.0)),
+    "tensor": ("reads_tensor", change_tensor),
+    "another tensor": ("reads_tensor", lambda model: setattr(model, "tensor", th.zeros(3, dtype=th.float64))),
+    "array": ("reads_array", change_array),
+    "inner function": ("reads_in_inner_function", lambda model: setattr(model, "scale", 2.0)),
+    "hides the class": ("reads_class", lambda model: setattr(model, "default", 2.0)),
+}
+
+
+def seen(model, name):
+    return constants_of(named=[model], function=getattr(model, name))
+
+
+@pytest.mark.parametrize("case", MINE)
+def test_what_is_read_from_self_is_compared(case):
+    name, alter = MINE[case]
+    model = Algorithm()
+    before = seen(model, name)
+    assert seen(model, name) == before
+    model.n_steps += 1  # not read
+    assert seen(model, name) == before
+    alter(model)
+    assert seen(model, name) != before
+
+
+def test_a_global_a_function_and_a_class_attribute_are_compared(monkeypatch):
+    model = Algorithm()
+    this = Algorithm.reads_global.__globals__
+    for name, key, value in (
+        ("reads_global", "SCALE", 2.0),
+        ("reads_through_function", "SCALE", 3.0),
+        ("reads_through_function", "helper", lambda: 3.0),
+        ("reads_object", "CONFIG", Slotted()),
+    ):
+        before = seen(model, name)
+        monkeypatch.setitem(this, key, value)
+        assert seen(model, name) != before, name
+    for name, target, key, value in (
+        ("reads_class", Base, "default", 2.0),
+        ("reads_property", Algorithm, "hidden", 2.0),
+        ("reads_module", SETTINGS, "scale", 2.0),
+        ("reads_table", TABLE, "weights", [1.0, 3.0]),
+    ):
+        before = seen(model, name)
+        monkeypatch.setitem(target, key, value) if isinstance(target, dict) else monkeypatch.setattr(target, key, value)
+        assert seen(model, name) != before, name
+    before = seen(model, "reads_module")
+    monkeypatch.setattr(SETTINGS, "unused", 2.0)
+    assert seen(model, "reads_module") == before
+
+
+def test_nan_is_nan():
+    assert seen(Algorithm(), "reads_nan") == seen(Algorithm(), "reads_nan")
+
+
+def closure(cell):
+    return lambda: cell[0]
+
+
+def test_closures_defaults_and_partials_are_compared():
+    cell = [1.0]
+    for function in (closure(cell), lambda x=cell: x, functools.partial(lambda x: x, cell)):
+        before = constants_of(function=function)
+        assert constants_of(function=function) == before
+        cell[0] += 1.0
+        assert constants_of(function=function) != before
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout, self.temperature = nn.Linear(2, 2), nn.Dropout(0.5), 1.0
+
+    def forward(self, x):
+        return self.dropout(self.linear(x)) / self.temperature
+
+
+def put_forward(layer):
+    layer.linear.forward = lambda x: x
+
+
+NETWORKS = {
+    "attribute": lambda layer: setattr(layer, "temperature", 2.0),
+    "setting of a layer": lambda layer: setattr(layer.dropout, "p", 0.1),
+    "mode": lambda layer: layer.eval(),
+    "another layer": lambda layer: setattr(layer, "linear", nn.Identity()),
+    "forward of an object": put_forward,
+    "forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "frozen": lambda layer: layer.linear.bias.requires_grad_(False),
+}
+
+
+def of_network(layer):
+    given = [*layer.parameters()]
+    frozen = [weight.requires_grad for weight in given]
+    return constants_of(given=given, policy=layer, frozen=frozen)
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_what_a_network_reads_is_compared(case):
+    layer = Layer()
+    before = of_network(layer)
+    with th.no_grad():
+        layer.linear.weight.add_(1.0)  # handed in anew each time
+    assert of_network(layer) == before
+    NETWORKS[case](layer)
+    assert of_network(layer) != before
+
+
+@pytest.mark.parametrize("case", ["full", "pre", "weight"])
+def test_hooks_on_gradients_are_not_compiled(case):
+    layer = Layer()
+    if case == "full":
+        layer.linear.register_full_backward_hook(lambda *_: None)
+    elif case == "pre":
+        layer.linear.register_full_backward_pre_hook(lambda *_: None)
+    else:
+        layer.linear.weight.register_hook(lambda grad: 0 * grad)
+    with pytest.raises(Unknown, match="hook"):
+        of_network(layer)
+
+
+def test_values_are_compared_by_value():
+    assert constants_of(loss=PPOLoss()) == constants_of(loss=PPOLoss())
+    assert constants_of(loss=PPOLoss()) != constants_of(loss=PPOLoss(value_clip="plain"))
+    assert constants_of(noise=ColoredNoise(0.5)) != constants_of(noise=ColoredNoise(0.6))
+    object_ = Config()
+    assert constants_of(ref=weakref.ref(object_)) == constants_of(ref=weakref.ref(object_))
+
+
+def test_circles_end():
+    config = Config()
+    config.inner["self"] = config
+    assert constants_of(config=config) == constants_of(config=config)
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def draws():
+    return random.random()
+
+
+def draws_by_numpy():
+    return np.random.rand()
+
+
+def draws_from_a_generator():
+    return GENERATOR.random()
+
+
+def reads_the_clock():
+    return time.time()
+
+
+def asks_for_a_name(self):
+    return getattr(self, f"sc{'ale'}")
+
+
+def reads_all(self):
+    return vars(self)
+
+
+UNKNOWN = [draws, draws_by_numpy, draws_from_a_generator, reads_the_clock, asks_for_a_name, reads_all]
+
+
+@pytest.mark.parametrize("function", UNKNOWN)
+def test_what_cannot_be_compared_is_refused(function):
+    with pytest.raises(Unknown):
+        constants_of(function=function)
+
+
+def test_large_and_opaque_objects_are_refused():
+    for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
+        with pytest.raises(Unknown, match="thing"):
+            constants_of(thing=value)
+
+
+def test_the_difference_is_named():
+    model = Algorithm()
+    before = seen(model, "reads_nested")
+    model.config.scale = 2.0
+    assert "self.config" in first_difference(before, seen(model, "reads_nested"))
