@@ -21,7 +21,6 @@ from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
@@ -716,15 +715,6 @@ def test_such_a_policy_class_makes_sb3s_first_rollout():
         results.append(hooks.step_locals)
     np.testing.assert_array_equal(results[0]["clipped_actions"], results[1]["clipped_actions"])
     assert th.equal(results[0]["log_probs"], results[1]["log_probs"])
-
-
-def test_a_policy_class_whose_overrides_would_be_passed_over_is_refused():
-    class Overrides(SB3Policy):
-        def evaluate_actions(self, obs, actions):
-            raise AssertionError
-
-    with pytest.raises(ValueError, match="evaluate_actions"):
-        make(policy=Overrides)
 
 
 class Features(BaseFeaturesExtractor):

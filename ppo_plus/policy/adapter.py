@@ -96,7 +96,7 @@ class CalledAsSB3:
         actions = batch.actions
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.long().flatten()
-        elif not isinstance(self.action_space, spaces.Box):
+        elif isinstance(self.action_space, spaces.MultiDiscrete):
             actions = actions.long()
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
         # SB3's estimate where there is no formula.

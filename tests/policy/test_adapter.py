@@ -1,0 +1,138 @@
+"""Policy classes that override what SB3 calls run as SB3 runs them: same rollouts, same weights."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, vec
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
+from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+
+from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus
+from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.policy.adapter import adapt_policy_class, overridden
+
+pytestmark = pytest.mark.filterwarnings("ignore:policy=.*overrides:UserWarning")
+
+
+class Scaled(SB3Policy):
+    """Values ten times as large, and an entropy of its own."""
+
+    def forward(self, obs, deterministic=False):
+        actions, values, log_prob = super().forward(obs, deterministic)
+        return actions, 10 * values, log_prob
+
+    def evaluate_actions(self, obs, actions):
+        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        return 10 * values, log_prob, None if entropy is None else 2 * entropy
+
+    def predict_values(self, obs):
+        return 10 * super().predict_values(obs)
+
+
+class ScaledDict(MultiInputActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        actions, values, log_prob = super().forward(obs, deterministic)
+        return actions, 10 * values, log_prob
+
+    def evaluate_actions(self, obs, actions):
+        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        return 10 * values, log_prob, entropy
+
+    def predict_values(self, obs):
+        return 10 * super().predict_values(obs)
+
+
+class Calm(SB3Policy):
+    """Explores half as much."""
+
+    def _get_action_dist_from_latent(self, latent_pi):
+        distribution = super()._get_action_dist_from_latent(latent_pi)
+        distribution.distribution.scale = distribution.distribution.scale / 2
+        return distribution
+
+
+CASES = {
+    "discrete": (Scaled, "discrete", "box", {}),
+    "multidiscrete": (Scaled, "multidiscrete", "box", {}),
+    "multibinary": (Scaled, "multibinary", "box", {}),
+    "box": (Scaled, "box", "box", dict(ent_coef=0.01)),
+    "narrow": (Calm, "box", "box", {}),
+    "dict": (ScaledDict, "discrete", "plain dict", {}),
+    "gSDE": (Scaled, "box", "box", dict(use_sde=True, policy_kwargs=dict(full_std=False))),
+    "squashed gSDE": (Scaled, "box", "box", dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
+    "target": (Scaled, "box", "box", dict(target_kl=1e-4, n_epochs=5)),
+}
+SPACES = OBSERVATIONS | {"plain dict": spaces.Dict(a=OBSERVATIONS["box"], b=spaces.Discrete(3))}
+
+
+def learned(cls, case, **kwargs):
+    policy, action, observation, arguments = CASES[case]
+    defaults = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu")
+    model = cls(policy, vec(ACTIONS[action], SPACES[observation]), **defaults | arguments | kwargs)
+    return model.learn(64)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_learns_what_sb3_learns(case):
+    sb3, ours = learned(PPO, case), learned(PPO_Plus, case)
+    # The second rollout, by weights that differ in their rounding.
+    theirs = np.asarray(sb3.rollout_buffer.actions).reshape(2, 16, -1).swapaxes(0, 1)
+    np.testing.assert_allclose(ours.rollout_buffer.actions, theirs, rtol=0, atol=1e-5)
+    for mine, theirs in zip(ours.policy.parameters(), sb3.policy.parameters(), strict=True):
+        th.testing.assert_close(mine, theirs, rtol=0, atol=2e-5)
+    obs = np.stack([ours.observation_space.sample() for _ in range(3)]) if case != "dict" else sb3._last_obs
+    for mine, theirs in zip(ours.predict(obs, deterministic=True), sb3.predict(obs, deterministic=True), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4) if theirs is not None else None
+
+
+@pytest.mark.parametrize("case", ["box", "dict"])
+def test_it_is_saved_loaded_and_evaluated(case, tmp_path):
+    model = learned(PPO_Plus, case)
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env=model.get_env(), device="cpu")
+    for mine, theirs in zip(loaded.policy.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(mine, theirs)
+    assert loaded.evaluate(2) and evaluate_policy(loaded, loaded.get_env(), 2)
+    loaded.learn(32)
+
+
+def test_it_is_said_once_what_is_missing():
+    with pytest.warns(UserWarning, match="policy=Scaled overrides forward, evaluate_actions, predict_values") as record:
+        learned(PPO_Plus, "box")
+    assert len([each for each in record if "overrides" in str(each.message)]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (dict(kl_control="penalty", target_kl=0.01), "kl_control='penalty' needs the parameters"),
+        (dict(kl_control="adaptive_lr", target_kl=0.01), "kl_control='adaptive_lr' needs the parameters"),
+        (dict(exploration=ColoredNoise()), "exploration=.* does not reach"),
+        (dict(use_sde=True, sde_sample_freq="episode"), "does not reach policy="),
+    ],
+)
+def test_what_it_cannot_do_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        learned(PPO_Plus, "box", **arguments)
+
+
+def test_it_is_never_compiled():
+    with pytest.raises(CompileError, match="Scaled overrides methods of SB3's policy"):
+        learned(PPO_Plus, "box", compile=True)
+    assert "overrides methods" in str(learned(PPO_Plus, "box").compiled)
+
+
+def test_what_is_overridden_is_found_and_nothing_else():
+    class Networks(SB3Policy):
+        def _build_mlp_extractor(self):
+            super()._build_mlp_extractor()
+
+    class Further(Scaled):
+        pass
+
+    assert overridden(Networks) == [] and issubclass(adapt_policy_class(Networks), ActorCriticPolicy)
+    assert overridden(Further) == ["forward", "evaluate_actions", "predict_values"]
+    assert not issubclass(adapt_policy_class(Further), ActorCriticPolicy)
