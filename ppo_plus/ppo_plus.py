@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from ppo_plus.compiling.cache import Cache, Verdict, decide, pays
+from ppo_plus.compiling.cache import NOTICE, Cache, Verdict, decide, pays
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.compiling.torch_private import without_gradients
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
@@ -373,12 +373,19 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.compile == "auto" and not verdict and "nothing can" in verdict.reason and verdict != self._verdict:
             warnings.warn(f"training runs uncompiled, and slower: {verdict.reason}", RuntimeWarning, stacklevel=5)
         self._n_planned, self._verdict = planned, verdict
+        if verdict and self.verbose >= 1 and not len(self._cache):
+            print(NOTICE)
 
     @property
     def compiled(self) -> Verdict:
         """Whether training is compiled, true or false; printed, it says why."""
         failures = self._cache.failures() if self._verdict else []
         return Verdict(False, "; ".join(failures)) if failures else self._verdict
+
+    def compile_notice(self, total_timesteps: int) -> str | None:
+        """What there is to say before a call of ``learn`` with so many timesteps, if that is going to compile."""
+        wanted = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
+        return NOTICE if wanted and self.policy.compilable and not len(self._cache) else None
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""

@@ -191,7 +191,7 @@ def test_what_changes_all_the_time_is_soon_left_uncompiled():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
         patch.setattr("ppo_plus.compiling.cache.MAX_TRACES", 1)
-        with pytest.warns(RuntimeWarning, match="what it reads changed"):
+        with pytest.warns(RuntimeWarning, match="self.weight changed 1 times"):
             model.learn(3 * 64, callback=change)
     assert model._cache["the update"].n_traces == 1
     assert model.logger.name_to_value["train/l2"] > 0.0
@@ -362,7 +362,7 @@ def no_compiler():
 
 @pytest.mark.parametrize(
     ("name", "failing", "reason", "warnings"),
-    [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
+    [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
@@ -387,15 +387,54 @@ def test_true_refuses_before_training_where_there_is_no_compiler(monkeypatch):
     assert model.num_timesteps == 0
 
 
-def test_auto_compiles_when_a_run_is_long_enough(monkeypatch):
-    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu")
-    model.learn(64)
-    assert not model.compiled
+def short(**kwargs):
+    """One gradient step for each 64 timesteps."""
+    return PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu", **kwargs)
+
+
+def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
-    model.learn(192)
+    model = short()
+    assert str(model.compiled) == "no: learn has not been called yet"
+    model.learn(128)
+    assert str(model.compiled) == "no: 2 gradient steps are planned; it pays from 4 on"
+    assert not model.pays_to_compile(64) and model.pays_to_compile(128)
+    model.learn(64, reset_num_timesteps=False)
     assert not model.compiled
+    model._setup_learn(64, reset_num_timesteps=False)
+    assert model.compiled and str(model.compiled) == "yes: 4 gradient steps are planned"
+
+
+def test_a_model_goes_on_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
+    model = short()
     model._setup_learn(256)
-    assert model.compiled
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1_000_000)
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env="CartPole-v1", device="cpu")
+    loaded._setup_learn(64)
+    assert model.compiled and loaded.compiled and loaded._n_planned == 5
+    loaded.compile = False
+    loaded._setup_learn(64)
+    assert not loaded.compiled
+
+
+def test_what_is_going_to_be_compiled_is_said_before(monkeypatch, capsys):
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
+    model = short(verbose=1)
+    assert model.compile_notice(64) is None
+    notice = model.compile_notice(256)
+    model._setup_learn(256)
+    assert notice in capsys.readouterr().out
+
+
+def test_why_a_part_runs_uncompiled_can_be_asked(monkeypatch):
+    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (no_graph,))
+    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    model = short()
+    with pytest.warns(RuntimeWarning, match="uncompiled"):
+        model.learn(128)
+    assert not model.compiled and "acting runs uncompiled (NotImplementedError" in str(model.compiled)
 
 
 def test_true_refuses_what_cannot_be_compiled():

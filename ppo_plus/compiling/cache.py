@@ -9,8 +9,11 @@ import torch as th
 from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, CompileError, obstacle
 from ppo_plus.compiling.constants import Constants, Unknown, constants_of, first_difference
 
-#: Compiling takes some seconds, and pays from about so many gradient steps on.
-WORTH_COMPILING = 8_000
+#: Compiling pays from about so many gradient steps on: each is about 1 ms shorter then (``scripts/benchmark.py``), and
+#: compiling takes 2 to 4 s, but for the first time on a machine.
+WORTH_COMPILING = 4_000
+#: What is said before something is compiled.
+NOTICE = "compiling: some 25 s the first time, a few seconds when the same networks have been compiled before"
 
 
 @dataclass(frozen=True)
