@@ -29,6 +29,15 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
+#: A reference that leads nowhere is a warning, but for what other packages document.
+nitpicky = True
+nitpick_ignore_regex = [
+    (
+        "py:.*",
+        r"(collections|gymnasium|io|numpy|pathlib|stable_baselines3|torch)\..*",
+    ),
+    ("py:class", r"ppo_plus\.ppo_plus\.SelfPPO_Plus|VecEnv"),
+]
 #: Long signatures get a line per argument, which fits on a phone.
 maximum_signature_line_length = 72
 

@@ -7,7 +7,8 @@ log-probability, entropy and KL of every action space keep their formulas.
 What a process holds between steps (its *carry*, a dict of tensors whose first dimension is the environment) is handed
 in and handed back. ``N`` environments, ``F`` latent features, ``D`` noise components.
 
-Write your own by subclassing :class:`NoiseProcess`: :meth:`~NoiseProcess.init` and :meth:`~NoiseProcess.sample`.
+Write your own by subclassing :class:`~ppo_plus.NoiseProcess`: :meth:`~ppo_plus.NoiseProcess.init` and
+:meth:`~ppo_plus.NoiseProcess.sample`.
 """
 
 import math

@@ -38,6 +38,7 @@ class KLControl:
     ``target`` is the current value of ``target_kl``, 0-d.
     """
 
+    #: The diagnostic that the hooks are given.
     measure: ClassVar[str] = "approx_kl"
     #: Whether ``state.beta * kl`` is part of the loss.
     penalizes: ClassVar[bool] = False

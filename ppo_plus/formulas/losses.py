@@ -141,7 +141,7 @@ class PPOLoss:
 
     A value: two with the same options are equal, and compute the same.
 
-    :param value_clip: see :func:`value_loss`
+    :param value_clip: see :func:`~ppo_plus.formulas.losses.value_loss`
     :param normalize_advantage: whether advantages are normalized within each minibatch
     :param entropy_bonus: whether the entropy is part of the loss; without, it is only reported
     """

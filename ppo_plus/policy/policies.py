@@ -36,7 +36,7 @@ NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 class Step(NamedTuple):
-    """What :meth:`ActorCriticPolicy.act` decides for ``N`` environments.
+    """What :meth:`ppo_plus.ActorCriticPolicy.act` decides for ``N`` environments.
 
     :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), shape ``(N, action_dim)``
     :param values: shape ``(N,)``
@@ -288,7 +288,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             alone, and nothing is remembered before it. Of no effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
-        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
         """
         features, _ = self.encode(obs, {} if carry is None else carry.memory, episode_starts)
         return self.heads(features, self._masks(obs, masks))
@@ -323,7 +323,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         :param features: what :meth:`encode` returned
         :param masks: action masks, booleans ``(B, M)``; ``None``: none
-        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`action_dist`
+        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
         """
         latent_pi, latent_vf = self._latents(features)
         return self.value_net(latent_vf).flatten(), self._params(latent_pi, masks)

@@ -153,14 +153,14 @@ class WithMemory(ActorCriticPolicy):
 
 
 class LSTMMemory(WithMemory):
-    """:class:`WithMemory` of LSTMs."""
+    """:class:`~ppo_plus.policy.recurrent.WithMemory` of LSTMs."""
 
     layer = LSTM
     layer_name = "lstm"
 
 
 class GRUMemory(WithMemory):
-    """:class:`WithMemory` of GRUs."""
+    """:class:`~ppo_plus.policy.recurrent.WithMemory` of GRUs."""
 
     layer = GRU
     layer_name = "gru"

@@ -1,7 +1,7 @@
 """Gymnasium's vector environments and EnvPool, with SB3's ``VecEnv`` interface.
 
-:func:`as_vec_env` picks the adapter. What SB3 asks of a ``VecEnv`` holds, and episode statistics are counted here, so
-that no ``Monitor`` or ``VecMonitor`` is needed. What happens when an episode ends depends on how the vector
+:func:`~ppo_plus.as_vec_env` picks the adapter. What SB3 asks of a ``VecEnv`` holds, and episode statistics are counted
+here, so that no ``Monitor`` or ``VecMonitor`` is needed. What happens when an episode ends depends on how the vector
 environment resets itself (https://farama.org/Vector-Autoreset-Mode):
 
 ``SAME_STEP``
@@ -50,8 +50,8 @@ def as_vec_env(env: Any) -> Any:
     """Give vector environments SB3's interface.
 
     :param env: anything that may be passed to ``PPO_Plus`` as its environment
-    :return: a :class:`GymVectorEnv` or :class:`EnvPoolVecEnv` around a vector environment; everything else, such as a
-        ``VecEnv`` or a single environment, unchanged
+    :return: a :class:`~ppo_plus.rollout.vec_env.GymVectorEnv` or :class:`~ppo_plus.rollout.vec_env.EnvPoolVecEnv`
+        around a vector environment; everything else, such as a ``VecEnv`` or a single environment, unchanged
     :raises ValueError: a vector environment that the adapters do not support
     """
     if isinstance(env, VecEnv):
