@@ -23,6 +23,7 @@ ROOMS = [
     "update",
     "rollout",
     "files",
+    "inputs",
     "settings",
     "ppo_plus",
     "__init__",
