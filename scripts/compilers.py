@@ -2,7 +2,7 @@
 
 One act step and one minibatch of the update of CartPole-v1 are traced; each contender compiles the very same graph, and
 is then called in turns with the others. What differs is what stands around the compiled loops. Calls are measured in
-the processor's time, compiling in the clock's, with empty caches::
+the processor's time, compiling in the clock's, from empty caches (headers to precompile included)::
 
     python scripts/compilers.py
 """
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
+from torch._inductor.utils import fresh_cache
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ppo_plus import PPO_Plus, fused
 from ppo_plus.inductor import OPTIONS, SMALL_PRODUCTS, compile_graph, settle_scalars
 
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 #: A compiled graph, called with its tensors.
 Call = Callable[[list[th.Tensor]], Any]
 NO_GUARDS = th.compiler.skip_all_guards_unsafe
@@ -117,7 +117,8 @@ def compare(name: str, graph: th.fx.GraphModule, tensors: list[th.Tensor], round
     for contender, make in CONTENDERS.items():
         start = perf_counter()
         try:
-            call = make(graph, tensors)
+            with fresh_cache():
+                call = make(graph, tensors)
             compiled[contender] = call, perf_counter() - start
             print(f"  {contender}: within {difference(graph, call, tensors):.1e} of the graph itself")
         except Exception as error:
