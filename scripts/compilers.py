@@ -15,6 +15,7 @@ from functools import partial
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
+from unittest import mock
 
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
@@ -23,7 +24,6 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ppo_plus import PPO_Plus
-from ppo_plus.compiling import compiled as room
 from ppo_plus.compiling.graphs import SMALL_PRODUCTS, settle_scalars
 from ppo_plus.compiling.torch_private import OPTIONS, compile_directly
 
@@ -40,12 +40,9 @@ def traced(n_envs: int) -> dict[str, tuple[th.fx.GraphModule, list[th.Tensor]]]:
         graphs.append((graph, [tensor.detach().clone() for tensor in tensors]))
         return compile_directly(graph, tensors)
 
-    before, room.COMPILERS = room.COMPILERS, (keep,)
-    try:
+    with mock.patch("ppo_plus.compiling.compiled.COMPILERS", (keep,)):
         env = make_vec_env("CartPole-v1", n_envs)
         PPO_Plus("MlpPolicy", env, n_steps=128, batch_size=256, seed=0, device="cpu", compile=True).learn(256 * n_envs)
-    finally:
-        room.COMPILERS = before
     act, update = sorted(graphs, key=lambda each: len(each[0].graph.nodes))
     return {"act step": act, "update minibatch": update}
 
