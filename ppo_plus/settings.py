@@ -80,6 +80,8 @@ class Settings:
     schedules: dict[str, Bounded | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
     control: KLControl = field(init=False, repr=False, compare=False)
+    #: The objective; without entropy bonus where that has no part in it (SB3's default).
+    loss: PPOLoss = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -88,6 +90,11 @@ class Settings:
         derived = {
             "schedules": {name: _schedule(name, getattr(self, name)) for name in SCHEDULED},
             "control": make_kl_control(self.kl_control, self.target_kl is not None),
+            "loss": PPOLoss(
+                value_clip=self.value_clip,  # type: ignore[arg-type]
+                normalize_advantage=self.normalize_advantage in (True, "minibatch"),
+                entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
+            ),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -118,15 +125,6 @@ class Settings:
             return int(self.sequence_length)
         common = math.gcd(self.n_steps, self.batch_size)
         return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
-
-    @property
-    def loss(self) -> PPOLoss:
-        """The objective; without entropy bonus where that has no part in it (SB3's default)."""
-        return PPOLoss(
-            value_clip=self.value_clip,  # type: ignore[arg-type]
-            normalize_advantage=self.normalize_advantage in (True, "minibatch"),
-            entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
-        )
 
     def value(self, name: str, progress_remaining: float) -> float | None:
         """What an argument that may change over time is now; ``None`` where the argument is.
