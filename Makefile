@@ -14,13 +14,15 @@ TORCH_VENV = $(TORCH_VENVS)/ppo_plus-torch-$(VERSION)
 # The networks here are small: further threads only wait for each other, several times slower on a busy machine.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help train test test-torch check format docs dist clean
+.PHONY: help train test test-all test-torch lint check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
-	@echo "make test    run the tests"
-	@echo "make test-torch VERSION=2.15.0   run the tests with another torch"
-	@echo "make check   check format, lint and types, then run the tests"
+	@echo "make test    run the fast tests, which hold every room: some three minutes"
+	@echo "make test-all   run all tests, with whole products of cases and compiled training"
+	@echo "make test-torch VERSION=2.15.0   run all tests with another torch"
+	@echo "make lint    check format, lint and types"
+	@echo "make check   make lint, make dist and make test-all: all that has to pass"
 	@echo "make format  format the code"
 	@echo "make docs    build the documentation: docs/_build/index.html"
 	@echo "make dist    build the wheel and the source distribution, and check them: dist/"
@@ -30,19 +32,23 @@ train: $(RUNTIME)
 	$(BIN)/ppo-plus train --env CartPole-v1
 
 test: $(DEV)
+	$(BIN)/pytest -n 2 -m "not slow" tests
+
+test-all: $(DEV)
 	$(BIN)/pytest -n 2 tests
 
 test-torch:
 	$(if $(VERSION),,$(error which torch? make $@ VERSION=2.15.0))
 	mkdir -p $(TORCH_VENV)
 	sed 's/^torch==.*/torch==$(VERSION)/' constraints.txt > $(TORCH_VENV)/constraints.txt
-	$(MAKE) test VENV=$(TORCH_VENV) CONSTRAINTS=$(TORCH_VENV)/constraints.txt
+	$(MAKE) test-all VENV=$(TORCH_VENV) CONSTRAINTS=$(TORCH_VENV)/constraints.txt
 
-check: $(DEV)
+lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint dist test-all
 
 format: $(DEV)
 	$(BIN)/ruff format .

@@ -31,17 +31,19 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule
+from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
 from ppo_plus.policy.adapter import adapt_policy_class, overridden
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads
-from ppo_plus.require import require_finite, require_int, require_number
+from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Acting, Collector, Task
+from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.vec_env import as_vec_env
-from ppo_plus.settings import NAMES, Settings, check_device, check_env
+from ppo_plus.settings import NAMES, Settings
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import Weights, packed, trainable
 from ppo_plus.update.update import Minibatch, Progress, Skipped, Update, run_epochs
@@ -128,6 +130,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
+    @known_names_only
     def __init__(
         self,
         policy: str | type[SB3ActorCriticPolicy],
@@ -172,7 +175,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if env is not None:
             env = self._checked_env(env, verbose)
         elif _init_setup_model:
-            raise ValueError("env=None: pass an environment, or the id of one")
+            raise TypeError("env=None: pass an environment, or the id of one")
         check_device(device)
         super().__init__(
             policy,
@@ -226,6 +229,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._settings: Settings | None = None
         if _init_setup_model:
             self._setup_model()
+            self.settings.warn_of_unequal_minibatches(self.n_envs)
 
     # --- setting up ------------------------------------------------------------------------------------------------
 
@@ -305,7 +309,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
-        return OnPolicyAlgorithm._wrap_env(as_vec_env(maybe_make_env(env, verbose)), verbose, monitor_wrapper)
+        return OnPolicyAlgorithm._wrap_env(PPO_Plus._checked_env(env, verbose), verbose, monitor_wrapper)
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:
@@ -355,10 +359,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.collector.forget()
         self._decide(total_timesteps)
         self._cache.start_counting()
-        total, callbacks = super()._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
-        )
-        require_finite("observation", self._last_obs, step=0)
+        with Explained():
+            total, callbacks = super()._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+            )
+        check_reset(self.env, self._last_obs, step=0)
         return total, callbacks
 
     def _decide(self, total_timesteps: int) -> None:
@@ -421,6 +426,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         # Attributes may have been changed since the model was built.
         self._checked_settings()
+        check_callback(callback)
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
@@ -469,7 +475,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
-        while collector.n_steps < n_rollout_steps:
+        while (n_steps := collector.n_steps) < n_rollout_steps:
             last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
             action_masks = None
             if mask_source is not None:
@@ -479,7 +485,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             actions, clipped_actions = decision.actions, decision.clipped_actions
             values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
 
-            new_obs, rewards, dones, infos = env.step(clipped_actions)
+            with Explained():
+                new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
             collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
             callback.update_locals(locals())

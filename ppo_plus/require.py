@@ -3,8 +3,9 @@
 Every message names the argument, its value and the remedy.
 """
 
+import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 def require_int(name: str, value: Any, low: int) -> None:
     """:raises TypeError: no integer. :raises ValueError: below ``low``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r} must be an integer, at least {low}")
+        raise TypeError(f"{name}={value!r} must be an integer, at least {low}{_not_text(value)}")
     if value < low:
         raise ValueError(f"{name}={value!r} must be at least {low}")
 
@@ -26,7 +27,7 @@ def require_number(name: str, value: Any, low: float, high: float = math.inf, ab
     """
     allowed = f"in {'(' if above else '['}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r} must be a number {allowed}")
+        raise TypeError(f"{name}={value!r} must be a number {allowed}{_not_text(value)}")
     if not (low < value if above else low <= value) or not value <= high:
         raise ValueError(f"{name}={value!r} must be a number {allowed}")
 
@@ -44,6 +45,17 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+    """The known name that is most like ``name``; ``None``: none is."""
+    return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """Whether an array holds neither NaN nor infinity."""
+    # The sum of squares is finite only if all numbers are, and several times cheaper than looking at each.
+    return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
+
+
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
     """Refuse NaN and infinity from the environments.
 
@@ -58,8 +70,7 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
             require_finite(f"{what}[{key!r}]", value, step, env)
         return
     values = np.asarray(values)
-    # The sum of squares is finite only if all numbers are, and several times cheaper than looking at each.
-    if values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or np.isfinite(values).all():
+    if is_finite(values):
         return
     if env is None:
         env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
@@ -68,3 +79,8 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
         f"the {what} that the environment returned is not finite: {values!r} in environment {env} at step {step}. "
         "Nothing was learned from it: mend the environment, or wrap it to clip its numbers"
     )
+
+
+def _not_text(value: Any) -> str:
+    """What to say of a number between quotation marks, as settings files have it."""
+    return ", not text: leave the quotation marks out" if isinstance(value, str) else ""

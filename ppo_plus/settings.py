@@ -1,25 +1,24 @@
 """The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen value, checked when it is made."""
 
-import inspect
 import math
 import os
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.utils import get_device
 
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import Coefficients, PPOLoss
 from ppo_plus.formulas.schedules import Bounded, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
+from ppo_plus.policy.arguments import check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
-from ppo_plus.policy.observations import canonical_space
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
-from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class
+from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
 
 #: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
 SCHEDULED: dict[str, tuple[float, bool]] = {
@@ -35,6 +34,9 @@ OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
+
+#: What ``n_threads`` is at most: more than a machine has cores, since models move between machines.
+MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Settings:
     schedules: dict[str, Bounded | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
     control: KLControl = field(init=False, repr=False, compare=False)
+    #: The objective; without entropy bonus where that has no part in it (SB3's default).
+    loss: PPOLoss = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -86,6 +90,11 @@ class Settings:
         derived = {
             "schedules": {name: _schedule(name, getattr(self, name)) for name in SCHEDULED},
             "control": make_kl_control(self.kl_control, self.target_kl is not None),
+            "loss": PPOLoss(
+                value_clip=self.value_clip,  # type: ignore[arg-type]
+                normalize_advantage=self.normalize_advantage in (True, "minibatch"),
+                entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
+            ),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -116,15 +125,6 @@ class Settings:
             return int(self.sequence_length)
         common = math.gcd(self.n_steps, self.batch_size)
         return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
-
-    @property
-    def loss(self) -> PPOLoss:
-        """The objective; without entropy bonus where that has no part in it (SB3's default)."""
-        return PPOLoss(
-            value_clip=self.value_clip,  # type: ignore[arg-type]
-            normalize_advantage=self.normalize_advantage in (True, "minibatch"),
-            entropy_bonus=not (isinstance(self.ent_coef, (int, float)) and self.ent_coef == 0),
-        )
 
     def value(self, name: str, progress_remaining: float) -> float | None:
         """What an argument that may change over time is now; ``None`` where the argument is.
@@ -157,6 +157,7 @@ class Settings:
         :param n_envs: how many they are
         :raises ValueError: they do not
         """
+        _check_memory(self.n_steps, n_envs, observation_space, action_space)
         if self.normalize_advantage and self.n_steps * n_envs < 2:
             raise ValueError(
                 f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
@@ -172,6 +173,27 @@ class Settings:
                 "it from ppo_plus.RolloutBuffer"
             )
 
+    def warn_of_unequal_minibatches(self, n_envs: int) -> None:
+        """Warn if minibatches are not all of the size that was asked for.
+
+        :param n_envs: how many environments there are
+        """
+        size, batch_size = self.n_steps * n_envs, self.batch_size
+        if size % batch_size == 0:
+            return
+        # Sequences must go on fitting into both.
+        length = self.steps_per_sequence or 1
+        divisors = [each for each in _divisors(size) if each % length == 0 and each > 1]
+        better_batch = min(divisors, key=lambda each: abs(each - batch_size), default=1)
+        unit = math.lcm(batch_size // math.gcd(batch_size, n_envs), length)
+        better_steps = max(round(self.n_steps / unit), 1) * unit
+        smallest = f"minibatches have {size}" if size < batch_size else f"the last of an epoch has {size % batch_size}"
+        warnings.warn(
+            f"batch_size={batch_size} does not divide the {size} transitions of a rollout (n_steps={self.n_steps} "
+            f"times n_envs={n_envs}), so {smallest}: use batch_size={better_batch}, or n_steps={better_steps}",
+            stacklevel=4,
+        )
+
     @property
     def has_own_buffer(self) -> bool:
         """Whether rollouts are stored by ``ppo_plus.RolloutBuffer``, and not by a class written for SB3."""
@@ -182,21 +204,10 @@ class Settings:
 NAMES = tuple(each.name for each in fields(Settings) if each.init)
 
 
-def check_env(env: Any) -> None:
-    """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
-    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
-    canonical_space(env.observation_space)
-    make_distribution(env.action_space)
-
-
-def check_device(device: th.device | str) -> None:
-    """:raises ValueError: torch does not know the device. (Like SB3, "cuda" without a GPU means the CPU.)"""
-    try:
-        th.empty(0, device=get_device(device))
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+def _divisors(n: int) -> list[int]:
+    """In ascending order."""
+    small = [each for each in range(1, math.isqrt(n) + 1) if n % each == 0]
+    return sorted({*small, *(n // each for each in small)})
 
 
 def _schedule(name: str, value: Any) -> Bounded | None:
@@ -214,19 +225,7 @@ def _check_kinds(settings: Settings) -> None:
         )
     require_kind("use_sde", settings.use_sde, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
-    optimizer_class = settings.policy_kwargs.get("optimizer_class", th.optim.Adam)
-    step = getattr(optimizer_class, "step", None)
-    if isinstance(optimizer_class, type) and step is None:
-        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
-    closure = None if step is None else inspect.signature(step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "
-            "use a first-order optimizer such as torch.optim.Adam"
-        )
-    net_arch = settings.policy_kwargs.get("net_arch")
-    if not isinstance(net_arch, (list, tuple, dict, type(None))):
-        raise TypeError(f"policy_kwargs: net_arch={net_arch!r} must be a list of sizes, or dict(pi=[...], vf=[...])")
+    check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
     require_kind("tensorboard_log", settings.tensorboard_log, (str, os.PathLike, type(None)), "a folder, or None")
 
@@ -246,6 +245,24 @@ def _check_ranges(settings: Settings) -> None:
     require_one_of("compile", settings.compile, ("auto", True, False))
     if settings.n_threads != "auto":
         require_int('n_threads (or "auto")', settings.n_threads, 1)
+        if settings.n_threads > MAX_THREADS:  # type: ignore[operator]
+            raise ValueError(
+                f"n_threads={settings.n_threads} must be at most {MAX_THREADS}: this machine has {os.cpu_count()} cores"
+            )
+
+
+def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        # Not every system tells.
+        return
+    needed = n_steps * n_envs * least_bytes(observation_space, action_space)
+    if needed > memory:
+        raise ValueError(
+            f"n_steps={n_steps} times n_envs={n_envs} makes rollouts of {needed / 1e9:,.0f} GB, but this machine has "
+            f"{memory / 1e9:,.0f} GB of memory: use fewer steps, such as n_steps=2048"
+        )
 
 
 def _check_exploration(settings: Settings) -> None:

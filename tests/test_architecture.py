@@ -23,6 +23,7 @@ ROOMS = [
     "update",
     "rollout",
     "files",
+    "inputs",
     "settings",
     "ppo_plus",
     "__init__",
@@ -152,7 +153,7 @@ print(*sorted(set(sys.modules) - before))
 print(*sorted(set(sys.modules)))
 """
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, cwd=PACKAGE.parent
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600, cwd=PACKAGE.parent
     )
     added, loaded = (set(line.split()) for line in run.stdout.splitlines())
     assert "ppo_plus.formulas.losses" in added

@@ -4,23 +4,24 @@ This one fact catches whatever is stored, converted or scored in two different w
 """
 
 import io
-from itertools import product
 
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, choices, equal_actions, vec
 from gymnasium import spaces
+from products import all_pairs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
 
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
 KINDS = [*ACTIONS, "box_squashed"]
-PRODUCT = list(product(KINDS, OBSERVATIONS, EXPLORATIONS))
+PRODUCT = all_pairs(KINDS, OBSERVATIONS, EXPLORATIONS)
 MEMORIES = ["Lstm", "Gru"]
-REMEMBERING = list(product(KINDS, MEMORIES, EXPLORATIONS))
-MASKED = list(product([kind for kind, space in ACTIONS.items() if choices(space)], ["method", "key"], EXPLORATIONS))
+REMEMBERING = all_pairs(KINDS, MEMORIES, EXPLORATIONS)
+MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
+MASKED = all_pairs(MASKABLE, ["method", "key"], EXPLORATIONS)
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
 # 1e-7 per unit of log-probability, of which there are up to ten here.
@@ -151,8 +152,9 @@ def test_a_loaded_model_with_memory_acts_alike(kind, memory, exploration):
     assert_loaded_acts_alike(model)
 
 
-@pytest.mark.parametrize("memory", ["", "Lstm"])
-@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
+@pytest.mark.parametrize(
+    ("kind", "masks", "exploration", "memory"), all_pairs(MASKABLE, ["method", "key"], EXPLORATIONS, ["", "Lstm"])
+)
 def test_a_loaded_masked_model_acts_alike(kind, masks, exploration, memory):
     model = make_masked(kind, masks, exploration, memory=memory, n_epochs=1).learn(16)
     given = model.env.env_method("action_masks") if masks == "method" else None

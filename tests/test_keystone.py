@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from networks import without_kinks
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -130,21 +131,6 @@ def train(model):
     np.random.seed(9)
     model.train()
     return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
-
-
-def without_kinks(model):
-    """The same model with smooth activations in the networks for images, which are given ReLUs.
-
-    With those, two equally right results are not always close: among the ten million inputs of ReLUs in one
-    ``train()`` some are within rounding of 0, where the rounding decides whether a sample has a gradient there. On some
-    processors SB3 then differs from SB3 that adds in another order by 1e-4 in single weights. Without kinks all agree
-    within 1e-7.
-    """
-    for module in list(model.policy.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, th.nn.ReLU):
-                setattr(module, name, th.nn.SiLU())
-    return model
 
 
 def trained_on_the_same(**kwargs):

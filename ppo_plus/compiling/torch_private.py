@@ -357,12 +357,16 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
 
 
 def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """:func:`compile_directly` through ``torch.compile``, which looks at its arguments in each call."""
+    """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
+    (``scripts/compilers.py``)."""
     from torch._inductor import config
 
     with config.patch(OPTIONS):
         graph = _decomposed(graph, tensors)
-    run = th.compile(graph, fullgraph=True, dynamic=False, options=OPTIONS)
+    # The caller compares what guards would.
+    skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
+    options = OPTIONS | ({} if skip is None else {"guard_filter_fn": skip})
+    run = th.compile(graph, fullgraph=True, dynamic=False, options=options)
 
     def call(given: list[th.Tensor]) -> list[th.Tensor]:
         results = list(run(*given))
@@ -387,6 +391,11 @@ def _decomposed(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.Gra
     functional = functionalize(graph, remove="mutations")
     graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
     settle_scalars(graph)
+    for node in reversed(graph.graph.nodes):
+        # The optimizer's marks for the profiler, which torch.compile refuses.
+        if "profiler" in str(node.target):
+            graph.graph.erase_node(node)
+    graph.recompile()
     return graph
 
 

@@ -14,6 +14,8 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
 from torch.nn import functional as F
 
+from ppo_plus.require import is_finite
+
 Preprocess = Callable[[Any], Any]
 
 
@@ -78,22 +80,25 @@ def is_batched(observation: np.ndarray, space: spaces.Space) -> bool:
     )
 
 
-def to_tensor(observation: Any, space: spaces.Space, device: th.device) -> tuple[Any, bool]:
+def to_tensor(observation: Any, space: spaces.Space, device: th.device, name: str = "observation") -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors.
 
     :param observation: array, number, or dict of arrays; channel-last images are accepted for channel-first spaces
     :param space: the observation space
     :param device: where the tensors go
+    :param name: what to call it in messages
     :return: tensor ``(B, *shape)`` (or a dict of them), and whether ``observation`` was a batch
-    :raises ValueError: the observation does not fit the space
+    :raises ValueError: the observation does not fit the space, or is not finite
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys():
             raise ValueError(f"observation {observation!r} must be a dict with the keys {sorted(space.spaces)}")
-        parts = {key: to_tensor(observation[key], sub, device) for key, sub in space.items()}
+        parts = {key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]") for key, sub in space.items()}
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
+    if not is_finite(array):
+        raise ValueError(f"{name}={array!r} is not finite: mend the environment, or wrap it to clip its numbers")
     if is_image_space(space):
         array = maybe_transpose(array, space)
     batched = is_batched(array, space)

@@ -5,6 +5,7 @@ one costs a copy and nothing else. The views carry the names of SB3's ``RolloutB
 ``advantages``, …), so code that reads or overrides those keeps working.
 """
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,11 +17,28 @@ from stable_baselines3.common import buffers as sb3
 
 from ppo_plus.formulas.advantages import bootstrap_timeouts, gae, normalize
 from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.trees import tree_map
 from ppo_plus.update.batch import Batch, pick
 
 #: Where the first entries of a :class:`Batch` stand in the buffer.
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+
+
+def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
+    """The bytes that a transition takes at least: its observation, its action and six numbers.
+
+    :param observation_space: the environment's
+    :param action_space: the environment's
+    """
+    return _observation_bytes(observation_space) + 4 * (make_distribution(action_space).action_dim + 6)
+
+
+def _observation_bytes(space: spaces.Space[Any]) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(map(_observation_bytes, space.values()))
+    # Floats are stored in single precision.
+    return math.prod(space.shape or ()) * min(np.dtype(space.dtype).itemsize, 4)
 
 
 class RolloutBuffer:

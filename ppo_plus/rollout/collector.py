@@ -14,6 +14,7 @@ from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.vec_env import AUTORESET, row_of
 from ppo_plus.trees import tree_map
 
@@ -149,8 +150,9 @@ class Collector:
 
     def restart(self, env: VecEnv, step: int) -> None:
         """Begin all episodes anew; same parameters as :meth:`begin`."""
-        self.obs = env.reset()
-        require_finite("observation", self.obs, step)
+        with Explained():
+            self.obs = env.reset()
+        check_reset(env, self.obs, step)
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
@@ -169,7 +171,12 @@ class Collector:
 
     def decide(self, *seen: Any) -> Decision:
         """Choose the next actions from what :meth:`look` returned."""
-        step, self.carry = self._task.act(*seen)
+        try:
+            step, self.carry = self._task.act(*seen)
+        except Exception:
+            # Looked at only here, so that steps are not slower for it.
+            check_shape(self.obs, self._task.policy.observation_space, len(self.starts))  # type: ignore[arg-type]
+            raise
         self._memory = self.carry.memory
         return Decision(step.cpu().numpy(), self._task.policy.family)
 

@@ -202,3 +202,14 @@ def test_a_dict_may_hold_keys_that_the_space_does_not_know():
 def test_a_dict_space_needs_a_dict_with_its_keys(observation):
     with pytest.raises(ValueError, match=r"(?s)observation .* must be a dict with the keys \['a', 'b'\]"):
         to_tensor(observation, BEYOND["dict_start"], CPU)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_by_name(bad):
+    observation = batch_of(COMMON["box"], 2)
+    observation[1, -1] = bad
+    with pytest.raises(ValueError, match=r"(?s)^observation=array.* is not finite"):
+        to_tensor(observation, COMMON["box"], CPU)
+    space = spaces.Dict(a=COMMON["box"], b=COMMON["discrete"])
+    with pytest.raises(ValueError, match=r"(?s)^observation\['a'\]=array.* is not finite"):
+        to_tensor({"a": observation, "b": np.zeros(2)}, space, CPU)

@@ -439,7 +439,6 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
         (dict(sequence_length=0), "sequence_length"),
         (dict(sequence_length="auto", n_steps=17), r"n_steps=17 and batch_size=16 have no common divisor"),
         (dict(rollout_buffer_class=SB3RolloutBuffer), r"rollout_buffer_class=.* keeps no sequences"),
-        (dict(policy="MlpPolicy", memory=dict(lstm_hidden_size=None)), r"sequence_length=8 has no effect"),
         (dict(memory=dict(lstm_hidden_size=0)), "lstm_hidden_size=0"),
         (dict(memory=dict(n_lstm_layers=0)), "n_lstm_layers=0"),
         (dict(memory=dict(shared_lstm=True)), "shared_lstm=True needs enable_critic_lstm=False"),
@@ -453,6 +452,14 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
         make(**kwargs)
+
+
+def test_arguments_of_memory_are_refused_without_it():
+    env = gym.make("CartPole-v1")
+    with pytest.raises(ValueError, match="sequence_length=8 has no effect on a policy without memory"):
+        PPO_Plus("MlpPolicy", env, sequence_length=8)
+    with pytest.raises(TypeError, match="lstm_hidden_size=12 is no argument of ActorCriticPolicy"):
+        PPO_Plus("MlpPolicy", env, policy_kwargs=SMALL)
 
 
 @pytest.mark.parametrize(

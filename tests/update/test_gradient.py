@@ -8,6 +8,7 @@ import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from memories import SMALL, STRUCTURES, NoTraining, make
+from networks import without_kinks
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
@@ -79,10 +80,12 @@ def test_compiled_and_eager_train_the_same(case):
     policy, action, observation, arguments = CASES[case]
     env_class = (MaskedEnv,) if "masks" in case else ()
     eager, compiled = (
-        make(
-            policy=policy,
-            env=vec(ACTIONS[action], OBSERVATIONS[observation], 4, *env_class),
-            **dict(n_steps=32, batch_size=64, n_epochs=3, compile=compile) | arguments,
+        without_kinks(
+            make(
+                policy=policy,
+                env=vec(ACTIONS[action], OBSERVATIONS[observation], 4, *env_class),
+                **dict(n_steps=32, batch_size=64, n_epochs=3, compile=compile) | arguments,
+            )
         ).learn(256)
         for compile in (False, True)
     )

@@ -21,7 +21,7 @@ def wheel(tmp_path_factory):
     for name in ("ppo_plus", "hyperparams"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "dist", "."]
-    subprocess.run(command, cwd=copy, check=True, timeout=300)
+    subprocess.run(command, cwd=copy, check=True, timeout=600)
     (path,) = (copy / "dist").glob("*.whl")
     return path
 
@@ -54,7 +54,7 @@ def installed(wheel, tmp_path_factory):
 
     def run(*arguments, cwd):
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
     run.site = site
     return run

@@ -34,7 +34,7 @@ MINIGRID = "import gymnasium as gym\nclass FlatObsWrapper(gym.ObservationWrapper
 def run(arguments, cwd, path=()):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *path, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

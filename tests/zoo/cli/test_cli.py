@@ -36,7 +36,7 @@ def environment():
 
 def run(arguments, cwd, **options):
     """Run Python in a folder outside the checkout, with the package importable from the checkout."""
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment(), text=True, timeout=300, **options)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment(), text=True, timeout=600, **options)
 
 
 def test_scripts(folder, monkeypatch, capsys):
@@ -96,16 +96,15 @@ def test_signals_save_what_was_learned(tmp_path, number):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
-    deadline = time.monotonic() + 120
-    # An episode has been written: training is on.
-    while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and time.monotonic() < deadline:
+    # Until an episode has been written: training is on. That takes as long as the machine is busy.
+    while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(number)
     # The first line of its answer: it is saving now.
     while "interrupted" not in (line := process.stderr.readline()):
         assert line, "it ended without a word"
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130 and stderr == ""
     assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0

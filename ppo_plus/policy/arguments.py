@@ -1,0 +1,129 @@
+"""The arguments of policies (``policy_kwargs``), checked before a policy is built."""
+
+import inspect
+from typing import Any
+
+import torch as th
+from torch import nn
+
+from ppo_plus.require import nearest, require_int, require_kind
+
+#: Arguments of policies that ``PPO_Plus`` hands over itself.
+HANDED_OVER = ("observation_space", "action_space", "lr_schedule", "use_sde")
+
+
+def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
+    """Check what a policy is going to be built with.
+
+    :param policy_class: a subclass of :class:`ppo_plus.ActorCriticPolicy`
+    :param policy_kwargs: its arguments
+    :raises TypeError: an argument is unknown, or of the wrong kind
+    :raises ValueError: an argument is out of range
+    """
+    _check_names(policy_class, policy_kwargs)
+    _check_net_arch(policy_kwargs.get("net_arch"))
+    _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
+    _check_optimizer(policy_kwargs.get("optimizer_class", th.optim.Adam))
+
+
+def accepted_names(policy_class: type) -> set[str] | None:
+    """Names of a policy class's arguments; ``None`` if only the class knows them.
+
+    :param policy_class: a subclass of :class:`ppo_plus.ActorCriticPolicy`
+    """
+    names: set[str] = set()
+    for base in policy_class.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        names |= {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            break
+        if not base.__module__.startswith("ppo_plus."):
+            # A custom class may take names of its own out of its **kwargs.
+            return None
+    return names - {"self"}
+
+
+def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
+    known = accepted_names(policy_class)
+    for name, value in policy_kwargs.items():
+        if name in HANDED_OVER:
+            remedy = f"PPO_Plus(..., {name}={value!r})" if name == "use_sde" else "leave it out"
+            raise TypeError(f"policy_kwargs: {name}={value!r} is handed to the policy by PPO_Plus: {remedy}")
+        if known is None or name in known:
+            continue
+        likely = nearest(name, known)
+        every = ", ".join(sorted(known - {*HANDED_OVER}))
+        remedy = f"it takes {every}" if likely is None else f"did you mean {likely}?"
+        raise TypeError(f"policy_kwargs: {name}={value!r} is no argument of {policy_class.__name__}: {remedy}")
+
+
+def _check_net_arch(net_arch: Any) -> None:
+    if net_arch is None:
+        return
+    remedy = "a list of sizes, or dict(pi=[...], vf=[...])"
+    require_kind("policy_kwargs: net_arch", net_arch, (list, tuple, dict), remedy)
+    if isinstance(net_arch, dict):
+        for name, sizes in net_arch.items():
+            if name not in ("pi", "vf"):
+                raise ValueError(
+                    f"policy_kwargs: net_arch={net_arch!r} names a network {name!r}, but those of PPO are pi (the "
+                    "actor) and vf (the critic): use dict(pi=[...], vf=[...])"
+                )
+            _check_sizes(f"policy_kwargs: net_arch[{name!r}]", sizes)
+    elif any(isinstance(each, dict) for each in net_arch):
+        # SB3 still takes a dict alone in a list, and warns.
+        if len(net_arch) > 1:
+            shared = "".join(f"{each!r}, " for each in net_arch if not isinstance(each, dict))
+            raise ValueError(
+                f"policy_kwargs: net_arch={net_arch!r} asks for hidden layers that actor and critic share, which SB3 "
+                f"has no longer: give them to both, net_arch=dict(pi=[{shared}...], vf=[{shared}...])"
+            )
+        _check_net_arch(net_arch[0])
+    else:
+        _check_sizes("policy_kwargs: net_arch", net_arch)
+
+
+def _check_sizes(name: str, sizes: Any) -> None:
+    require_kind(name, sizes, (list, tuple), "a list of sizes, such as [64, 64]")
+    for i, size in enumerate(sizes):
+        require_int(f"{name}[{i}]", size, 1)
+
+
+def _check_activation(activation_fn: Any) -> None:
+    if isinstance(activation_fn, type) or _makes_module(activation_fn):
+        return
+    name = type(activation_fn).__name__ if isinstance(activation_fn, nn.Module) else activation_fn
+    likely = _same_name(nn, getattr(activation_fn, "__name__", name)) or "ReLU"
+    raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class: use torch.nn.{likely}")
+
+
+def _makes_module(function: Any) -> bool:
+    """Whether a function makes modules, as ``partial(nn.LeakyReLU, 0.1)`` does and ``torch.relu`` does not."""
+    try:
+        return isinstance(function(), nn.Module)
+    except Exception:
+        return False
+
+
+def _check_optimizer(optimizer_class: Any) -> None:
+    step = getattr(optimizer_class, "step", None)
+    if not callable(optimizer_class):
+        likely = _same_name(th.optim, optimizer_class) or "Adam"
+        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class: use torch.optim.{likely}")
+    if isinstance(optimizer_class, type) and step is None:
+        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+    closure = None if step is None else inspect.signature(step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "
+            "use a first-order optimizer such as torch.optim.Adam"
+        )
+
+
+def _same_name(module: Any, text: Any) -> str | None:
+    """The class of a module whose name reads like ``text``; ``None``: there is none."""
+    word = str(text).rpartition(".")[2].casefold()
+    names = (name for name, found in vars(module).items() if isinstance(found, type) and name.casefold() == word)
+    return next(names, None)

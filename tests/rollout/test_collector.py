@@ -1,0 +1,62 @@
+"""The collector's own state: where the environments are, and what is carried from step to step."""
+
+import pickle
+
+import numpy as np
+import torch as th
+from envs import ACTIONS, vec
+from memories import SMALL
+
+from ppo_plus import PPO_Plus
+from ppo_plus.rollout.collector import Acting, Collector, Task
+
+
+def collected(n_steps=5, **kwargs):
+    env = vec(ACTIONS["discrete"])
+    model = PPO_Plus(
+        "MlpLstmPolicy", env, n_steps=n_steps, batch_size=n_steps, seed=0, device="cpu", policy_kwargs=SMALL, **kwargs
+    )
+    collector = Collector()
+    model.rollout_buffer.reset()
+    task = Task(model.policy, th.no_grad()(Acting(model.policy).plain), model.rollout_buffer, -1, n_steps)
+    collector.begin(task, model.env, 0)
+    for _ in range(n_steps):
+        before = collector.obs, collector.starts
+        decision = collector.decide(*collector.look(None))
+        obs, rewards, dones, infos = model.env.step(decision.clipped_actions)
+        collector.receive(obs, rewards, 1)
+        collector.store(decision, None, rewards, dones, infos, before, model.env, 1)
+    collector.finish()
+    return collector, model
+
+
+def test_it_collects_without_an_algorithm():
+    collector, model = collected()
+    buffer = model.rollout_buffer
+    assert buffer.full and buffer.episode_starts[0].all() and np.isfinite(buffer.advantages).all()
+    np.testing.assert_array_equal(buffer.observations[1:][~buffer.episode_starts[1:].astype(bool)].shape[1:], (5,))
+
+
+def test_what_is_pickled_is_the_state_between_rollouts():
+    collector, _ = collected()
+    copied = pickle.loads(pickle.dumps(collector))
+    np.testing.assert_array_equal(copied.obs, collector.obs)
+    np.testing.assert_array_equal(copied.starts, collector.starts)
+    for mine, other in zip(copied.carry.memory["actor"], collector.carry.memory["actor"], strict=True):
+        assert th.equal(mine, other)
+    assert (copied.n_steps, copied._timeouts, copied._task, copied._incoming) == (0, [], None, None)
+
+
+def test_an_interruption_leaves_what_was_given_alone():
+    collector, _ = collected()
+    given = collector._incoming
+    collector.interrupt()
+    assert collector.obs is None and collector._incoming is not given
+    np.testing.assert_array_equal(collector._incoming, given)
+
+
+def test_episodes_begin_anew_after_an_interruption():
+    collector, model = collected()
+    collector.interrupt()
+    collector.begin(collector._task, model.env, 5)
+    assert collector.starts.all() and collector.carry is None and collector.obs is not None

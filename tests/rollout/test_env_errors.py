@@ -1,0 +1,163 @@
+"""What environments get wrong is said in words, by name, expected and actual."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.rollout.env_errors import check_shape
+
+#: How an environment is handed over: alone, and within what others wrap around it.
+WRAPPED = {
+    "alone": lambda env: env,
+    "wrapper": lambda env: TimeLimit(env, 9),
+    "vec": lambda env: DummyVecEnv([lambda: env]),
+    "normalized": lambda env: VecNormalize(DummyVecEnv([lambda: TimeLimit(env, 9)])),
+}
+
+
+class NoInfo(RandomEnv):
+    """The old gym's ``reset``, from the second one on if ``late``."""
+
+    late = False
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return (obs, info) if self.late and self.n_resets == 1 else obs
+
+
+class NoInfoLater(NoInfo):
+    late = True
+
+
+class NoSeed(RandomEnv):
+    def reset(self):
+        return super().reset()
+
+
+class OneDone(RandomEnv):
+    """The old gym's ``step``."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
+
+
+class OtherShape(RandomEnv):
+    """Returns ``other`` at one of its observations.
+
+    :param other: the wrong observation
+    :param at: at which step; 0: at reset
+    """
+
+    def __init__(self, other, at, observation_space=VECTOR):
+        super().__init__(ACTIONS["discrete"], observation_space, max_steps=3, p_end=0.0)
+        self.other, self.at = other, at
+
+    def observe(self):
+        return self.other if self.n_steps == self.at else super().observe()
+
+
+def learn(env, policy="MlpPolicy"):
+    PPO_Plus(policy, env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize(
+    ("env_class", "message"),
+    [
+        (NoInfo, r"reset\(\) must return \(observation, info\)"),
+        (NoInfoLater, r"reset\(\) must return \(observation, info\)"),
+        (NoSeed, r"reset\(\) must take seed and options"),
+        (OneDone, r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
+    ],
+)
+def test_the_old_interface_is_a_type_error_with_the_new_one(env_class, message, wrap):
+    env = env_class(ACTIONS["discrete"])
+    with pytest.raises(TypeError, match=rf"env=<.*{env_class.__name__}.*>: {message}.*GymV21CompatibilityV0"):
+        learn(wrap(env))
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Discrete(3)], ids=str)
+def test_so_is_an_observation_that_can_be_unpacked_or_is_a_number(space):
+    with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\)"):
+        learn(NoInfo(ACTIONS["discrete"], space))
+
+
+@pytest.mark.parametrize("at", [0, 2, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_an_observation_of_another_shape_is_named_with_both_shapes(wrap, at):
+    env = OtherShape(np.zeros(3, np.float32), at)
+    with pytest.raises(
+        ValueError, match=r"env=<.*OtherShape.*> returned an observation of shape \(3,\), .* has \(5,\)"
+    ):
+        learn(wrap(env))
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"vector": np.zeros(5)}, np.zeros(5), {**OBSERVATIONS["dict"].sample(), "vector": np.zeros(4)}]
+)
+def test_an_observation_without_its_parts_is_named_with_their_shapes(other):
+    with pytest.raises(ValueError, match=r"(?s)env=<.*OtherShape.*> returned an observation .* 'vector': \(5,\)"):
+        learn(OtherShape(other, 0, OBSERVATIONS["dict"]), "MultiInputPolicy")
+
+
+def test_an_observation_that_is_no_array_is_named():
+    with pytest.raises(
+        ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows, .* has \(5,\)"
+    ):
+        learn(OtherShape([[1.0, 2.0], [3.0]], 0))
+
+
+class VecOfOtherShape(DummyVecEnv):
+    """A vectorized environment that returns too short rows from step ``at`` on; 0: from reset."""
+
+    n_steps = at = 0
+
+    def reset(self):
+        return self.cut(super().reset())
+
+    def step_wait(self):
+        self.n_steps += 1
+        obs, *rest = super().step_wait()
+        return self.cut(obs), *rest
+
+    def cut(self, obs):
+        return obs[:, :3] if self.n_steps >= self.at else obs
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_rows_of_another_shape_are_named_with_both_shapes(at):
+    env = VecOfOtherShape([lambda: RandomEnv(ACTIONS["discrete"])] * 2)
+    env.at = at
+    with pytest.raises(ValueError, match=r"observation of shape \(2, 3\) for 2 environments, .* asks for \(2, 5\)"):
+        learn(env)
+    assert env.n_steps == at
+
+
+def test_rows_of_one_number_are_numbers():
+    check_shape(np.zeros((3, 1)), spaces.Discrete(2), 3)
+    check_shape(np.zeros(3), spaces.Box(-1, 1, (1,)), 3)
+    with pytest.raises(ValueError, match=r"observation\['a'\] of shape \(2,\) for 3 environments"):
+        check_shape({"a": np.zeros(2)}, spaces.Dict(a=spaces.Discrete(2)), 3)
+
+
+class Faulty(RandomEnv):
+    """Fails by itself."""
+
+    def step(self, action):
+        obs, reward = super().step(action)
+        return obs, reward
+
+
+def test_an_error_within_an_environment_is_left_alone():
+    with pytest.raises(ValueError, match=r"^too many values to unpack"):
+        learn(Faulty(ACTIONS["discrete"]))
+
+
+def test_gymnasiums_own_environments_go_on():
+    learn(gym.make("CartPole-v1"))

@@ -1,0 +1,210 @@
+"""Long runs one by one: ``scripts/campaign.py`` and what ``scripts/learning_mujoco.py`` does with it."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from stable_baselines3 import PPO
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.envs import make_envs
+
+#: What stands for a run: its words end up in a file of the result's name.
+FAKE = """
+import json, pathlib, sys
+arm, task, seed = sys.argv[2:]
+if task == "broken":
+    sys.exit(1)
+path = pathlib.Path(sys.argv[1]) / arm / f"{task}-{seed}.json"
+path.parent.mkdir(exist_ok=True)
+path.write_text(json.dumps({"order": len(list(pathlib.Path(sys.argv[1]).rglob("*.json")))}))
+"""
+
+#: Holds a lock until it is spoken to.
+HOLDER = """
+import campaign, pathlib, sys
+with campaign.claim(pathlib.Path(sys.argv[1])) as held:
+    print(held, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(scope="module")
+def campaign(import_script):
+    return import_script("campaign")
+
+
+@pytest.fixture(scope="module")
+def script(import_script):
+    return import_script("learning_mujoco")
+
+
+def test_low_seeds_of_every_cell_come_first_and_nothing_twice(campaign):
+    stages = [
+        [campaign.Cell("a", "x", range(2)), campaign.Cell("b", "x", range(1))],
+        [campaign.Cell("a", "y", range(2)), campaign.Cell("a", "x", range(3))],
+    ]
+    assert [str(job) for job in campaign.in_order(stages)] == ["a x 0", "b x 0", "a x 1", "a y 0", "a y 1", "a x 2"]
+
+
+def test_a_queue_does_what_is_left_and_goes_on_after_a_failure(campaign, tmp_path):
+    jobs = [campaign.Job("a", task, seed) for seed in range(2) for task in ("x", "broken", "busy")]
+    campaign.write(campaign.result_path(tmp_path, jobs[0]), {"order": 0})
+    with campaign.claim(campaign.lock_path(tmp_path, jobs[2])) as held:
+        assert held
+        failed = campaign.work([sys.executable, "-c", FAKE, str(tmp_path)], tmp_path, jobs)
+    assert failed == [jobs[1], jobs[4]]
+    results = campaign.read(tmp_path, jobs)
+    assert {job: result["order"] for job, result in results.items()} == {jobs[0]: 0, jobs[3]: 1, jobs[5]: 2}
+    assert campaign.queue_path(tmp_path).read_text() == f"{os.getpgrp()}\n"
+
+
+def test_a_result_is_whole_or_not_there(campaign, tmp_path):
+    path = tmp_path / "arm" / "task-0.json"
+    data = {"a": [1, 2], "b": {"c": None}}
+    campaign.write(path, data)
+    assert json.loads(path.read_text()) == data
+    assert len(path.read_text().splitlines()) == len(data) + 2
+    with pytest.raises(ValueError):
+        campaign.write(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == data
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
+    path = tmp_path / "running" / "a.lock"
+    assert not campaign.is_claimed(path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        cwd=campaign.ROOT / "scripts",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout.readline() == "True\n"
+    assert path.read_text() == f"{other.pid}\n"
+    assert campaign.is_claimed(path)
+    with campaign.claim(path) as held:
+        assert not held
+    other.kill()
+    other.communicate()
+    assert not campaign.is_claimed(path)
+    with campaign.claim(path) as held:
+        assert held
+
+
+def test_every_planned_run_can_be_built(script):
+    """All contenders and tasks are known, and those who are compared get the same settings."""
+    for job in script.in_order(script.STAGES):
+        training = script.experiment(job)
+        assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, script.STEPS)
+        assert training.normalize is not None
+    for arm in ("yaml", "sb3-defaults"):
+        ours, theirs = (script.experiment(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
+        assert ours == theirs
+    assert script.experiment(script.Job("trpo", "Swimmer-v5", 0)).hyperparams["gamma"] == 0.9999
+    assert script.experiment(script.Job("trpo", "Hopper-v5", 0)).hyperparams["gamma"] == 0.99
+
+
+def test_episodes_are_in_the_order_of_their_ends(script):
+    scores, lengths = [[1.0, 2.0], [3.0]], [[10, 20], [15]]
+    env = SimpleNamespace(num_envs=2, env_method=lambda name: scores if name.endswith("rewards") else lengths)
+    expected = [[20, 1.0, 10], [30, 3.0, 15], [60, 2.0, 20]]
+    np.testing.assert_array_equal(script.episodes(env), expected)
+
+
+def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
+    done = np.array([[10, 1.0, 10], [20, 3.0, 10], [50, 5.0, 30]])
+    assert script.curve(done, 55, 20) == {
+        "steps": [20, 40, 55],
+        "episodes": [2, 0, 1],
+        "return": [2.0, None, 5.0],
+        "length": [10.0, None, 30.0],
+    }
+    assert script.curve(np.zeros((0, 3)), 20, 20)["return"] == [None]
+
+
+@pytest.mark.parametrize("arm", ["yaml", "yaml-by-sb3"])
+def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "N_EPISODES", 4)
+    monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
+    job = script.Job(arm, "Pendulum-v1", 3)
+    script.run(job, tmp_path, 4096)
+    path = script.result_path(tmp_path, job)
+    assert path.stat().st_size < 30_000
+    result = json.loads(path.read_text())
+    assert result["steps"] == 4096
+    assert result["command"].endswith(f"--run {arm} Pendulum-v1 3 --steps 4096")
+    assert result["settings"]["gamma"] == 0.9
+    assert {"python", "torch", "stable_baselines3", "gymnasium", "mujoco", "ppo_plus", "commit"} <= set(
+        result["versions"]
+    )
+    # Episodes of Pendulum have 200 steps; four environments made 1024 steps each.
+    assert result["curve"]["episodes"] == [20]
+    assert result["last"]["length"] == 200
+    assert len(result["last"]["returns"]) == 20
+    for name in ("deterministic", "stochastic"):
+        assert len(result[name]["returns"]) == 4
+        assert -2000 < result[name]["mean"] < 0
+    assert result["deterministic"] != result["stochastic"]
+    before = path.read_text()
+    script.run(job, tmp_path, 4096)
+    assert path.read_text() == before
+    assert script.status(tmp_path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
+
+
+def test_episodes_at_the_end_are_normalized_as_training_was(script):
+    """Rewards come as the environment gives them, observations as the policy knows them."""
+    training = script.experiment(script.Job("sb3-defaults-by-sb3", "Pendulum-v1", 0), 2048)
+    env = make_envs(training)
+    model = script.make_model(PPO, training, env)
+    model.learn(2048)
+    seen, predict = [], model.predict
+
+    def spy(observation, **kwargs):
+        seen.append(observation)
+        return predict(observation, **kwargs)
+
+    model.predict = spy
+    result = script.play(model, training, deterministic=True)
+    assert result["mean"] < -100
+    # Pendulum's angular velocity goes up to 8; normalized it is about 1.
+    assert 0.5 < np.std(np.concatenate(seen), axis=0)[2] < 2.0
+    assert env.obs_rms.mean.any()
+
+
+def test_at_equal_settings_ppo_plus_and_sb3_begin_alike(script):
+    """The same weights and the same first rollout."""
+    pytest.importorskip("mujoco")
+    models = []
+    for arm, algorithm in (("yaml", PPO_Plus), ("yaml-by-sb3", PPO)):
+        training = script.experiment(script.Job(arm, "Hopper-v5", 0), 512)
+        env = make_envs(training)
+        model = script.make_model(algorithm, training, env)
+        model.learning_rate = 0.0
+        model._setup_lr_schedule()
+        model.learn(512)
+        models.append((model, script.episodes(env)))
+    (ours, our_episodes), (theirs, their_episodes) = models
+    np.testing.assert_allclose(our_episodes, their_episodes, rtol=1e-5)
+    actions = [model.rollout_buffer.actions.reshape(512, 3) for model in (ours, theirs)]
+    np.testing.assert_allclose(*actions, rtol=1e-3, atol=1e-3)
+
+
+def test_table_puts_tasks_together(script):
+    results = [
+        {"task": task, "arm": arm, "cpu_seconds": 60.0, **{name: {"mean": 1.0} for name in script.MEASURES.values()}}
+        for arm, task in [("a", "x"), ("a", "y"), ("b", "x"), ("a", "x")]
+    ]
+    lines = script.table(results)
+    assert lines[0].startswith("| task | contender | seeds | last 100 training episodes |")
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        ["| x", "a", "2"],
+        ["| x", "b", "1"],
+        ["| y", "a", "1"],
+    ]
+    assert "1.0 [1.0, 1.0]" in lines[2] and "[" not in lines[3]
