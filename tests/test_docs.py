@@ -12,6 +12,7 @@ block may say what it takes:
 
 import argparse
 import importlib
+import inspect
 import re
 import shlex
 import shutil
@@ -77,7 +78,7 @@ def stop_early(patch: pytest.MonkeyPatch) -> None:
         return learn(self, total_timesteps, CallbackList([*given, StopAfterUpdate()]), *args, **kwargs)
 
     patch.setattr(PPO_Plus, "learn", learn_shortly)
-    patch.setitem(PPO_Plus.__init__.__kwdefaults__, "compile", False)
+    patch.setitem(inspect.unwrap(PPO_Plus.__init__).__kwdefaults__, "compile", False)
 
 
 def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
