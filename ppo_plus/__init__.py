@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppo_plus.formulas.schedules import linear as linear
     from ppo_plus.policy.carry import Carry as Carry
     from ppo_plus.policy.carry import Features as Features
+    from ppo_plus.policy.carry import Heads as Heads
     from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
     from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
     from ppo_plus.policy.policies import MlpPolicy as MlpPolicy
@@ -58,6 +59,7 @@ MODULES = {
     "EarlyStop": "ppo_plus.formulas.kl_control",
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
+    "Heads": "ppo_plus.policy.carry",
     "KLControl": "ppo_plus.formulas.kl_control",
     "KLState": "ppo_plus.formulas.kl_control",
     "LSTMMemory": "ppo_plus.policy.recurrent",

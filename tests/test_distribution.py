@@ -49,7 +49,9 @@ def sdist(tmp_path_factory):
 def test_the_source_distribution_is_a_checkout(sdist):
     """Everything that `make test` and `make docs` need is in it, and nothing that a build has made."""
     copy, path = sdist
-    shipped = {Path(*Path(name).parts[1:]) for name in tarfile.open(path).getnames()}
+    with tarfile.open(path) as archive:
+        names = [member.name for member in archive.getmembers() if member.isfile()]
+    shipped = {Path(*Path(name).parts[1:]) for name in names}
     expected = {Path(name) for name in FILES}
     expected |= {file.relative_to(copy) for name in FOLDERS for file in (copy / name).rglob("*") if file.is_file()}
     assert not expected - shipped

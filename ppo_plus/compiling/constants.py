@@ -211,7 +211,8 @@ class _Walk:
     def _class(self, value: type, path: str) -> Any:
         """What the custom classes that it derives from hold."""
         custom = [base for base in value.__mro__ if not _is_library(base.__module__)]
-        skip = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__")
+        skip = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__"}
+        skip |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__init__", "__repr__", "__eq__"}
         return tuple(
             self.visit(each, f"{path}.{name}")
             for base in custom

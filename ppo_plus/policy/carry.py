@@ -29,3 +29,16 @@ class Features(NamedTuple):
 
     actor: th.Tensor
     critic: th.Tensor
+
+
+class Heads(NamedTuple):
+    """What the heads make of the features of ``B`` observations.
+
+    :param values: the critic's, shape ``(B,)``
+    :param params: parameters of the action distribution, shape ``(B, param_dim)``
+    :param latent: the actor's last hidden layer, which feeds state-dependent noise, shape ``(B, F)``
+    """
+
+    values: th.Tensor
+    params: th.Tensor
+    latent: th.Tensor

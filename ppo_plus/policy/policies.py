@@ -26,7 +26,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from ppo_plus.formulas.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
-from ppo_plus.policy.carry import Carry, Features, Memory
+from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
@@ -266,11 +266,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :return: the step, and the carry for the next one
         """
         features, memory = self.encode(obs, carry.memory, episode_starts)
-        latent_pi, latent_vf = self._latents(features)
-        params = self._params(latent_pi, self._masks(obs, masks))
-        actions, noise = self._explore(params, latent_pi, carry.noise)
+        values, params, latent = self.heads(features, self._masks(obs, masks))
+        actions, noise = self._explore(params, latent, carry.noise)
         log_probs = self.action_dist.log_prob(params, actions)
-        return Step(actions, self.value_net(latent_vf).flatten(), log_probs, params), Carry(memory, noise)
+        return Step(actions, values, log_probs, params), Carry(memory, noise)
 
     def evaluate(
         self,
@@ -291,7 +290,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
         """
         features, _ = self.encode(obs, {} if carry is None else carry.memory, episode_starts)
-        return self.heads(features, self._masks(obs, masks))
+        values, params, _ = self.heads(features, self._masks(obs, masks))
+        return values, params
 
     def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
         """:meth:`evaluate` of a minibatch; where its ``features`` are given, by the heads alone.
@@ -300,7 +300,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """
         if batch.features is None:
             return self.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
-        return self.heads(batch.features, self._masks(batch.observations, batch.masks))
+        values, params, _ = self.heads(batch.features, self._masks(batch.observations, batch.masks))
+        return values, params
 
     def encode(
         self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
@@ -318,15 +319,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return Features(features, features), memory  # type: ignore[arg-type]
         return Features(*features), memory
 
-    def heads(self, features: Features, masks: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+    def heads(self, features: Features, masks: th.Tensor | None = None) -> Heads:
         """The second half of the policy: features become values and action distributions.
 
         :param features: what :meth:`encode` returned
         :param masks: action masks, booleans ``(B, M)``; ``None``: none
-        :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
         """
         latent_pi, latent_vf = self._latents(features)
-        return self.value_net(latent_vf).flatten(), self._params(latent_pi, masks)
+        return Heads(self.value_net(latent_vf).flatten(), self._params(latent_pi, masks), latent_pi)
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
@@ -461,13 +461,15 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if not batched and action_masks is not None:
             action_masks = [action_masks]
         with th.no_grad():
-            latent, state = self._actor_latent(obs, state, episode_start)
-            params = self._params(latent, self._masks(obs, self._mask_tensor(action_masks)))
+            starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device).bool()
+            features, memory = self.encode(obs, self._memory_from(state, obs), starts)
+            _, params, latent = self.heads(features, self._masks(obs, self._mask_tensor(action_masks)))
             if deterministic:
                 actions = self.action_dist.mode(params)
             else:
                 self._fit_noise(params, episode_start)
                 actions, self._noise = self._explore(params, latent, self._noise)
+        state = self._state_of(memory, state)
         env_actions = self.action_dist.to_env(actions.numpy(force=True))
         if batched:
             return env_actions, state
@@ -484,12 +486,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return self.mlp_extractor(features.actor)  # type: ignore[no-any-return]
         return self.mlp_extractor.forward_actor(features.actor), self.mlp_extractor.forward_critic(features.critic)
 
-    def _actor_latent(
-        self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None
-    ) -> tuple[th.Tensor, tuple[np.ndarray, ...] | None]:
-        """The actor's last hidden layer, and the next state, for :meth:`predict`."""
-        features = self.extract_features(obs, self.pi_features_extractor)
-        return self.mlp_extractor.forward_actor(features), state  # type: ignore[arg-type]
+    def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
+        """The memory that :meth:`predict` was given."""
+        return {}
+
+    def _state_of(self, memory: Memory, state: Any) -> Any:
+        """What :meth:`predict` returns of the memory; ``state`` is what it was given."""
+        return state
 
     def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
         """Sampled actions, and the noise for the next step."""

@@ -128,15 +128,13 @@ class WithMemory(ActorCriticPolicy):
         layout = Layout(starts, n_sequences)
         return {owner: layers[owner].sequences(x, memory[owner], layout) for owner, x in inputs.items()}, {}
 
-    def _actor_latent(
-        self, obs: PyTorchObs, state: tuple[np.ndarray, ...] | None, episode_start: np.ndarray | None
-    ) -> tuple[th.Tensor, tuple[np.ndarray, ...] | None]:
-        features: Any = self.extract_features(obs, self.pi_features_extractor)
-        starts = None if episode_start is None else th.as_tensor(episode_start, device=self.device).bool()
-        memory = {"actor": self._from_arrays(state, len(features))}
-        outputs, memory = self._run_layers({"actor": features}, memory, starts)
-        arrays = tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
-        return self.mlp_extractor.forward_actor(outputs["actor"]), arrays
+    def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
+        n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        # Actions depend on what the actor remembers alone.
+        return self.init_memory(n_envs) | {"actor": self._from_arrays(state, n_envs)}
+
+    def _state_of(self, memory: Memory, state: Any) -> Any:
+        return tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
 
     def _from_arrays(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> State:
         """The actor's memory from what :meth:`predict` returned."""

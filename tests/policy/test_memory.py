@@ -127,16 +127,16 @@ def test_weights_and_results_are_torchs(kind, theirs):
 
 @given(st.lists(st.booleans(), min_size=12, max_size=12))
 @settings(deadline=None)
-def test_a_layout_is_at_most_twice_as_long_and_inverted_by_collect(starts):
+def test_a_layout_is_at_most_twice_as_long_and_inverted_by_unpad(starts):
     layout = Layout(th.tensor(starts), 3)
     x = th.arange(12.0)[:, None] + 1
-    rows = layout.spread(x)
+    rows = layout.pad(x)
     assert rows.shape[:1] == (3,) and 4 <= rows.shape[1] <= 7
-    assert th.equal(layout.collect(rows), x)
+    assert th.equal(layout.unpad(rows), x)
     later = sum(start for i, start in enumerate(starts) if i % 4)
-    assert later == (0 if layout.shut is None else layout.shut.sum())
-    if layout.shut is not None:
-        assert not rows[layout.shut.bool()].any()
+    assert later == (0 if layout.resets is None else layout.resets.sum())
+    if layout.resets is not None:
+        assert not rows[layout.resets.bool()].any()
 
 
 @pytest.mark.parametrize("kind", LAYERS)

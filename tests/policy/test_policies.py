@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, vec
+from gymnasium import spaces
 
-from ppo_plus import PPO_Plus
+from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
 from ppo_plus.update.batch import pick
 
 
@@ -84,3 +85,36 @@ def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
     assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
     for part, held in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
         assert th.equal(part, held)
+
+
+class Shifted(ActorCriticPolicy):
+    """What is overridden in either half holds wherever the policy is asked."""
+
+    def encode(self, obs, memory, episode_starts=None):
+        features, memory = super().encode(obs, memory, episode_starts)
+        return Features(features.actor + 1.0, features.critic - 1.0), memory
+
+    def heads(self, features, masks=None):
+        made = super().heads(features, masks)
+        return made._replace(values=made.values + 10.0, params=made.params + th.tensor([2.0, 0.0]))
+
+
+class ShiftedLstm(LSTMMemory, Shifted):
+    """The same with memory."""
+
+
+@pytest.mark.parametrize("policy", [Shifted, ShiftedLstm])
+def test_overrides_of_encode_and_heads_reach_acting_learning_and_predict(policy):
+    class First(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            losses = super().compute_loss(batch, coefficients)
+            self.first = getattr(self, "first", losses.diagnostics)
+            return losses
+
+    env = vec(spaces.Box(-9.0, 9.0, (1,)))
+    model = First(policy, env, n_steps=8, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False).learn(16)
+    assert model.rollout_buffer.values.mean() > 5 and model.rollout_buffer.params[..., 0].mean() > 1
+    assert abs(model.first["kl"]) < 1e-5 and abs(model.first["approx_kl"]) < 1e-5
+    actions, state = model.predict(env.reset(), deterministic=True)
+    assert actions.mean() > 1 and (state is None) == (policy is Shifted)
+    assert model.policy.predict_values(th.as_tensor(env.reset())).mean() > 5

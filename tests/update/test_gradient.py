@@ -111,7 +111,7 @@ class Augmented(PPO_Plus):
         features = batch.features
         if features is None:
             features, _ = self.policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
-        values, _ = self.policy.heads(features._replace(critic=features.critic + 0.5))
+        values = self.policy.heads(features._replace(critic=features.critic + 0.5)).values
         return losses.plus("smooth", values.square().mean())
 
 
