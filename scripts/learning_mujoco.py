@@ -15,6 +15,7 @@ To have the queue work in the background, and to pause it and go on:
     group=$(cat docs/benchmarks/mujoco/.running/queue.pid)
     kill -STOP -- -$group
     kill -CONT -- -$group
+    echo 19 > /proc/$group/autogroup    # Linux: be nice to other terminals too, not only within this session
 
 ``kill $group`` ends it after the run that is going on, ``kill -- -$group`` at once; a run that was ended is begun anew.
 The queue runs the files that there are: leave the package alone meanwhile, for instance in a clone of its own.

@@ -176,6 +176,7 @@ class OwnPenalty(PPO_Plus):
         return losses.plus("penalty", self.weight * kl)
 
 
+@pytest.mark.slow
 def test_terms_that_vanish_at_first_are_never_stale():
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = OwnPenalty("MlpPolicy", env, n_steps=64, n_epochs=2, seed=0, device="cpu", compile=True).learn(256)
@@ -283,6 +284,7 @@ class Sometimes(PPO_Plus):
         return losses.plus("extra", 0.1 * losses.total) if self.extra else losses
 
 
+@pytest.mark.slow
 def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
     results = []
     for compile in (False, True):
@@ -300,6 +302,7 @@ def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
     th.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_means_nothing():
     space = spaces.Dict({"a": VECTOR, "b": VECTOR})
     model = PPO_Plus(
@@ -345,6 +348,7 @@ class Remembering(ColoredNoise):
 
 
 @pytest.mark.parametrize("compile", [False, "auto"])
+@pytest.mark.slow
 def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
     sizes = dict(n_steps=8, batch_size=8)

@@ -129,6 +129,7 @@ def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
 
 
 @pytest.mark.parametrize("arm", ["yaml", "yaml-by-sb3"])
+@pytest.mark.slow
 def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "N_EPISODES", 4)
     monkeypatch.setattr(script, "N_EVAL_ENVS", 2)

@@ -16,6 +16,7 @@ def results_of(runs):
     return [runs.Result("task", name, seed, 1000, 200.0, 2.5) for name in ("b", "a") for seed in range(3)]
 
 
+@pytest.mark.slow
 def test_jobs_run_in_other_processes_and_results_keep_their_order(runs, tmp_path):
     path = tmp_path / "new" / "results.json"
     arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])

@@ -86,6 +86,7 @@ def test_a_layer_with_few_inputs_is_compiled_to_what_it_computes(k, n):
 
 
 @pytest.mark.parametrize("compile_graph", COMPILERS)
+@pytest.mark.slow
 def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does(compile_graph):
     def function(weights, x, step):
         loss = (th.addmm(weights[0], x, weights.t()).tanh() * 0.9**step).square().mean()

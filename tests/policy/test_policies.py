@@ -58,6 +58,7 @@ def test_under_autocast_the_policy_of_the_update_is_the_policy_of_the_rollout():
     assert losses.diagnostics["clip_fraction"] == 0
 
 
+@pytest.mark.slow
 def test_autocast_is_saved_compiles_and_learns(tmp_path):
     model = image_model(policy_kwargs={"autocast": True}, compile=True)
     before = [weight.detach().clone() for weight in model.policy.parameters()]

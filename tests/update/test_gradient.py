@@ -76,6 +76,7 @@ CASES = {
 
 @needs_compiler
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_compiled_and_eager_train_the_same(case):
     policy, action, observation, arguments = CASES[case]
     env_class = (MaskedEnv,) if "masks" in case else ()

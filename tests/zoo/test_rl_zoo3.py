@@ -126,6 +126,7 @@ def test_a_key_of_another_algorithm_is_refused_by_name():
         load_experiment("Pendulum-v1", ZOO_FILES / "a2c.yml")
 
 
+@pytest.mark.slow
 def test_train_and_enjoy_in_rl_zoo3(tmp_path):
     def plugin(*arguments):
         return run(["-m", "ppo_plus.zoo.rl_zoo3_plugin", *arguments, "--algo", "ppo_plus", "-f", "logs"], tmp_path)
@@ -141,6 +142,7 @@ def test_train_and_enjoy_in_rl_zoo3(tmp_path):
     assert "Mean reward" in plugin("enjoy", *env, "--no-render", "-n", "600")
 
 
+@pytest.mark.slow
 def test_optimize_in_rl_zoo3(tmp_path):
     arguments = "train --algo ppo_plus --env CartPole-v1 -n 300 -f logs -optimize --n-trials 1 --n-evaluations 1"
     more = "--sampler random --pruner none --no-optim-plots --seed 3 --eval-episodes 1"

@@ -63,6 +63,7 @@ def test_an_experiment_says_whether_it_is_compiled(monkeypatch):
     assert resolve(given, PLAN) == given
 
 
+@pytest.mark.slow
 def test_the_score_does_not_depend_on_the_machines_threads():
     """Settings that were recorded by a process with one thread score the same in a process with two. Pendulum's returns
     show any difference."""

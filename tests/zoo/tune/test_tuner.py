@@ -40,7 +40,7 @@ from ppo_plus.zoo.tune.worker import CannotCompile, Worker
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.
-PYTHONPATH = f"{ROOT}:{Path(__file__).parent}"
+PYTHONPATH = f"{ROOT}:{ROOT / 'tests'}"
 #: A search of four trials on runs of two rollouts of the default.
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
 ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]
@@ -126,6 +126,7 @@ def wait_for_study(url, name):
     raise AssertionError(f"no study {name}")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running."""
     command = ["tune", *SEARCH, *ALONE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
@@ -156,6 +157,7 @@ def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     assert len(study.get_trials()) == len(trials)
 
 
+@pytest.mark.slow
 def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
     """Stopped for some seconds while two workers are in the middle of trials: they wait, and go on where they were."""
     command = ["tune", *SEARCH, *ALONE, "--study-name", "restart", "--search-space", write_space(tmp_path)]
@@ -175,6 +177,7 @@ def test_a_database_that_is_restarted_loses_nothing(server, tmp_path):
     assert sorted((trial.user_attrs[JOB], trial.state.name) for trial in ran) == [(i, "COMPLETE") for i in range(4)]
 
 
+@pytest.mark.slow
 def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     """Ctrl-C, twice, in the middle of a trial: the worker puts its job back, and the line says how to go on."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -204,6 +207,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
 
 
 @pytest.mark.parametrize("condition", ["prepares", "starts workers"])
+@pytest.mark.slow
 def test_interrupted_early(tmp_path, condition):
     """Ctrl-C, twice, before anything runs: the same line, and nothing goes on without the tuner."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -216,6 +220,7 @@ def test_interrupted_early(tmp_path, condition):
     assert not any(map(is_alive, workers))
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_tuner(tmp_path):
     """Even if it is killed: nobody would see what they do, and the same command starts others."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
@@ -297,6 +302,7 @@ def tuned(tmp_path_factory):
     return study, verdict, folder, make_task(experiment, TUNED_SPACE, plan, **allowed)
 
 
+@pytest.mark.slow
 def test_stages_of_a_study(tuned):
     study, _, folder, _ = tuned
     stages = {name: jobs.trials() for name, jobs in stage_names(study)}
@@ -312,6 +318,7 @@ def test_stages_of_a_study(tuned):
     }
 
 
+@pytest.mark.slow
 def test_report(tuned):
     _, verdict, folder, _ = tuned
     report = (folder / "report.md").read_text()
@@ -327,6 +334,7 @@ def test_report(tuned):
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
 
+@pytest.mark.slow
 def test_again_does_nothing_but_write_the_report(tuned):
     study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
@@ -418,6 +426,7 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     """Here in the middle of a trial: its tables are gone."""
     database = tmp_path / "study.db"
@@ -466,6 +475,7 @@ def test_journal_takes_back_what_was_running(tmp_path):
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
+@pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
     study, verdict, folder, _ = tuned
@@ -492,6 +502,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     assert last_return(tmp_path / "logs") == winner.screening_scores[0]
 
 
+@pytest.mark.slow
 def test_trained_again_the_score_is_the_same(tuned, tmp_path):
     """Whichever trial wins: the command in the exported file ends with the very returns that it was scored by."""
     study, _, _, task = tuned
