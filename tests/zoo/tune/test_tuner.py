@@ -344,6 +344,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
     assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 30]
 
 
+@pytest.mark.slow
 def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
     study, _, folder, task = tuned
     report = (folder / "report.md").read_text()
@@ -357,6 +358,7 @@ def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
     check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
 
 
+@pytest.mark.slow
 def test_a_study_is_about_one_thing(tuned):
     study, _, folder, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
@@ -398,6 +400,7 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_a_worker_finds_instead_of_a_study(tuned):
     study, _, _, task = tuned
     with pytest.raises(ValueError, match="there is no study 'none': start it"):
