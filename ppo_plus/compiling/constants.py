@@ -17,7 +17,7 @@ import math
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -210,7 +210,9 @@ class _Walk:
 
     def _class(self, value: type, path: str) -> Any:
         """What the custom classes that it derives from hold."""
-        custom = [base for base in value.__mro__ if not _is_library(base.__module__)]
+        custom = _custom_bases(value)
+        if not custom:
+            return ()
         skip = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__"}
         skip |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__init__", "__repr__", "__eq__"}
         return tuple(
@@ -243,7 +245,7 @@ class _Walk:
     def _object(self, value: Any, kind: type, path: str) -> Any:
         if kind.__module__ in VOLATILE or kind.__module__.startswith("numpy.random") or isinstance(value, th.Generator):
             raise Unknown(f"{path} is a {kind.__name__}, which answers otherwise each time")
-        slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ()) if hasattr(value, name)]
+        slots = [name for name in _slots(kind) if hasattr(value, name)]
         if not hasattr(value, "__dict__") and not slots:
             raise Unknown(f"{path} is a {kind.__name__}, of which nothing can be seen")
         held = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
@@ -251,13 +253,19 @@ class _Walk:
         if not isinstance(value, nn.Module):
             return kind, self._class(kind, path), {key: self.visit(each, f"{path}.{key}") for key, each in held.items()}
         self._refuse_gradient_hooks(value, path)
+        if not hasattr(value, "_modules"):
+            raise Unknown(f"{path} is a module that was not initialized")
         # The tables hold tensors that are handed in; they are listed by name, since code may ask for one.
         tables = {table: sorted(getattr(value, table)) for table in ("_parameters", "_buffers")}
         parts = dict(value.named_children())
+        skipped = NOT_COMPARED | _skipped(value)
+        # Most of what a module holds is empty tables of hooks: no path is made for these, nor for plain values.
         data = {
-            key: self.visit(each, f"{path}.{key}")
+            key: each
+            if type(each) in _ATOMS or (not each and type(each) in _TABLES)
+            else self.visit(each, f"{path}.{key}")
             for key, each in held.items()
-            if key not in NOT_COMPARED | _skipped(value)
+            if key not in skipped
         }
         return (
             kind,
@@ -295,6 +303,21 @@ class _Walk:
 
 
 _ATOMS = frozenset(ATOMS)
+_TABLES = frozenset({dict, OrderedDict})
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _ATOMS or (type(value) in _TABLES and not value)
+
+
+@functools.cache
+def _custom_bases(kind: type) -> tuple[type, ...]:
+    return tuple(base for base in kind.__mro__ if not _is_library(base.__module__))
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
 
 
 def _skipped(module: nn.Module) -> frozenset[str]:

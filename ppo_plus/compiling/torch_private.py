@@ -34,6 +34,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+#: What settles which way is taken, for each function; not while something is traced.
+_CHOICES: list[Callable[[], Any]] = []
+
+
 def direct(public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]) -> Callable[[Function], Function]:
     """Decorate a direct way to do what a public function does: it is used if it gives the same bits on a small case.
 
@@ -52,6 +56,7 @@ def direct(public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]
             return chosen()(*args, **kwargs)
 
         call.chosen = chosen  # type: ignore[attr-defined]
+        _CHOICES.append(chosen)
         return call  # type: ignore[return-value]
 
     return decorate
@@ -330,6 +335,8 @@ def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) ->
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    for settle in _CHOICES:
+        settle()
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
 
 

@@ -18,6 +18,7 @@ from ppo_plus.compiling.torch_private import (
     gradient,
     optimizer_step,
     swapped,
+    trace,
     without_gradients,
 )
 
@@ -59,6 +60,12 @@ def no_way(x):
 @pytest.mark.parametrize("function", [wrong_way, no_way])
 def test_a_direct_way_that_fails_or_answers_otherwise_is_replaced(function):
     assert direct(lambda x: x, lambda f: f(th.ones(2)))(function)(3) == 3
+
+
+def test_which_way_is_taken_is_settled_before_something_is_traced():
+    with publicly(False):
+        trace(lambda x: [gradient((2 * x.requires_grad_()).sum(), [x])[0]], [th.ones(2)])
+        assert all(each.chosen() is each.__wrapped__ for each in DIRECT)
 
 
 def test_a_direct_way_is_tried_once_and_at_its_first_use():
