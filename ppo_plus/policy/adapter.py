@@ -33,9 +33,8 @@ class Taken(ActionDistribution):
 
     def __init__(self, policy: sb3.ActorCriticPolicy):
         super().__init__(policy.action_space)
-        inner = make_distribution(policy.action_space)
-        self._inner, self._squashed = inner, policy.squash_output
-        self._low_high = policy.unscale_action if policy.squash_output else None
+        self._inner = inner = make_distribution(policy.action_space)
+        self._unscale = policy.unscale_action if policy.squash_output else None
         self.action_dim, self.noise_dim, self.dtype = inner.action_dim, 0, inner.dtype
         self.choices = []
 
@@ -46,8 +45,8 @@ class Taken(ActionDistribution):
         return params[:, 1]
 
     def to_env(self, actions: np.ndarray) -> Any:
-        if self._low_high is not None:
-            actions = self._low_high(actions.reshape(len(actions), *self.action_space.shape)).reshape(len(actions), -1)  # type: ignore[misc]
+        if self._unscale is not None:
+            actions = self._unscale(actions.reshape(len(actions), *self.action_space.shape)).reshape(len(actions), -1)  # type: ignore[misc]
         return self._inner.to_env(actions)
 
     def _unknown(self, *_: Any) -> Any:

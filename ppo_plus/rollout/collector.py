@@ -108,17 +108,11 @@ class Collector:
         self._resets: list[tuple[int, int]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        # From the CPU, so that it can be loaded where there is no GPU; a rollout that is not complete is dropped.
-        carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
-        unfinished: dict[str, Any] = {
-            "_task": None,
-            "n_steps": 0,
-            "_incoming": None,
-            "_memory": {},
-            "_timeouts": [],
-            "_resets": [],
-        }
-        return vars(self) | {"carry": carry, "device": th.device("cpu")} | unfinished
+        # A rollout that is not complete is dropped. From the CPU, so that it can be loaded where there is no GPU.
+        kept = Collector()
+        kept.obs, kept.starts = self.obs, self.starts
+        kept.carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
+        return vars(kept)
 
     def forget(self) -> None:
         """Nothing is remembered, and all noise is drawn anew."""
