@@ -53,6 +53,9 @@ SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
 
+#: Where each argument is kept.
+ARGUMENTS = {{"stats_window_size": "_stats_window_size"}.get(name, name): name for name in NAMES}
+
 #: Weights times transitions that are computed at once from which on several threads are faster than one.
 WORTH_THREADS = 20_000_000
 
@@ -235,6 +238,8 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         adopt(self)
+        # What was loaded does not pass through `__setattr__`.
+        self._settings = None
         settings = self._checked_settings()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -270,11 +275,15 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises ValueError: an attribute has been changed to what is not allowed
         """
-        attributes = {"stats_window_size": "_stats_window_size"}
-        arguments = {name: getattr(self, attributes.get(name, name)) for name in NAMES}
-        if self._settings is None or not self._settings.is_made_of(arguments):
-            self._settings = Settings(**arguments)
+        if self._settings is None:
+            self._settings = Settings(**{name: getattr(self, attribute) for attribute, name in ARGUMENTS.items()})
         return self._settings
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Asked for in every minibatch, settings are made only where an argument may be another one now.
+        if name in ARGUMENTS:
+            vars(self)["_settings"] = None
+        super().__setattr__(name, value)
 
     def _checked_settings(self) -> Settings:
         """:attr:`settings`, which also go together with the environments."""
@@ -474,18 +483,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         act, length = self._prepare_act(mask_source), self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
+        explained = Explained()
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
-            last_obs, last_episode_starts = self._last_obs, self._last_episode_starts
             action_masks = None
             if mask_source is not None:
-                action_masks = mask_source.read(env, last_obs, self.num_timesteps // env.num_envs)
-            obs_tensor, carry, *further = collector.look(action_masks)
-            decision = collector.decide(obs_tensor, carry, *further)
-            actions, clipped_actions = decision.actions, decision.clipped_actions
+                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
+            decision = collector.decide(action_masks)
+            obs_tensor, actions, clipped_actions = decision.obs_tensor, decision.actions, decision.clipped_actions
             values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
 
-            with Explained():
+            with explained:
                 new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
             collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
@@ -493,11 +501,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
-            if self._last_obs is None:
+            if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
-            step = self.num_timesteps // env.num_envs
-            before = last_obs, last_episode_starts
-            collector.store(decision, action_masks, rewards, dones, infos, before, env, step)
+            collector.store(decision, rewards, dones, infos, env)
         collector.finish()
 
         callback.update_locals(locals())

@@ -102,10 +102,6 @@ class Settings:
         _check_kl_control(self)
         _check_sequences(self)
 
-    def is_made_of(self, arguments: dict[str, Any]) -> bool:
-        """Whether these arguments are the very objects that it was made of."""
-        return all(getattr(self, name) is value for name, value in arguments.items())
-
     @property
     def buffer_class(self) -> type[RolloutBuffer]:
         """What stores rollouts."""

@@ -65,14 +65,27 @@ class Task:
 
 
 class Decision:
-    """What was decided for ``N`` environments, as numpy arrays under SB3's names.
+    """What was decided for ``N`` environments, and what for; arrays under SB3's names.
 
+    :param obs: what the environments had returned
+    :param starts: which of these begin an episode, booleans ``(N,)``
+    :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
+    :param obs_tensor: the observations as the policy saw them
     :param step: a packed step
     :param distribution: of the actions
     """
 
-    def __init__(self, step: np.ndarray, distribution: Any):
+    def __init__(
+        self,
+        obs: Any,
+        starts: np.ndarray,
+        masks: np.ndarray | None,
+        obs_tensor: Any,
+        step: np.ndarray,
+        distribution: Any,
+    ):
         n = distribution.action_dim
+        self.obs, self.starts, self.masks, self.obs_tensor = obs, starts, masks, obs_tensor
         self.actions: np.ndarray = step[:, :n].astype(distribution.dtype, copy=False)
         self.value, self.log_prob, self.params = step[:, n], step[:, n + 1], step[:, n + 2 :]
         self.clipped_actions = distribution.to_env(self.actions)
@@ -100,6 +113,8 @@ class Collector:
         self.n_steps = 0
         #: What the environments have returned in the present step.
         self._incoming: Any = None
+        #: How many steps each environment has taken, for messages.
+        self._step = 0
         #: What was remembered before the present step's end.
         self._memory: Memory = {}
         #: Transitions cut by a time limit: row, column, final observation, memory before that.
@@ -150,29 +165,27 @@ class Collector:
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
-    def look(self, masks: np.ndarray | None) -> tuple[Any, Carry, th.Tensor | None, th.Tensor | None]:
-        """What the next actions are chosen from: observations, carry, episode starts and masks on the device.
+    def decide(self, masks: np.ndarray | None) -> Decision:
+        """Choose the next actions.
 
         :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
+        :raises ValueError: the observations are of another shape than their space
         """
-        task = self._task
-        carry = self.renew_noise(task.policy, task.sde_sample_freq)
+        task, obs, starts = self._task, self.obs, self.starts
+        policy = task.policy
+        carry = self.renew_noise(policy, task.sde_sample_freq)
         if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
             task.buffer.begin_sequences(carry.memory)
-        starts = self._tensor(np.asarray(self.starts, dtype=bool)) if task.policy.remembers else None
-        obs = to_network(self.obs, task.policy.observation_space, self.device)
-        return obs, carry, starts, self._tensor(masks)
-
-    def decide(self, *seen: Any) -> Decision:
-        """Choose the next actions from what :meth:`look` returned."""
+        obs_tensor = to_network(obs, policy.observation_space, self.device)
+        starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
         try:
-            step, self.carry = self._task.act(*seen)
+            step, self.carry = task.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
         except Exception:
             # Looked at only here, so that steps are not slower for it.
-            check_shape(self.obs, self._task.policy.observation_space, len(self.starts))  # type: ignore[arg-type]
+            check_shape(obs, policy.observation_space, len(starts))  # type: ignore[arg-type]
             raise
         self._memory = self.carry.memory
-        return Decision(step.cpu().numpy(), self._task.policy.family)
+        return Decision(obs, starts, masks, obs_tensor, step.cpu().numpy(), policy.family)  # type: ignore[arg-type]
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
         """The carry, with held noise drawn again where it is due."""
@@ -195,47 +208,47 @@ class Collector:
         """
         require_finite("observation", new_obs, step)
         require_finite("reward", rewards, step)
-        self._incoming = new_obs
+        self._incoming, self._step = new_obs, step
 
     def store(
         self,
         decision: Decision,
-        masks: np.ndarray | None,
         rewards: np.ndarray,
         dones: np.ndarray,
         infos: list[dict[str, Any]],
-        before: tuple[Any, Any],
         env: VecEnv,
-        step: int,
     ) -> None:
         """Store a transition, and go on from where it led.
 
         :param decision: what was decided
-        :param masks: action masks, as in :meth:`look`
         :param rewards: what came of it, shape ``(N,)``
         :param dones: which episodes have ended, shape ``(N,)``
         :param infos: one for each environment
-        :param before: observations and episode starts before it
         :param env: the environments to go on with
-        :param step: how many steps each has taken, for messages
         :raises FloatingPointError: a final observation is not finite
         """
         row, new_obs = self.n_steps, self._incoming
         truncated = _truncated(dones, infos)
         for i, final_obs in truncated:
-            require_finite("final observation", final_obs, step, env=i)
+            require_finite("final observation", final_obs, self._step, env=i)
         if self.obs is None:
             # Somebody else has used the environments.
             truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
-            self.restart(env, step)
+            self.restart(env, self._step)
             new_obs, dones = self.obs, np.ones_like(dones)
         self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
         if np.count_nonzero(dones):
             self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if infos[i].get(AUTORESET)]
-        obs, starts = before
-        extra = {} if masks is None else {"masks": masks}
+        extra = {} if decision.masks is None else {"masks": decision.masks}
         self._task.buffer.add(
-            obs, decision.actions, rewards, starts, decision.value, decision.log_prob, decision.params, **extra
+            decision.obs,
+            decision.actions,
+            rewards,
+            decision.starts,
+            decision.value,
+            decision.log_prob,
+            decision.params,
+            **extra,
         )
         self.n_steps += 1
         self.obs, self.starts = new_obs, dones

@@ -21,11 +21,10 @@ def collected(n_steps=5, **kwargs):
     task = Task(model.policy, th.no_grad()(Acting(model.policy).plain), model.rollout_buffer, -1, n_steps)
     collector.begin(task, model.env, 0)
     for _ in range(n_steps):
-        before = collector.obs, collector.starts
-        decision = collector.decide(*collector.look(None))
+        decision = collector.decide(None)
         obs, rewards, dones, infos = model.env.step(decision.clipped_actions)
         collector.receive(obs, rewards, 1)
-        collector.store(decision, None, rewards, dones, infos, before, model.env, 1)
+        collector.store(decision, rewards, dones, infos, model.env)
     collector.finish()
     return collector, model
 
