@@ -4,10 +4,8 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 """
 
 import io
-import math
 import pathlib
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -20,33 +18,32 @@ from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriti
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
-from torch import nn
 
-from ppo_plus.compiling.cache import NOTICE, Cache, Verdict, decide, pays
-from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.compiling.torch_private import without_gradients
+from ppo_plus.compiling.compilation import Compilation, Verdict, pays
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
 from ppo_plus.formulas.exploration import NoiseProcess
-from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
+from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.schedules import Schedule
+from ppo_plus.formulas.schedules import Schedule, at
 from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
-from ppo_plus.policy.adapter import adapt_policy_class, overridden
-from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
+from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
-from ppo_plus.process import keep_freed_memory, torch_threads
+from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number
+from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Acting, Collector, Task
+from ppo_plus.rollout.collector import Collector, Task
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings
 from ppo_plus.update.batch import Batch
-from ppo_plus.update.flat import Weights, packed, trainable
-from ppo_plus.update.update import Minibatch, Progress, Skipped, Update, run_epochs
+from ppo_plus.update.flat import packed
+from ppo_plus.update.learner import Learner, metrics
+from ppo_plus.update.update import Scheduled, Skipped, Update
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -55,9 +52,6 @@ ScheduleLike = float | str | Schedule
 
 #: Where each argument is kept.
 ARGUMENTS = {{"stats_window_size": "_stats_window_size"}.get(name, name): name for name in NAMES}
-
-#: Weights times transitions that are computed at once from which on several threads are faster than one.
-WORTH_THREADS = 20_000_000
 
 
 class PPO_Plus(OnPolicyAlgorithm):
@@ -108,8 +102,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
         recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, from the
         call of ``learn`` on with which the model has planned enough gradient steps for it to pay
-        (:data:`ppo_plus.compiling.cache.WORTH_COMPILING`); ``True``: always, with an error where it cannot; ``False``:
-        never. :attr:`compiled` tells
+        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error where it cannot;
+        ``False``: never. :attr:`compiled` tells
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -173,6 +167,12 @@ class PPO_Plus(OnPolicyAlgorithm):
     ):
         #: Where the environments are, and what is carried from step to step.
         self.collector = Collector()
+        #: What lasts from one update to the next.
+        self.learner = Learner()
+        self.compilation = Compilation()
+        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+        self._expects_masks = False
+        self._warned_of_masks = False
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
         if env is not None:
@@ -217,18 +217,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.compile = compile
         self.n_threads = n_threads
         self.action_mask_key = action_mask_key
-        #: The KL control of the last update, and what it remembers (running, beta, lr_scale).
-        self._kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
-        #: The KL control's factor on the learning rate.
-        self._lr_scale = 1.0
-        self._skipped = Skipped()
-        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
-        self._expects_masks = False
-        self._warned_of_masks = False
-        #: Gradient steps that all calls of ``learn`` have planned.
-        self._n_planned = 0
-        self._verdict = Verdict(False, "learn has not been called yet")
-        self._cache = Cache()
         self._settings: Settings | None = None
         if _init_setup_model:
             self._setup_model()
@@ -254,13 +242,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             **{name: value for name, value in custom.items() if value is not None},
             **self.policy_kwargs,
         ).to(self.device)
-        if not self.policy.compilable:
-            warnings.warn(
-                f"policy={self.policy_class.__name__} overrides {', '.join(overridden(self.policy_class))}: it runs as "
-                "SB3 runs it, uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it "
-                "from ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
-                stacklevel=4,
-            )
+        warn_of_overrides(self.policy_class)
         self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
@@ -313,7 +295,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return made
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_cache", "_settings", "_warned_of_masks"]
+        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -361,13 +343,17 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.gae_lambda,
         ):
             self.rollout_buffer = self._make_buffer()
-        self._skipped = Skipped()
+        self.learner.skipped = Skipped()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
-        self._decide(total_timesteps)
-        self._cache.start_counting()
+        foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(
+            self.compile, self.settings.gradient_steps(total_timesteps, self.n_envs), self.device, foreign
+        )
+        if self.verbose >= 1 and self.compilation.notice:
+            print(self.compilation.notice)
         with Explained():
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
@@ -375,43 +361,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_reset(self.env, self._last_obs, step=0)
         return total, callbacks
 
-    def _decide(self, total_timesteps: int) -> None:
-        """Settle whether this call of ``learn`` compiles."""
-        planned = self._n_planned + self.planned_steps(total_timesteps)
-        if self.policy.compilable:
-            verdict = decide(self.compile, planned, self.device, before=bool(self._verdict))
-        else:
-            verdict = Verdict(False, f"{self.policy_class.__name__} overrides methods of SB3's policy")
-            if self.compile is True:
-                raise CompileError(f"compile=True, but {verdict.reason}: use compile=False")
-        if self.compile == "auto" and not verdict and "nothing can" in verdict.reason and verdict != self._verdict:
-            warnings.warn(f"training runs uncompiled, and slower: {verdict.reason}", RuntimeWarning, stacklevel=5)
-        self._n_planned, self._verdict = planned, verdict
-        if verdict and self.verbose >= 1 and not len(self._cache):
-            print(NOTICE)
-
     @property
     def compiled(self) -> Verdict:
         """Whether training is compiled, true or false; printed, it says why."""
-        failures = self._cache.failures() if self._verdict else []
-        return Verdict(False, "; ".join(failures)) if failures else self._verdict
-
-    def compile_notice(self, total_timesteps: int) -> str | None:
-        """What there is to say before a call of ``learn`` with so many timesteps, if that is going to compile."""
-        wanted = self.compile is True or (self.compile == "auto" and self.pays_to_compile(total_timesteps))
-        return NOTICE if wanted and self.policy.compilable and not len(self._cache) else None
+        return self.compilation.verdict
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
-        return pays(self._n_planned + self.planned_steps(total_timesteps), self.device)
-
-    def planned_steps(self, total_timesteps: int) -> int:
-        """Gradient steps that training for so many timesteps takes.
-
-        :param total_timesteps: as for :meth:`learn`
-        """
-        n_transitions = self.n_steps * self.n_envs
-        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * math.ceil(n_transitions / self.batch_size)
+        planned = self.settings.gradient_steps(total_timesteps, self.n_envs)
+        return pays(self.compilation.n_planned + planned, self.device)
 
     def learn(
         self: SelfPPO_Plus,
@@ -448,12 +406,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Torch's threads for training."""
         if self.n_threads != "auto":
             return self.n_threads
-        # With memory, threads meet after every step of time.
-        at_once = self.batch_size // (self.settings.steps_per_sequence or 1)
-        small = at_once * sum(p.numel() for p in self.policy.parameters()) < WORTH_THREADS
-        convolutions = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
-        convolves = any(isinstance(part, convolutions) for part in self.policy.modules())
-        return 1 if self.device.type == "cpu" and small and not convolves else th.get_num_threads()
+        several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
+        return th.get_num_threads() if several else 1
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -480,7 +434,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self.env  # type: ignore[assignment]
         mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
-        act, length = self._prepare_act(mask_source), self.settings.steps_per_sequence
+        act, length = prepare_act(self.policy, mask_source, self.compilation), self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
         explained = Explained()
@@ -510,18 +464,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
-    def _prepare_act(self, mask_source: MaskSource | None) -> Callable[..., Any]:
-        """``policy.act`` with its step packed, compiled if this run compiles."""
-        acting = Acting(self.policy)
-        if not self._verdict:
-            return without_gradients(acting.plain)
-        tensors = acting.tensors()
-        compiled = self._cache.get(
-            "acting", acting, strict=self.compile is True, given=tensors, policy=self.policy, masks=mask_source
-        )
-        # Callbacks may move weights.
-        return without_gradients(compiled.bind(tensors, watched=True, plain=acting.plain))
-
     # --- training --------------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
@@ -544,112 +486,36 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        settings, progress = self.settings, self._current_progress_remaining
-        self.policy.set_training_mode(True)
-        state = self._load_kl_state(settings.control)
-        self._lr_scale = state.lr_scale.item()
-        self._update_learning_rate(self.policy.optimizer)
+        settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
+        policy.set_training_mode(True)
         if self.normalize_advantage == "rollout":
-            self.rollout_buffer.normalize_advantages()
-        target = settings.value("target_kl", progress)
-        target_kl = th.tensor(float("nan") if target is None else target, device=self.device)
-        learning_rate = th.tensor(self.lr_schedule(progress), device=self.device)
-        coefficients = settings.coefficients(progress, self.device)
+            buffer.normalize_advantages()
+        # Also a schedule that replaced the attribute after SB3's fashion.
+        schedules = settings.schedules | {"learning_rate": self.lr_schedule}
+        numbers = at(self._current_progress_remaining, schedules)
+        scheduled = Scheduled.of(numbers, self.device)
+        learning_rate = numbers["learning_rate"] * self.learner.kl_state(settings.control).lr_scale.item()
+        utils.update_learning_rate(policy.optimizer, learning_rate)
+        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm)
+        foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
 
-        rollout = self.rollout_buffer.on_device()
-        epochs = (self.rollout_buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
-        with packed(self.policy.optimizer) as weights:
-            minibatch = self._prepare_update(weights, coefficients, learning_rate, target_kl)
-            done = run_epochs(minibatch, epochs, settings.control, state, target_kl, self._skipped)
+        rollout = buffer.on_device()
+        epochs = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        with packed(policy.optimizer) as weights:
+            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
+            done = self.learner.learn(minibatch, epochs, settings.control, scheduled.target_kl)
         self._n_updates += done.n_epochs
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
-        self._kl_memory = settings.control, tuple(float(value) for value in done.state)
-        self._log_update(done)
-
-    def _prepare_update(self, weights: Weights, *coefficients: Any) -> Minibatch:
-        """Minibatches on these weights, compiled if this run compiles and they can be.
-
-        :param weights: the weights
-        :param coefficients: the coefficients of the loss, the learning rate and the target of the KL control
-        """
-        update = Update(self.policy, self.compute_loss, self.settings.control, self.max_grad_norm)
-        if not self._verdict or not self._can_compile_update(weights):
-            return update.plain(weights, *coefficients)
-        optimizer, by_parts = self.policy.optimizer, self.policy.remembers
-        compiled = self._cache.get(
-            "the update",
-            update.heads if by_parts else update,
-            strict=self.compile is True,
-            n_mutable=2 if by_parts else 3,
-            named=[self],
-            given=[*self.policy.parameters(), *self.policy.buffers()],
-            compute_loss=self.compute_loss,
-            loss=self.settings.loss,
-            policy=self.policy,
-            control=self.settings.control,
-            max_grad_norm=self.max_grad_norm,
-            optimizer=(
-                type(optimizer),
-                {k: v for k, v in optimizer.param_groups[0].items() if k not in ("params", "lr")},
-            ),
-            # Which weights are learned, and in which order.
-            trained=[id(weight) for weight in trainable(optimizer)],
-        )
-        minibatches = update.by_parts if by_parts else update.compiled
-        return minibatches(compiled, weights, *coefficients)
-
-    def _can_compile_update(self, weights: Weights) -> bool:
-        """:raises CompileError: ``compile=True``, and the update cannot be compiled"""
-        reason = None
-        if weights.vector is None:
-            reason = (
-                f"{type(self.policy.optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
-                "that were frozen for a while have taken fewer steps than the others)"
-            )
-        elif not isinstance(self.rollout_buffer, RolloutBuffer):
-            reason = f"{type(self.rollout_buffer).__name__} is no rollout buffer of ppo_plus"
-        if reason is not None and self.compile is True:
-            raise CompileError(f"compile=True, but {reason}: use compile=False")
-        return reason is None
-
-    def _load_kl_state(self, control: KLControl) -> KLState:
-        """The control's state on the device, running again."""
-        state = control.init()
-        if self._kl_memory is not None and same_control(self._kl_memory[0], control):
-            state = KLState(*map(th.tensor, self._kl_memory[1]))
-        return KLState(*(value.to(self.device) for value in state._replace(running=th.tensor(True))))
+        ranges = {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
+        logged = metrics(done, settings.control, buffer.values, buffer.returns, policy)
+        for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
-
-    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
-        """Set the schedule's value times the KL control's scale."""
-        learning_rate = self.lr_schedule(self._current_progress_remaining) * self._lr_scale
-        self.logger.record("train/learning_rate", learning_rate)
-        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-            utils.update_learning_rate(optimizer, learning_rate)
-
-    def _log_update(self, done: Progress) -> None:
-        for name, mean in done.records.means().items():
-            self.logger.record(f"train/{name}", mean)
-        values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
-        self.logger.record("train/explained_variance", utils.explained_variance(values, returns))
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", self.policy.log_std.detach().exp().mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        skipped = done.records.finite().count(False)
-        if skipped:
-            self.logger.record("train/skipped_minibatches", skipped)
-        for name in ("clip_range", "clip_range_vf"):
-            value = self.settings.value(name, self._current_progress_remaining)
-            if value is not None:
-                self.logger.record(f"train/{name}", value)
-        if type(self.settings.control) is not KLControl:
-            self.logger.record("train/kl_early_stop", float(not done.state.running))
-            self.logger.record("train/kl_coef", done.state.beta.item())
-            self.logger.record("train/lr_scale", done.state.lr_scale.item())
 
     # --- around training -------------------------------------------------------------------------------------------
 

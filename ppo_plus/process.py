@@ -7,9 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch as th
+from torch import nn
 
 #: Names of ``malloc.h``.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+#: Weights times transitions that are computed at once from which on several threads are faster than one.
+WORTH_THREADS = 20_000_000
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+
+
+def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
+    """Whether torch computes faster with several threads, if there are cores for them.
+
+    :param policy: what is computed
+    :param n_at_once: for how many transitions at once
+    :param device: where
+    """
+    large = n_at_once * sum(p.numel() for p in policy.parameters()) >= WORTH_THREADS
+    return device.type != "cpu" or large or any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
 
 
 @contextmanager

@@ -6,12 +6,11 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch as th
 from gymnasium import spaces
 
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
-from ppo_plus.formulas.losses import Coefficients, PPOLoss
+from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import Bounded, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import check_policy_kwargs
@@ -122,27 +121,19 @@ class Settings:
         common = math.gcd(self.n_steps, self.batch_size)
         return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
 
-    def value(self, name: str, progress_remaining: float) -> float | None:
-        """What an argument that may change over time is now; ``None`` where the argument is.
+    @property
+    def transitions_at_once(self) -> int:
+        """How many transitions a network computes with at once: with memory, those of one step of time."""
+        return self.batch_size // (self.steps_per_sequence or 1)
 
-        :param name: one of :data:`SCHEDULED`
-        :param progress_remaining: from 1 at the beginning of training to 0 at its end
+    def gradient_steps(self, total_timesteps: int, n_envs: int) -> int:
+        """Gradient steps that training takes.
+
+        :param total_timesteps: as for ``learn``
+        :param n_envs: how many environments there are
         """
-        schedule = self.schedules[name]
-        return None if schedule is None else schedule(progress_remaining)
-
-    def coefficients(self, progress_remaining: float, device: th.device) -> Coefficients:
-        """Weights and bounds of the loss, 0-d.
-
-        :param progress_remaining: from 1 at the beginning of training to 0 at its end
-        :param device: where they are wanted
-        """
-        values = {
-            name: self.value(name, progress_remaining)
-            for name in ("clip_range", "clip_range_vf", "ent_coef", "vf_coef")
-        }
-        tensors = {name: None if value is None else th.tensor(value, device=device) for name, value in values.items()}
-        return Coefficients(**tensors)  # type: ignore[arg-type]
+        n_transitions = self.n_steps * n_envs
+        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * math.ceil(n_transitions / self.batch_size)
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.

@@ -219,10 +219,10 @@ def attach_clocks(model: Any) -> dict[str, float]:
     buffer, policy = model.rollout_buffer, model.policy
     methods = [(model.env, "step", ENV), (model, "train", UPDATE), (policy, "predict_values", COLLECT)]
     methods += [(buffer, name, COLLECT) for name in ("add", "bootstrap_timeouts", "compute_returns_and_advantage")]
-    if hasattr(model, "_prepare_act"):
+    if hasattr(model, "collector"):
         # PPO_Plus settles before each rollout which function acts.
-        prepare = model._prepare_act
-        model._prepare_act = lambda *given: clocked(seconds, ACT, prepare(*given))
+        begin = model.collector.begin
+        model.collector.begin = lambda task, *given: begin(replace(task, act=clocked(seconds, ACT, task.act)), *given)
     else:
         methods.append((policy, "forward", ACT))
     for owner, name, section in methods:

@@ -15,7 +15,9 @@ def parameters(model):
 
 def assert_trained_alike(eager, compiled):
     """Two models after two updates: all of one is compiled, and it has become the other."""
-    assert len(compiled._cache) == 2 and all(each.is_compiled for each in compiled._cache.values())
+    assert len(compiled.compilation.cache) == 2 and all(
+        each.is_compiled for each in compiled.compilation.cache.values()
+    )
     assert np.allclose(eager.rollout_buffer.actions, compiled.rollout_buffer.actions, atol=1e-4)
     # Two updates: rounding of another order of summation, grown by the second rollout.
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)

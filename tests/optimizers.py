@@ -3,7 +3,9 @@
 import torch as th
 from torch import nn, optim
 
+from ppo_plus.formulas.schedules import at
 from ppo_plus.update.flat import ELEMENTWISE, Weights
+from ppo_plus.update.update import Scheduled
 
 #: Beside the plain ones: state that is only there with certain options.
 OPTIONS = {
@@ -59,3 +61,8 @@ def flat_state(optimizer):
         for name, value in state.items()
         if value is not None
     }
+
+
+def scheduled(model, progress=1.0):
+    """What an update of a model is given at some point of training."""
+    return Scheduled.of(at(progress, model.settings.schedules), model.device)

@@ -16,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.policy.observations import to_network
+from ppo_plus.rollout.acting import prepare_act
 
 pytestmark = needs_compiler
 
@@ -96,8 +97,8 @@ def test_changed_hyperparameters_are_noticed(cartpole):
 def test_saved_and_loaded_models_go_on_compiled(cartpole, tmp_path):
     cartpole[1].save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
-    assert len(loaded._cache) == 0
-    assert loaded.learn(256)._cache["the update"].is_compiled
+    assert len(loaded.compilation.cache) == 0
+    assert loaded.learn(256).compilation.cache["the update"].is_compiled
 
 
 class Weighted(PPO_Plus):
@@ -117,7 +118,7 @@ def test_an_overridden_loss_is_compiled_and_never_stale():
     assert model.logger.name_to_value["train/l2"] == 0.0
     model.weight = 10.0
     model.learn(256)
-    assert model._cache["the update"].is_compiled
+    assert model.compilation.cache["the update"].is_compiled
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -145,7 +146,7 @@ def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
         return model.learn(256, reset_num_timesteps=False)
 
     eager, compiled = learn(False), learn(True)
-    assert all(each.is_compiled for each in compiled._cache.values())
+    assert all(each.is_compiled for each in compiled.compilation.cache.values())
     assert np.array_equal(eager.rollout_buffer.actions, compiled.rollout_buffer.actions)
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
@@ -193,11 +194,11 @@ def test_what_changes_all_the_time_is_soon_left_uncompiled():
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+        patch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
         patch.setattr("ppo_plus.compiling.cache.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="self.weight changed 1 times"):
             model.learn(3 * 64, callback=change)
-    assert model._cache["the update"].n_traces == 1
+    assert model.compilation.cache["the update"].n_traces == 1
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -249,14 +250,14 @@ def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
     arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", policy_kwargs=dict(critic=Counting), **arguments).learn(64)
     assert model.policy.value_net.n == 8
-    assert not compile or model._cache["the update"].is_compiled
+    assert not compile or model.compilation.cache["the update"].is_compiled
 
 
 def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)
     model.learn(96)
-    shapes = [shape for shape, *_ in model._cache["the update"]._signature]
+    shapes = [shape for shape, *_ in model.compilation.cache["the update"]._signature]
     assert shapes[-1] == (64,)
 
 
@@ -308,7 +309,7 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     model = PPO_Plus(
         "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
     ).learn(16)
-    act = model._prepare_act(None)
+    act = prepare_act(model.policy, None, model.compilation)
 
     def obs():
         return to_network(model._last_obs, space, th.device("cpu"))
@@ -335,7 +336,7 @@ def test_settings_may_change_between_calls_as_often_as_one_likes():
     for batch_size in (32, 16, 8, 4, 2):
         model.batch_size = batch_size
         model.learn(32)
-        assert model._cache["the update"].is_compiled
+        assert model.compilation.cache["the update"].is_compiled
 
 
 class Remembering(ColoredNoise):
@@ -350,7 +351,7 @@ class Remembering(ColoredNoise):
 @pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.slow
 def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     sizes = dict(n_steps=8, batch_size=8)
     model = PPO_Plus(
         "MlpPolicy", vec(ACTIONS["box"]), exploration=Remembering(), device="cpu", compile=compile, **sizes
@@ -372,7 +373,7 @@ def no_compiler():
     [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, reason, warnings):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []
     for compile in (False, "auto"):
@@ -400,7 +401,7 @@ def short(**kwargs):
 
 
 def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short()
     assert str(model.compiled) == "no: learn has not been called yet"
     model.learn(128)
@@ -413,31 +414,31 @@ def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monk
 
 
 def test_a_model_goes_on_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short()
     model._setup_learn(256)
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1_000_000)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1_000_000)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env="CartPole-v1", device="cpu")
     loaded._setup_learn(64)
-    assert model.compiled and loaded.compiled and loaded._n_planned == 5
+    assert model.compiled and loaded.compiled and loaded.compilation.n_planned == 5
     loaded.compile = False
     loaded._setup_learn(64)
     assert not loaded.compiled
 
 
 def test_what_is_going_to_be_compiled_is_said_before(monkeypatch, capsys):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 4)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short(verbose=1)
-    assert model.compile_notice(64) is None
-    notice = model.compile_notice(256)
+    model._setup_learn(64)
+    assert model.compilation.notice is None and not capsys.readouterr().out
     model._setup_learn(256)
-    assert notice in capsys.readouterr().out
+    assert model.compilation.notice in capsys.readouterr().out
 
 
 def test_why_a_part_runs_uncompiled_can_be_asked(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (no_graph,))
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     model = short()
     with pytest.warns(RuntimeWarning, match="uncompiled"):
         model.learn(128)

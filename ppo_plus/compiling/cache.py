@@ -1,69 +1,12 @@
-"""Whether to compile, and how long a compiled form is good for."""
+"""How long a compiled form is good for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch as th
 
-from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, CompileError, obstacle
+from ppo_plus.compiling.compiled import MAX_TRACES, Compiled
 from ppo_plus.compiling.constants import Constants, Unknown, constants_of, first_difference
-
-#: Compiling pays from about so many gradient steps on: each is about 1 ms shorter then (``scripts/benchmark.py``), and
-#: compiling takes 2 to 4 s, but for the first time on a machine.
-WORTH_COMPILING = 4_000
-#: What is said before something is compiled.
-NOTICE = "compiling: some 25 s the first time, a few seconds when the same networks have been compiled before"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a run compiles: true or false, and in words why.
-
-    :param compiles: whether it does
-    :param reason: why (not)
-    """
-
-    compiles: bool
-    reason: str
-
-    def __bool__(self) -> bool:
-        return self.compiles
-
-    def __str__(self) -> str:
-        return f"{'yes' if self.compiles else 'no'}: {self.reason}"
-
-
-def pays(n_steps: int, device: th.device) -> bool:
-    """Whether compiling pays for so many gradient steps.
-
-    :param n_steps: gradient steps
-    :param device: where they are made
-    """
-    return device.type == "cpu" and n_steps >= WORTH_COMPILING
-
-
-def decide(requested: bool | str, n_steps: int, device: th.device, before: bool = False) -> Verdict:
-    """Whether a run compiles: requested, and possible here. It depends on the arguments only, never on time or caches.
-
-    :param requested: the argument ``compile``
-    :param n_steps: gradient steps that the model has planned so far, over all calls of ``learn``
-    :param device: where it computes
-    :param before: whether it was compiled before
-    :raises CompileError: ``compile=True``, and nothing can be compiled here
-    """
-    if requested is False:
-        return Verdict(False, "compile=False")
-    if requested == "auto" and device.type != "cpu":
-        return Verdict(False, f'compile="auto" compiles on a CPU only, and this is {device}')
-    if requested == "auto" and not before and not pays(n_steps, device):
-        return Verdict(False, f"{n_steps:,} gradient steps are planned; it pays from {WORTH_COMPILING:,} on")
-    reason = obstacle(device)
-    if reason is None:
-        return Verdict(True, "compile=True" if requested is True else f"{n_steps:,} gradient steps are planned")
-    if requested is True:
-        raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
-    return Verdict(False, f"nothing can be compiled here ({reason})")
 
 
 class Cache:

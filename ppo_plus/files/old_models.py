@@ -13,5 +13,7 @@ def adopt(model: Any) -> None:
     for old, new in (("_last_obs", "obs"), ("_last_episode_starts", "starts"), ("_carry", "carry")):
         if old in loaded:
             setattr(collector, new, loaded.pop(old))
-    for old in ("_n_skipped", "_compiling", "_functions", "_next_obs"):
+    if "_kl_memory" in loaded:
+        model.learner.kl_memory = loaded.pop("_kl_memory")
+    for old in ("_n_skipped", "_lr_scale", "_compiling", "_functions", "_next_obs"):
         loaded.pop(old, None)

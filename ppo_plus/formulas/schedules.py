@@ -5,7 +5,7 @@ here are plain dataclasses, so a model that uses them can be saved, loaded and s
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,3 +170,12 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
+    """The values of schedules, each asked once; ``None`` where the schedule is.
+
+    :param progress_remaining: from 1 at the beginning of training to 0 at its end
+    :param schedules: by name
+    """
+    return {name: None if schedule is None else schedule(progress_remaining) for name, schedule in schedules.items()}

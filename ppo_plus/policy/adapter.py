@@ -5,6 +5,7 @@ a class keeps all of its own code here, and PPO_Plus asks it what SB3's PPO woul
 missing: the parameters of the action distribution, and with them the exact KL; gSDE off Box; masks; memory.
 """
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -135,6 +136,17 @@ def overridden(policy_class: type) -> list[str]:
     """What a policy class written for SB3 overrides of the methods that SB3 calls."""
     custom = policy_class.__mro__[: policy_class.__mro__.index(sb3.ActorCriticPolicy)]
     return [name for name in CALLED_BY_SB3 if any(name in vars(base) for base in custom)]
+
+
+def warn_of_overrides(policy_class: type) -> None:
+    """Warn of what a policy class misses that overrides methods which SB3 calls."""
+    if not adapt_policy_class(policy_class).compilable:
+        warnings.warn(
+            f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as SB3 runs it, "
+            "uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it from "
+            "ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
+            stacklevel=5,
+        )
 
 
 @cache

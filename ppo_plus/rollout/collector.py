@@ -1,7 +1,6 @@
 """Collecting rollouts: what stands between the environments and the policy while they act."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,41 +8,14 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.compiling.torch_private import swapped
 from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
+from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.vec_env import AUTORESET, row_of
 from ppo_plus.trees import tree_map
-
-#: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
-Act = Callable[..., tuple[th.Tensor, Carry]]
-
-
-class Acting:
-    """Acting as a pure function of tensors.
-
-    :param policy: the policy
-    """
-
-    def __init__(self, policy: Any):
-        self.policy = policy
-
-    def tensors(self) -> list[th.Tensor]:
-        """All that the policy computes with."""
-        return [*self.policy.parameters(), *self.policy.buffers()]
-
-    def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:
-        """:meth:`plain` with these parameters and buffers."""
-        with swapped(self.policy, self.tensors(), tensors):
-            return self.plain(*inputs)
-
-    def plain(self, *inputs: Any) -> tuple[th.Tensor, Carry]:
-        """``policy.act(*inputs)`` with its step packed."""
-        step, carry = self.policy.act(*inputs)
-        return step.packed(), carry
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,22 @@
 """The update of a policy, minibatch by minibatch: a gradient (:mod:`~ppo_plus.update.gradient`), then a step along it
 (:mod:`~ppo_plus.update.step`)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch as th
 
+from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
 from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.carry import Features
 from ppo_plus.update.batch import Batch, pick
-from ppo_plus.update.flat import Weights, concatenated
+from ppo_plus.update.flat import Weights, concatenated, trainable
 from ppo_plus.update.gradient import (
     Gradient,
     LossFunction,
@@ -29,6 +30,35 @@ from ppo_plus.update.step import Columns, OptimizerStep, Records, apply, functio
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+
+
+class Scheduled(NamedTuple):
+    """What schedules give for an update.
+
+    :param coefficients: weights and bounds of the loss
+    :param learning_rate: before the KL control's scale, 0-d
+    :param target_kl: the KL control's target, 0-d; NaN without one
+    """
+
+    coefficients: Coefficients
+    learning_rate: th.Tensor
+    target_kl: th.Tensor
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
+        """The same from numbers.
+
+        :param numbers: by name of the argument
+        :param device: where they are wanted
+        """
+        tensors = {
+            name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
+        }
+        rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
+        assert rate is not None
+        nowhere = th.tensor(float("nan"), device=device)
+        return cls(Coefficients(**tensors), rate, nowhere if target is None else target)  # type: ignore[arg-type]
+
 
 #: What one minibatch leaves: the KL control's state, and a record.
 Outcome = tuple[KLState, Columns, th.Tensor]
@@ -56,9 +86,7 @@ class Update:
         vector: th.Tensor,
         moments: dict[str, th.Tensor],
         others: list[th.Tensor],
-        coefficients: Coefficients,
-        learning_rate: th.Tensor,
-        target_kl: th.Tensor,
+        scheduled: Scheduled,
         data: Batch,
         state: KLState,
         indices: th.Tensor | None,
@@ -68,37 +96,65 @@ class Update:
         :param vector: the weights
         :param moments: the optimizer's state for them
         :param others: the policy's buffers, which its layers may change in place, and frozen weights
-        :param coefficients: weights and bounds of the loss
-        :param learning_rate: before the control's scale, 0-d
-        :param target_kl: the control's target, 0-d
+        :param scheduled: what schedules give
         :param data: the rollout
         :param state: the KL control's state
         :param indices: which rows of the rollout; ``None`` for all
         """
         batch = data if indices is None else pick(data, indices)
         with standing_in(self.policy, vector, others) as params:
-            losses, grads = loss_gradient(self.compute_loss, params, self._penalizing(coefficients, state), batch)
+            coefficients = self._penalizing(scheduled.coefficients, state)
+            losses, grads = loss_gradient(self.compute_loss, params, coefficients, batch)
         step = functional_step(self.policy.optimizer, vector, moments)
-        return self._apply(step, losses, (concatenated(grads, params),), state, learning_rate, target_kl)
+        return self._apply(step, losses, (concatenated(grads, params),), state, scheduled)
 
     def heads(self, *args: Any) -> tuple[Losses, Gradient]:
         """:func:`~ppo_plus.update.gradient.head_gradient` of this policy and loss."""
         return head_gradient(self.policy, self.compute_loss, *args)
 
-    def plain(
-        self, weights: Weights, coefficients: Coefficients, learning_rate: th.Tensor, target_kl: th.Tensor
+    def prepared(
+        self, weights: Weights, scheduled: Scheduled, compilation: Compilation, unable: str | None = None, **reads: Any
     ) -> Minibatch:
-        """Minibatches that change the policy and its optimizer directly; same parameters as :meth:`__call__`."""
-        return self._in_place(weights, coefficients, learning_rate, target_kl, self._whole_gradient(weights))
+        """Minibatches of one update: compiled if training is and they can be, otherwise :meth:`plain`.
 
-    def by_parts(
-        self,
-        compiled: Compiled,
-        weights: Weights,
-        coefficients: Coefficients,
-        learning_rate: th.Tensor,
-        target_kl: th.Tensor,
-    ) -> Minibatch:
+        :param weights: the weights
+        :param scheduled: what schedules give
+        :param compilation: whether and what to compile
+        :param unable: why they cannot be compiled; ``None``: they can, as far as is known
+        :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
+        :raises CompileError: ``compile=True``, and they cannot be compiled
+        """
+        optimizer, by_parts = self.policy.optimizer, self.policy.remembers
+        if weights.vector is None:
+            unable = (
+                f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
+                "that were frozen for a while have taken fewer steps than the others)"
+            )
+        options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
+        compiled = compilation.compiled(
+            "the update",
+            self.heads if by_parts else self,
+            unable=unable,
+            n_mutable=2 if by_parts else 3,
+            given=[*self.policy.parameters(), *self.policy.buffers()],
+            compute_loss=self.compute_loss,
+            policy=self.policy,
+            control=self.control,
+            max_grad_norm=self.max_grad_norm,
+            optimizer=(type(optimizer), options),
+            # Which weights are learned, and in which order.
+            trained=[id(weight) for weight in trainable(optimizer)],
+            **reads,
+        )
+        if compiled is None:
+            return self.plain(weights, scheduled)
+        return (self.by_parts if by_parts else self.compiled)(compiled, weights, scheduled)
+
+    def plain(self, weights: Weights, scheduled: Scheduled) -> Minibatch:
+        """Minibatches that change the policy and its optimizer directly; same parameters as :meth:`__call__`."""
+        return self._in_place(weights, scheduled, self._whole_gradient(weights))
+
+    def by_parts(self, compiled: Compiled, weights: Weights, scheduled: Scheduled) -> Minibatch:
         """:meth:`plain`, with the gradient behind the policy's encoder compiled.
 
         :param compiled: the compiled form of :meth:`heads`
@@ -122,21 +178,14 @@ class Update:
 
             return gradient_by_parts(self.policy, head, weights.params, pick(data, indices))
 
-        return self._in_place(weights, coefficients, learning_rate, target_kl, differentiate)
+        return self._in_place(weights, scheduled, differentiate)
 
-    def compiled(
-        self,
-        compiled: Compiled,
-        weights: Weights,
-        coefficients: Coefficients,
-        learning_rate: th.Tensor,
-        target_kl: th.Tensor,
-    ) -> Minibatch:
+    def compiled(self, compiled: Compiled, weights: Weights, scheduled: Scheduled) -> Minibatch:
         """Minibatches in the compiled form of this function.
 
         :param compiled: the compiled form of :meth:`__call__`
         """
-        plain = self.plain(weights, coefficients, learning_rate, target_kl)
+        plain = self.plain(weights, scheduled)
         list_others = others_of(self.policy)
         bound: tuple[Any, Any] = (None, None)
         fresh = not weights.moments
@@ -157,7 +206,7 @@ class Update:
                 # The compiled form leaves none.
                 target.grad = None
             # Only now, since a module may have replaced a buffer, or have a new one.
-            settled = weights.vector, weights.moments, list_others(), coefficients, learning_rate, target_kl, data
+            settled = weights.vector, weights.moments, list_others(), scheduled, data
             bound = data, compiled.bind(*settled, plain=partial(plain, data))
             return bound[1](state, indices)  # type: ignore[no-any-return]
 
@@ -177,9 +226,7 @@ class Update:
     def _in_place(
         self,
         weights: Weights,
-        coefficients: Coefficients,
-        learning_rate: th.Tensor,
-        target_kl: th.Tensor,
+        scheduled: Scheduled,
         differentiate: Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]],
     ) -> Minibatch:
         list_others = others_of(self.policy)
@@ -191,10 +238,10 @@ class Update:
             others = list_others()
             # What a module puts in place of a buffer is written into the buffer, as compiled.
             with swapped(self.policy, others, others) if others else nullcontext():
-                losses, grads = differentiate(self._penalizing(coefficients, state), data, indices)
+                losses, grads = differentiate(self._penalizing(scheduled.coefficients, state), data, indices)
             if weights.vector is not None:
                 grads = (concatenated(grads, weights.params),)
-            return self._apply(step, losses, grads, state, learning_rate, target_kl)
+            return self._apply(step, losses, grads, state, scheduled)
 
         return minibatch
 
@@ -202,15 +249,10 @@ class Update:
         return coefficients._replace(kl_coef=state.beta) if self.control.penalizes else coefficients
 
     def _apply(
-        self,
-        step: OptimizerStep,
-        losses: Losses,
-        grads: Gradient,
-        state: KLState,
-        learning_rate: th.Tensor,
-        target_kl: th.Tensor,
+        self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, scheduled: Scheduled
     ) -> Outcome:
-        return apply(step, losses, grads, self.max_grad_norm, self.control, state, learning_rate, target_kl)
+        rates = scheduled.learning_rate, scheduled.target_kl
+        return apply(step, losses, grads, self.max_grad_norm, self.control, state, *rates)
 
 
 class Skipped:

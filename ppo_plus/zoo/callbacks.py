@@ -123,6 +123,9 @@ class Progress(BaseCallback):
         self.total = self.locals["total_timesteps"] - self.first
         self.started = time.monotonic()
         self.lines = 0
+        notice = self.model.compilation.notice  # type: ignore[attr-defined]
+        if notice is not None:
+            print(notice, flush=True)
         if self.shows_bar:
             self.bar = tqdm(total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
 

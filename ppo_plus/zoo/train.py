@@ -83,9 +83,6 @@ def train(run: Run) -> bool:
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
     callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
     start, finished = time.monotonic(), False
-    notice = run.model.compile_notice(run.experiment.n_timesteps)
-    if run.options.progress and notice:
-        print(notice, flush=True)
     try:
         run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
         finished = True

@@ -11,6 +11,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
 from memories import SMALL, STRUCTURES, NoTraining, make
 from networks import TwoTowers
+from optimizers import scheduled
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -19,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from ppo_plus import ActorCriticPolicy, Carry, GRUMemory, LSTMMemory, PPO_Plus
 from ppo_plus.formulas.advantages import normalize
 from ppo_plus.formulas.losses import Coefficients
-from ppo_plus.ppo_plus import WORTH_THREADS
+from ppo_plus.process import WORTH_THREADS
 
 # --- networks ------------------------------------------------------------------------------------------------------
 
@@ -331,7 +332,8 @@ def test_memory_survives_between_rollouts_and_the_renewal_of_noise():
 
         def _on_step(self):
             if self.n_calls % 16 == 1:
-                carries.append(self.locals["carry"])
+                memory = {"actor": self.model.rollout_buffer.memories[0]["actor"]}
+                carries.append(self.model.collector.carry._replace(memory=memory))
             return True
 
     model.learn(64, Watch())
@@ -422,7 +424,7 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
     valid = th.cat([batch.valid for batch in model.batches])
     assert 0 < (~valid).sum() < 20
     batch = model.batches[0]
-    loss = PPO_Plus.compute_loss(model, batch, coefficients := model.settings.coefficients(1.0, th.device("cpu")))
+    loss = PPO_Plus.compute_loss(model, batch, coefficients := scheduled(model).coefficients)
     changed = batch._replace(
         returns=batch.returns.where(batch.valid, 1e6), advantages=batch.advantages.where(batch.valid, 1e6)
     )

@@ -8,7 +8,8 @@ from envs import ACTIONS, vec
 from memories import SMALL
 
 from ppo_plus import PPO_Plus
-from ppo_plus.rollout.collector import Acting, Collector, Task
+from ppo_plus.rollout.acting import Acting
+from ppo_plus.rollout.collector import Collector, Task
 
 
 def collected(n_steps=5, **kwargs):

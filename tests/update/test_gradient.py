@@ -9,6 +9,7 @@ from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from memories import SMALL, STRUCTURES, NoTraining, make
 from networks import without_kinks
+from optimizers import scheduled
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
@@ -28,7 +29,7 @@ def both_ways(model):
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
     loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
-    coefficients = model.settings.coefficients(1.0, th.device("cpu"))
+    coefficients = scheduled(model).coefficients
     with packed(policy.optimizer) as weights:
         data, indices = next(model.rollout_buffer.minibatches(32))
         whole = loss_gradient(loss, weights.params, coefficients, pick(data, indices))
@@ -137,13 +138,13 @@ class Elsewhere(PPO_Plus):
 
 @needs_compiler
 def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.cache.WORTH_COMPILING", 1)
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
     eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
     auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)
     with pytest.warns(RuntimeWarning, match="the update runs uncompiled"):
         auto.learn(32)
-    assert auto._cache["acting"].is_compiled and not auto.compiled
+    assert auto.compilation.cache["acting"].is_compiled and not auto.compiled
     assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
     strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
     with pytest.raises(CompileError, match="the update could not be compiled"):
@@ -167,5 +168,5 @@ def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
         for compile in (False, True)
     )
     assert compiled.rollout_buffer.valid is not None
-    assert not compiled._cache["the update"].is_compiled
+    assert not compiled.compilation.cache["the update"].is_compiled
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, vec
 from memories import SMALL
+from optimizers import scheduled
 from torch import optim
 
 from ppo_plus import KLControl, PPO_Plus
@@ -30,9 +31,7 @@ def trained(case):
 
 
 def arguments_of(model):
-    coefficients = model.settings.coefficients(1.0, th.device("cpu"))
-    target = model.settings.value("target_kl", 1.0)
-    return coefficients, th.tensor(1e-3), th.tensor(float("nan") if target is None else target)
+    return scheduled(model)._replace(learning_rate=th.tensor(1e-3))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,13 +54,13 @@ def test_the_pure_function_and_the_step_in_place_agree(case):
                     vector, moments = weights.vector.clone(), {k: v.clone() for k, v in weights.moments.items()}
                     others = [tensor.clone() for tensor in others_of(each.policy)()]
                     before = weights.vector.clone()
-                    state, columns, record = update(vector, moments, others, *settled, data, state, indices)
+                    state, columns, record = update(vector, moments, others, settled, data, state, indices)
                     assert th.equal(weights.vector, before)
                     weights.vector.copy_(vector)
                     for name, moment in weights.moments.items():
                         moment.copy_(moments[name])
                 else:
-                    state, columns, record = update.plain(weights, *settled)(data, state, indices)
+                    state, columns, record = update.plain(weights, settled)(data, state, indices)
             results.append((weights.vector.clone(), dict(weights.moments), columns, record, state))
     (vector, moments, columns, record, state), (other, others, names, numbers, final) = results
     th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
@@ -98,7 +97,7 @@ def test_a_control_may_end_the_update_after_an_epoch():
         return state, columns, record
 
     with packed(model.policy.optimizer) as weights:
-        plain = Update(model.policy, model.compute_loss, KLControl(), 0.5).plain(weights, *arguments_of(model))
+        plain = Update(model.policy, model.compute_loss, KLControl(), 0.5).plain(weights, arguments_of(model))
         rollout = model.rollout_buffer.on_device()
         real = lambda data, state, indices: plain(rollout, state, indices)  # noqa: E731
         epochs = [[(epoch, None)] * 2 for epoch in (1, 2, 3)]

@@ -8,8 +8,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus import CompileError, PPO_Plus
-from ppo_plus.process import torch_threads
+from ppo_plus import CompileError
+from ppo_plus.process import worth_threads
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
@@ -86,17 +86,13 @@ def resolve(experiment: Experiment, plan: Plan) -> Experiment:
             worth = model.pays_to_compile(plan.n_timesteps)
             experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment))
         # A model too small for a second thread gets one on every machine: nothing to record.
-        if hyperparams["n_threads"] == "auto" and is_worth_threads(model):
+        if hyperparams["n_threads"] == "auto" and worth_threads(
+            model.policy, model.settings.transitions_at_once, model.device
+        ):
             experiment = with_hyperparam(experiment, "n_threads", th.get_num_threads())
     finally:
         envs.close()
     return experiment
-
-
-def is_worth_threads(model: PPO_Plus) -> bool:
-    """Whether ``n_threads="auto"`` gives a model more than one thread, if there are more."""
-    with torch_threads(2):
-        return model._choose_threads() > 1
 
 
 def compiles(experiment: Experiment) -> bool:
