@@ -20,12 +20,9 @@ from unittest import mock
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from torch._inductor.utils import fresh_cache
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ppo_plus import PPO_Plus
-from ppo_plus.compiling.graphs import SMALL_PRODUCTS, settle_scalars
-from ppo_plus.compiling.torch_private import OPTIONS, compile_directly
+from ppo_plus.compiling.torch_private import OPTIONS, compile_directly, prepared
 
 #: A compiled graph, called with its tensors.
 Call = Callable[[list[th.Tensor]], Any]
@@ -45,19 +42,6 @@ def traced(n_envs: int) -> dict[str, tuple[th.fx.GraphModule, list[th.Tensor]]]:
         PPO_Plus("MlpPolicy", env, n_steps=128, batch_size=256, seed=0, device="cpu", compile=True).learn(256 * n_envs)
     act, update = sorted(graphs, key=lambda each: len(each[0].graph.nodes))
     return {"act step": act, "update minibatch": update}
-
-
-def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The graph as the package hands it to Inductor, so that all contenders compile the same loops."""
-    with th.no_grad():
-        graph = make_fx(functionalize(graph, remove="mutations"), SMALL_PRODUCTS, "fake", True)(*tensors)
-    settle_scalars(graph)
-    for node in reversed(graph.graph.nodes):
-        # The optimizer's marks for the profiler, which torch.compile refuses.
-        if "profiler" in str(node.target):
-            graph.graph.erase_node(node)
-    graph.recompile()
-    return graph
 
 
 def own(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Call:
@@ -112,6 +96,7 @@ def compare(name: str, graph: th.fx.GraphModule, tensors: list[th.Tensor], round
     """Compile by every contender, call them in turns, print."""
     compiled: dict[str, tuple[Call, float]] = {}
     print(f"\n{name}: {len(graph.graph.nodes)} operations, {len(tensors)} tensors")
+    # As the package hands it to Inductor, so that all contenders compile the same loops.
     graph = prepared(graph, tensors)
     for contender, make in CONTENDERS.items():
         start = perf_counter()

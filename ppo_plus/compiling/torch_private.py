@@ -359,17 +359,14 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
     with config.patch(OPTIONS | {"cpp_wrapper": on_cpu}), th.no_grad(), tracing(TracingContext(mode)):
-        output: Any = compile_fx_inner(_decomposed(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
+        output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
 
 
 def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
     (``scripts/compilers.py``)."""
-    from torch._inductor import config
-
-    with config.patch(OPTIONS):
-        graph = _decomposed(graph, tensors)
+    graph = prepared(graph, tensors)
     # The caller compares what guards would.
     skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
     options = OPTIONS | ({} if skip is None else {"guard_filter_fn": skip})
@@ -387,16 +384,18 @@ def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
 COMPILERS = (compile_directly, compile_publicly)
 
 
-def _decomposed(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:
+def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:
     """The graph in Inductor's own set of operations, none of which changes a tensor but, at the end, an argument."""
+    from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # The table depends on Inductor's options.
-    decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
-    functional = functionalize(graph, remove="mutations")
-    graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
+    with config.patch(OPTIONS), th.no_grad():
+        decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
+        functional = functionalize(graph, remove="mutations")
+        graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
     settle_scalars(graph)
     for node in reversed(graph.graph.nodes):
         # The optimizer's marks for the profiler, which torch.compile refuses.

@@ -16,7 +16,7 @@ from stable_baselines3.common import policies as sb3
 
 from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import ActorCriticPolicy, Step, adapt_networks
+from ppo_plus.policy.policies import ActorCriticPolicy, Step, our_class
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
@@ -163,7 +163,7 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
         return policy_class
     if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
         raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
-    known = adapt_networks(policy_class)
+    known = our_class(policy_class)
     if known is not None:
         return known
     bases = (CalledAsSB3, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)

@@ -566,7 +566,7 @@ _OURS: dict[type, type[ActorCriticPolicy]] = {
 }
 
 
-def adapt_networks(policy_class: type) -> type[ActorCriticPolicy] | None:
+def our_class(policy_class: type) -> type[ActorCriticPolicy] | None:
     """Our class in place of one of SB3's own; ``None`` for a custom one."""
     return _OURS.get(policy_class)
 
