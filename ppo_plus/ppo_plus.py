@@ -6,6 +6,7 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 import io
 import pathlib
 import warnings
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
+from ppo_plus.files.whole import replacing
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -293,6 +295,25 @@ class PPO_Plus(OnPolicyAlgorithm):
         made = as_vec_env(maybe_make_env(env, verbose))
         check_env(made)
         return made
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """Save the model; the arguments are SB3's. An earlier file stays as it is until the new one is whole.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :param exclude: attributes to leave out
+        :param include: attributes to keep that would be left out
+        :raises OSError: it cannot be written
+        """
+        if isinstance(path, io.BufferedIOBase):
+            return super().save(path, exclude, include)
+        path = pathlib.Path(path)
+        with replacing(path if path.suffix else path.with_name(f"{path.name}.zip")) as file:
+            super().save(file, exclude, include)  # type: ignore[arg-type]
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_settings", "_warned_of_masks"]

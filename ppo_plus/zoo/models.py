@@ -1,5 +1,6 @@
 """Models of an experiment: made, saved and loaded together with the statistics that their observations need."""
 
+import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,6 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.whole import replacing
 from ppo_plus.process import torch_threads
 from ppo_plus.zoo.experiment import Experiment
 
@@ -69,7 +71,17 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
     """Save the normalization statistics of a model, if it has any, beside its file."""
     normalize = model.get_vec_normalize_env()
     if normalize is not None:
-        normalize.save(str(statistics_path(path)))
+        write_statistics(normalize, statistics_path(path))
+
+
+def write_statistics(normalize: VecNormalize, path: Path) -> None:
+    """Save normalization statistics as SB3 does, whole or not at all.
+
+    :param normalize: the environments that have them
+    :param path: the file
+    """
+    with replacing(path) as file:
+        pickle.dump(normalize, file)
 
 
 def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> None:

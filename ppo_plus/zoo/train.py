@@ -16,11 +16,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.whole import write_text
 from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, EvalLine, Progress
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
-from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model
+from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, read_origin
 
@@ -138,7 +139,7 @@ def _save(run: Run) -> None:
     save_model(run.model, run.folder.last_model)
     normalize = run.model.get_vec_normalize_env()
     if normalize is not None:
-        normalize.save(str(run.folder.settings / "vecnormalize.pkl"))
+        write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
 
 
 def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
@@ -173,9 +174,9 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder,
     run.update(seed=experiment.seed, device=experiment.device, vec_env=experiment.vec_env)
     run["continues"] = _origin(options, folder, model)
     folder.settings.mkdir()
-    (folder.settings / "config.yml").write_text(yaml.safe_dump(experiment.settings()), encoding="utf-8")
-    (folder.settings / "args.yml").write_text(yaml.safe_dump({**run, **asdict(options)}), encoding="utf-8")
-    (folder.settings / "command.txt").write_text(shlex.join(sys.orig_argv), encoding="utf-8")
+    write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
+    write_text(folder.settings / "args.yml", yaml.safe_dump({**run, **asdict(options)}))
+    write_text(folder.settings / "command.txt", shlex.join(sys.orig_argv))
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from ppo_plus import __version__
+from ppo_plus.files.whole import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import file_name
 from ppo_plus.zoo.literals import format_literal
@@ -37,7 +38,7 @@ def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
         retrain_command(task, Path(path.name)),
     ]
     entry = yaml.safe_dump({task.experiment.env_id: finalist.settings}, sort_keys=False)
-    path.write_text("".join(f"# {line}\n" for line in origin) + entry)
+    write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return True
 
 

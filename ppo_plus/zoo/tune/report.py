@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from ppo_plus.files.whole import write_text
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
 from ppo_plus.zoo.tune.pictures import Picture, draw_all
@@ -48,7 +49,7 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
     :return: the verdict
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / OWNER).write_text(f"{study.id}\n")
+    write_text(folder / OWNER, f"{study.id}\n")
     verdict = decide(study, task.plan)
     entry = entry_path(task, folder)
     exported = export(verdict, task, study.name, entry)
@@ -62,7 +63,7 @@ def write_report(study: Study, task: Task, folder: Path) -> Verdict:
         *_pictures(pictures),
         *_set_up(task),
     ]
-    (folder / "report.md").write_text("\n".join(parts) + "\n")
+    write_text(folder / "report.md", "\n".join(parts) + "\n")
     return verdict
 
 
