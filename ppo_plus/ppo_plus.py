@@ -368,7 +368,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.collector.forget()
         self._decide(total_timesteps)
         self._cache.start_counting()
-        with Explained():
+        with Explained(self.env):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -483,7 +483,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         act, length = self._prepare_act(mask_source), self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
-        explained = Explained()
+        explained = Explained(env)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None

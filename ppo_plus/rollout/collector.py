@@ -159,7 +159,7 @@ class Collector:
 
     def restart(self, env: VecEnv, step: int) -> None:
         """Begin all episodes anew; same parameters as :meth:`begin`."""
-        with Explained():
+        with Explained(env):
             self.obs = env.reset()
         check_reset(env, self.obs, step)
         self.starts = np.ones((env.num_envs,), dtype=bool)
