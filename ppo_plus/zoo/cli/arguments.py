@@ -32,8 +32,10 @@ class Parser(argparse.ArgumentParser):
 class _Refused(argparse.Action):
     """An option that is not there, and says what to do instead."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{'/'.join(self.option_strings)}: {self.const}")
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        parser.error(f"{option_string}: {self.const}")
 
 
 def refuse(command: argparse.ArgumentParser, remedies: Mapping[str, str]) -> None:

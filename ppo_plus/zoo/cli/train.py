@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool")
 
+#: rl_zoo3's options that are for other algorithms, and what to do instead.
+OFF_POLICY = {"--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out"}
 TUNE = "`ppo-plus tune` searches for hyperparameters"
 REMEDIES = {
     "-optimize/--optimize-hyperparameters": f"{TUNE}: ppo-plus tune --env ID",
@@ -44,7 +46,7 @@ REMEDIES = {
     "--study-name": f"{TUNE}: ppo-plus tune --study-name NAME",
     "--trial-id": "`ppo-plus tune` exports the best settings as a file: ppo-plus train -conf FILE",
     "--no-optim-plots/--optimization-log-path": f"{TUNE} and writes its report below -f; leave it out",
-    "--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out",
+    **OFF_POLICY,
 }
 
 

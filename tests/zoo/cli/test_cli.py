@@ -381,10 +381,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"ppo-plus {__version__}\n"
 
 
+def subcommands():
+    """The parser of each subcommand."""
+    return next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
+
+
 def test_every_argument_is_explained():
-    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
-    assert {"train", "enjoy", "record", "plot"} <= set(subcommands)
-    for name, parser in subcommands.items():
+    assert {"train", "enjoy", "record", "plot"} <= set(subcommands())
+    for name, parser in subcommands().items():
         text = parser.format_help()
         for action in parser._actions:
             if action.help == argparse.SUPPRESS:
@@ -400,8 +404,13 @@ def test_rl_zoo3s_flags_are_there():
         "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose "
         "--num-threads -uuid --uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
     )
-    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
-    assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)
+    assert set(flags.split()) <= set(subcommands()["train"]._option_string_actions)
+
+
+def test_tune_knows_all_of_trains_flags():
+    """Both are rl_zoo3's ``train``: what one of them does not have it names with what to do instead."""
+    train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
+    assert train - tune == {"--dry-run", "--no-progress"}  # not rl_zoo3's
 
 
 @pytest.mark.parametrize(
@@ -416,6 +425,21 @@ def test_rl_zoo3s_flags_are_there():
         ("train --env CartPole-v1 --no-optim-plots", "leave it out"),
         ("enjoy --env CartPole-v1 --norm-reward", "leave it out"),
         ("record --env CartPole-v1 --custom-objects", "leave it out"),
+        ("tune --env CartPole-v1 -optimize --n-trials 5", "-optimize: `ppo-plus tune` always does; leave it out"),
+        ("tune --env CartPole-v1 --n-trials 5", "--n-trials: use --max-total-trials N"),
+        ("tune --env CartPole-v1 --n-jobs 2", "--n-jobs: use --workers N"),
+        ("tune --env CartPole-v1 --n-startup-trials 2", "--n-startup-trials: the sampler chooses"),
+        ("tune --trial-id 3", "--trial-id: the best settings are exported as a file: ppo-plus train -conf FILE"),
+        ("tune --env CartPole-v1 --no-optim-plots", "--no-optim-plots: the report is written below -f"),
+        ("tune --env CartPole-v1 --optimization-log-path x", "--optimization-log-path: the report is written below -f"),
+        ("tune --env CartPole-v1 --eval-freq 100", "--eval-freq: use --n-evaluations N"),
+        ("tune --env CartPole-v1 -i x.zip", "-i: every trial starts from new weights"),
+        ("tune --env CartPole-v1 --verbose 1", "--verbose: it is for `ppo-plus train`"),
+        ("tune --env CartPole-v1 --truncate-last-trajectory False", "PPO has no replay buffer"),
+        ("tune --algo sac --env CartPole-v1", "invalid choice: 'sac'"),
+        ("tune --algo ppo --env Foo-v0", "Environment `Foo` doesn't exist"),
+        ("tune --env CartPole-v1 --sampler auto", "sampler='auto' must be one of tpe, random, gp, cmaes"),
+        ("tune --env CartPole-v1 --pruner halving", "pruner='halving' must be one of median, hyperband, none"),
     ],
 )
 def test_rl_zoo3s_other_flags_say_what_to_do(folder, check_one_line_error, arguments, message):
