@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from ppo_plus.zoo.folders import ALGO
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 
-#: Exit code of a command that Ctrl-C ended.
-INTERRUPTED = 130
 #: Kinds of devices that networks can be on.
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 

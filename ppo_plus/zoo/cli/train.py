@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.arguments import (
-    INTERRUPTED,
     add_algo_argument,
     add_env_arguments,
     allowed_packages,
@@ -21,6 +20,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
+from ppo_plus.zoo.cli.interrupt import INTERRUPTED
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.tracking import run_name, track

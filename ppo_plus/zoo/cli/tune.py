@@ -90,12 +90,12 @@ def add_parser(commands: Any) -> None:
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Everything that the user's mistakes can be in: settings, search space, plan and storage."""
+    _load()
     with exit_codes({}, _interrupted()):
         return _prepare(args)
 
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
-    _require_packages()
     from ppo_plus.zoo.tune.plan import tell_budget
     from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
@@ -126,12 +126,12 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     """Open the study."""
+    _load()
     with exit_codes({}, _interrupted()):
         return _prepare_worker(args)
 
 
 def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
-    _require_packages()
     from ppo_plus.zoo.tune.stages import Study, only_study
     from ppo_plus.zoo.tune.worker import Worker
 
@@ -173,10 +173,15 @@ def _interrupted() -> str:
     return f"interrupted; go on with: {this_command()}"
 
 
-def _require_packages() -> None:
+def _load() -> None:
+    """Import the tuner, while Ctrl-C still ends the process at once.
+
+    :raises ImportError: a package that it needs is not installed
+    """
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
+    import_module("ppo_plus.zoo.tune.tuner")
 
 
 def _plan(args: argparse.Namespace, experiment: "Experiment") -> "Plan":
