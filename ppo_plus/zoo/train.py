@@ -83,9 +83,8 @@ def train(run: Run) -> bool:
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
     callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
     start, finished = time.monotonic(), False
-    notice = run.model.compile_notice(run.experiment.n_timesteps)
-    if run.options.progress and notice:
-        print(notice, flush=True)
+    if run.options.progress:
+        print(_beginning(run), file=sys.stderr, flush=True)
     try:
         run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
         finished = True
@@ -101,6 +100,17 @@ def train(run: Run) -> bool:
     print(f"model: {run.folder.last_model}")
     print(f"learning curve: {curve}")
     return finished
+
+
+def _beginning(run: Run) -> str:
+    """What is said before training: what is trained for how long, and how long compiling takes."""
+    model, experiment = run.model, run.experiment
+    lines = [
+        f"{experiment.env_id}: training for {experiment.n_timesteps} timesteps, in rollouts of "
+        f"{model.n_steps * model.n_envs} ({model.n_steps} steps of {model.n_envs} environments), "
+        f"seed {experiment.seed}; Ctrl-C ends it early and saves"
+    ]
+    return "\n".join(filter(None, [*lines, model.compile_notice(experiment.n_timesteps)]))
 
 
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:

@@ -6,7 +6,8 @@ the arguments that does all that can fail by a mistake of the user, and returns 
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, ending_at_once
 
@@ -52,15 +53,25 @@ def _work(parser: "Parser", work: Callable[[], None]) -> None:
         parser.error(str(error))
 
 
+def _missing(commands: Any, _args: Any) -> NoReturn:
+    """What is prepared where no command was given."""
+    raise ValueError(f"which COMMAND? One of {', '.join(commands.choices)}; see ppo-plus --help")
+
+
 def make_parser() -> "Parser":
     """The parser of the program and its subcommands."""
     from ppo_plus import __version__
     from ppo_plus.zoo.cli import enjoy, plot, train, tune
     from ppo_plus.zoo.cli.arguments import Parser
 
-    parser = Parser(prog="ppo-plus", description="Train and tune PPO_Plus; watch, record and compare what it learned.")
+    parser = Parser(
+        prog="ppo-plus",
+        description="Train and tune PPO_Plus; watch, record and compare what it learned.",
+        epilog="To begin: ppo-plus train --env CartPole-v1. The options of a command: ppo-plus COMMAND --help.",
+    )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    parser.set_defaults(prepare=partial(_missing, commands))
     for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

@@ -64,8 +64,8 @@ def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "tune", help="search for hyperparameters, and confirm them on unseen seeds", description=DESCRIPTION
     )
-    add_algo_argument(command, "what is tuned is PPO_Plus either way; for rl_zoo3's command lines")
     add_env_arguments(command, "--log-folder", env_required=False)
+    add_algo_argument(command, "for rl_zoo3's command lines; PPO_Plus is tuned either way")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=prepare)
     _add_search_arguments(command.add_argument_group("the search"))

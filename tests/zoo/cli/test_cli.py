@@ -49,6 +49,11 @@ def test_scripts(folder, monkeypatch, capsys):
 
     done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
     assert done.out.startswith("CartPole-v1: mean return ")
+    assert re.match(
+        r"CartPole-v1: training for 2000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
+        done.err,
+    )
+    assert done.out.endswith("watch it: ppo-plus enjoy --env CartPole-v1 -f runs\n")
     progress = [line for line in done.err.splitlines() if "of 2000 timesteps" in line]
     assert len(progress) == 10 and progress[-1].startswith("2000 of 2000")
     assert done.err.count("evaluation after") == 2
@@ -260,6 +265,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
         (["--env", "CartPole-v99"], "CartPole"),
         (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
+        (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
         (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
@@ -310,7 +316,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", "x.xyz"], "-o x.xyz: the name must end in .gif"),
         (["enjoy", "--env", "CartPole-v1", "--device", "toaster"], "there is no device 'toaster'"),
         (["fly"], "fly"),
-        ([], "COMMAND"),
+        ([], "which COMMAND? One of train, enjoy, record, plot, tune"),
     ],
 )
 def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, message):
