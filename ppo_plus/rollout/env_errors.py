@@ -10,10 +10,12 @@ import math
 import re
 import traceback
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from ppo_plus.require import require_finite
@@ -103,7 +105,7 @@ def _save_checked(vec_env: Any, env_idx: int, obs: Any) -> None:
         return  # the old gym's interface, of which `check_reset` speaks
     for key, rows in vec_env.buf_obs.items():
         if not _fits(np.shape(obs if key is None else obs[key]), rows.shape[1:]):
-            raise _wrong_shape(vec_env.envs[env_idx].unwrapped, obs)
+            raise _wrong_shape(vec_env.envs[env_idx], obs)
 
 
 def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
@@ -113,17 +115,20 @@ def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 def _explanation(error: Exception) -> Exception | None:
     """The error in other words; ``None``: it is no mistake known here, or has been explained."""
-    frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    module, function, found = frame.f_globals.get("__name__", ""), frame.f_code.co_name, frame.f_locals
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(_module(frame) == "gymnasium.vector.utils.space_utils" for frame in frames):
+        return _not_stackable(frames)
+    frame = frames[-1]
+    module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
     if not module.startswith(("stable_baselines3.", "gymnasium.")) or "self" not in found:
         return None
     env = found["self"]
     if hasattr(env, "envs") and "env_idx" in found:
         env = env.envs[found["env_idx"]]
-    env = getattr(env, "unwrapped", env)
     if function == "_save_obs" and "obs" in found:
         return _wrong_shape(env, found["obs"])
+    env = getattr(env, "unwrapped", env)
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", str(error)):
         return TypeError(f"env={env!r}: {SEED}")
     if "unpack" not in str(error) or function not in ("reset", "step", "step_wait"):
@@ -133,25 +138,46 @@ def _explanation(error: Exception) -> Exception | None:
     return TypeError(f"env={env!r}: {RESET if is_reset else STEP}")
 
 
+def _not_stackable(frames: list[FrameType]) -> ValueError | None:
+    """Of Gymnasium's ``SyncVectorEnv``, which stacks observations: which of its environments returned another shape."""
+    callers = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), SyncVectorEnv)]
+    stacked = [frame.f_locals for frame in frames if {"space", "items"} <= frame.f_locals.keys()]
+    if not callers or not stacked:
+        return None
+    # The first one stacks whole observations, further ones their parts.
+    expected = _shape(stacked[0]["space"])
+    for env, obs in zip(callers[0].envs, stacked[0]["items"], strict=True):
+        if _shape_of(obs) != expected:
+            return _wrong_shape(env, obs)
+    return None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
 def _wrong_shape(env: Any, obs: Any) -> ValueError:
     """
-    :param env: an environment
+    :param env: an environment, whose wrappers may have changed its space
     :param obs: what it returned
     """
     return ValueError(
-        f"env={env!r} returned an observation of {_described(obs)}, but its observation_space="
+        f"env={env.unwrapped!r} returned an observation of {_described(obs)}, but its observation_space="
         f"{env.observation_space} has {_shape(env.observation_space)}: fix one of them"
     )
 
 
 def _described(obs: Any) -> str:
-    """The shape of an observation, or those of its parts."""
+    found = _shape_of(obs)
+    return "unequal rows" if found is None else f"shape {found}"
+
+
+def _shape_of(obs: Any) -> Any:
+    """The shape of an observation, or those of its parts; ``None``: its rows are unequal."""
     try:
-        return (
-            f"shape { ({key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs)) }"
-        )
+        return {key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs)
     except ValueError:
-        return "unequal rows"
+        return None
 
 
 def _shape(space: spaces.Space) -> Any:

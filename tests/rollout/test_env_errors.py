@@ -6,7 +6,8 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus
@@ -141,10 +142,31 @@ def test_so_is_each_kind_of_it(space, other, message):
         learn(OtherShape(other, 0, space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
 
 
+def test_the_space_is_that_of_the_wrapped_environment():
+    env = FlattenObservation(OtherShape(np.zeros(2), 0, spaces.Box(-1, 1, (3, 4))))
+    env = TransformObservation(env, lambda obs: obs[:1], env.observation_space)
+    with pytest.raises(ValueError, match=r"env=<.*OtherShape .*> returned .* shape \(1,\), .* has \(12,\)"):
+        learn(env)
+
+
 def test_of_several_environments_it_is_the_one_that_is_named():
     env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"]), lambda: OtherShape(0.0, 0)])
     with pytest.raises(ValueError, match=r"env=<[\w.]*OtherShape .*> returned"):
         learn(env)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize(
+    ("space", "other"),
+    [(VECTOR, np.zeros(1)), (OBSERVATIONS["dict"], {**OBSERVATIONS["dict"].sample(), "vector": 0.0})],
+)
+def test_so_is_one_in_gymnasiums_vector_environment(space, other, at):
+    fine = RandomEnv(ACTIONS["discrete"], space)
+    if space is VECTOR:
+        fine.observe = lambda: np.full(5, 9.0)  # out of bounds, but of the right shape
+    env = SyncVectorEnv([lambda: fine, lambda: OtherShape(other, at, space)])
+    with pytest.raises(ValueError, match=r"(?s)env=<[\w.]*OtherShape .*> returned an observation of shape .* \(5,\)"):
+        learn(env, "MlpPolicy" if space is VECTOR else "MultiInputPolicy")
 
 
 @pytest.mark.parametrize(
