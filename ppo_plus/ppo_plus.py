@@ -375,7 +375,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         )
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
-        with Explained():
+        with Explained(self.env):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -458,7 +458,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         act, length = prepare_act(self.policy, mask_source, self.compilation), self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
-        explained = Explained()
+        explained = Explained(env)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None

@@ -77,7 +77,7 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
         values = values[env]
     raise FloatingPointError(
         f"the {what} that the environment returned is not finite: {values!r} in environment {env} at step {step}. "
-        "Nothing was learned from it: mend the environment, or wrap it to clip its numbers"
+        "Nothing was learned from it: fix the environment, or wrap it to clip its numbers"
     )
 
 

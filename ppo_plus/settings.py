@@ -295,7 +295,7 @@ def _check_kl_control(settings: Settings) -> None:
     if control.measure == "kl" and not adapt_policy_class(settings.policy_class).tells_params:
         raise ValueError(
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
-            f"policy={settings.policy_class!r} does not tell, since it overrides methods of SB3's policy: derive it "
+            f"policy={settings.policy_class!r} does not return, because it overrides methods of SB3's: derive it "
             'from ppo_plus.ActorCriticPolicy, or use kl_control="stop"'
         )
     if control.measure == "kl" and not settings.has_own_buffer:

@@ -1,12 +1,12 @@
-"""Action distributions: how numbers from the actor and standard-normal noise become an action of a space.
+"""Action distributions: from the actor's outputs and standard-normal noise to actions.
 
-One class per kind of action space, free of state. A distribution's ``params`` are one tensor of shape
-``(B, param_dim)``; actions are *internal*: flat, shape ``(B, action_dim)``, zero-based choices for the discrete kinds
-and unclipped (before any squashing) reals for Box. :meth:`ActionDistribution.to_env` makes of them what the
-environment's action space contains; it is the only place that does.
+One stateless class per kind of action space. A distribution's ``params`` are one tensor of shape ``(B, param_dim)``;
+actions are *internal*: flat, shape ``(B, action_dim)``, zero-based choices for the discrete kinds and unclipped (before
+any squashing) reals for Box. Only :meth:`ActionDistribution.to_env` converts them to actions that the environment's
+action space contains.
 
-Masks (:mod:`ppo_plus.policy.masking`) are part of the parameters: what is masked has probability 0 there, and so in
-all that follows from them.
+Masks (:mod:`ppo_plus.policy.masking`) enter the parameters: a masked alternative has probability 0 there, and so in
+everything computed from them.
 
 Formulas: Gaussian, categorical and Bernoulli as in any textbook, written in the order of operations of
 ``torch.distributions`` so that the same seed gives the same bits as SB3. From correlated noise ``z ~ N(0, 1)``,
@@ -37,17 +37,17 @@ class ActionDistribution(ABC):
 
     #: Outputs of the actor network: means or logits.
     net_dim: int
-    #: Numbers that describe the distribution at one state.
+    #: Parameters of the distribution at one state.
     param_dim: int
     #: Components of the internal action.
     action_dim: int
-    #: Standard-normal numbers that one action is made of.
+    #: Standard-normal numbers per action.
     noise_dim: int
-    #: Components whose standard deviation is learned: the policy's ``log_std`` belongs to them.
+    #: Components with a learned standard deviation, the policy's ``log_std``.
     gaussian_dim: int = 0
-    #: Alternatives of each choice, in order. A mask has an entry for each alternative, so ``sum(choices)`` of them.
+    #: Number of alternatives of each choice, in order. A mask has one entry per alternative, ``sum(choices)`` in all.
     choices: list[int]
-    #: What internal actions are as numpy arrays.
+    #: Dtype of internal actions as NumPy arrays.
     dtype: type = np.float32
 
     def __init__(self, action_space: spaces.Space[Any]):
@@ -69,8 +69,8 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        """The action that the noise ``z`` of shape ``(B, noise_dim)`` stands for: exactly a sample if each component
-        of ``z`` is N(0, 1) and they are independent. Shape ``(B, action_dim)``."""
+        """The action for noise ``z`` of shape ``(B, noise_dim)``: an exact sample if the components of ``z`` are
+        independent N(0, 1). Shape ``(B, action_dim)``."""
 
     @abstractmethod
     def mode(self, params: th.Tensor) -> th.Tensor:
@@ -105,7 +105,7 @@ class ActionDistribution(ABC):
         return None
 
     def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
-        """The policy's ``log_std``, which belongs to the Gaussian components, for all components of the noise.
+        """The policy's ``log_std``, extended from the Gaussian components to all components of the noise.
 
         :param log_std: shape ``(..., gaussian_dim)``, or ``(..., 1)`` where all share one
         :return: shape ``(..., noise_dim)`` (or ``log_std`` where all are Gaussian), 0 for discrete actions
@@ -116,8 +116,8 @@ class ActionDistribution(ABC):
 class DiagGaussian(ActionDistribution):
     r"""Box: independent Gaussians, :math:`a = \mu + \sigma z`; ``params`` are :math:`(\mu, \sigma)`.
 
-    The environment gets the action clipped to the bounds; integer spaces get it rounded first. What is stored and
-    scored is the unclipped real number.
+    The environment gets the action clipped to the bounds (rounded first, for integer spaces); the buffer and
+    :meth:`log_prob` get the unclipped real number.
     """
 
     action_space: spaces.Box
@@ -177,8 +177,8 @@ class DiagGaussian(ActionDistribution):
 class SquashedDiagGaussian(DiagGaussian):
     r"""Box, bounded: :math:`a = \tanh(u)` with Gaussian :math:`u`, scaled to the bounds for the environment.
 
-    Internal actions are :math:`u`, before the squashing. Then ratio and KL are those of the Gaussians (a bijection
-    leaves both unchanged) and no inverse of tanh is ever taken. Density and entropy are those of
+    Internal actions are :math:`u`, before squashing, so ratio and KL are those of the Gaussians (a bijection leaves
+    both unchanged), and tanh is never inverted. Density and entropy are those of
     :math:`\tanh(u) \in (-1, 1)^d` (Haarnoja et al. 2018, arXiv:1801.01290, appendix C).
     """
 
@@ -234,18 +234,19 @@ class Categorical(ActionDistribution):
         if masks is not None:
             # Finite, so that differences and products with probability 0 are 0 and not NaN; exp of it is exactly 0.
             net = net.where(masks, th.finfo(net.dtype).min)
-        # With gradients as one operation, without them in SB3's order, so that a rollout has its very bits.
+        # One fused operation where gradients are needed. Without, SB3's operations, so that a rollout is the same bit
+        # for bit.
         normalized = F.log_softmax if th.is_grad_enabled() else _log_softmax
         return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
-        # An exponential race: argmax(p / E) with E ~ Exp(1) is a draw from p, the way torch.multinomial makes it.
+        # An exponential race, as in torch.multinomial: argmax(p / E) with E ~ Exp(1) is a draw from p.
         choices = [(_softmax(p) / _exponential_like(p)).argmax(1, keepdim=True) for p in self._split(params)]
         return self._join(choices)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1. Far out it is 0 too: infinity would win
-        # against any mask.
+        # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1. Far out it rounds to 0 as well; clamped,
+        # because infinite noise would beat any mask.
         return self.mode(params - (-th.special.log_ndtr(z)).clamp(min=th.finfo(z.dtype).tiny).log())
 
     def mode(self, params: th.Tensor) -> th.Tensor:
@@ -323,13 +324,13 @@ class Bernoulli(ActionDistribution):
 
 
 class Product(ActionDistribution):
-    """Dict and Tuple: an independent distribution for each space in it, which may be a Dict or Tuple again.
+    """Dict and Tuple: an independent distribution for each subspace, which may be a Dict or Tuple again.
 
-    Whatever is concatenated (parameters, internal actions, noise, masks) is in the order of the spaces.
+    Parameters, internal actions, noise and masks are concatenated in the order of the subspaces.
 
     :param action_space: the space
     :param squash_output: squash the actions of Box spaces by tanh
-    :raises ValueError: a space in it is not supported, or there is none
+    :raises ValueError: a subspace is not supported, or there is none
     """
 
     action_space: "spaces.Dict | spaces.Tuple[Any]"
@@ -338,7 +339,7 @@ class Product(ActionDistribution):
         super().__init__(action_space)
         subspaces = _subspaces(action_space)
         if not subspaces:
-            raise ValueError(f"action_space={action_space} has no components")
+            raise ValueError(f"action_space={action_space} is empty: give it at least one subspace")
         self.parts = [make_distribution(sub, squash_output and _has_box(sub)) for sub in subspaces]
         self._net_dims, self.net_dim = self._sizes("net_dim")
         self._param_dims, self.param_dim = self._sizes("param_dim")
@@ -353,7 +354,7 @@ class Product(ActionDistribution):
         return sizes, sum(sizes)
 
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
-        """What a method of the parts returns, each called with its own of the arguments."""
+        """Call a method of each part with the part's own arguments."""
         return [getattr(part, method)(*own) for part, *own in zip(self.parts, *arguments, strict=True)]
 
     def _split(self, params: th.Tensor) -> Sequence[th.Tensor]:
@@ -419,7 +420,7 @@ def _has_box(space: spaces.Space[Any]) -> bool:
 
 
 def _elements(space: spaces.Space[Any], actions: Any) -> list[Any]:
-    """The rows of what ``to_env`` returns: numbers for Discrete; arrays for the others, even with shape ``()``."""
+    """The rows that ``to_env`` returned: numbers for Discrete; arrays for the others, even with shape ``()``."""
     if isinstance(actions, list) or isinstance(space, spaces.Discrete):
         return list(actions)
     return [actions[i, ...] for i in range(len(actions))]
@@ -464,13 +465,13 @@ def _check_box(space: spaces.Box) -> None:
             "give the Box narrower bounds"
         )
     if np.prod(space.shape) == 0:
-        raise ValueError(f"action_space={space} has no components")
+        raise ValueError(f"action_space={space} is empty: give it a shape without 0")
 
 
 class BoundDistribution:
-    """A family and its parameters together, with the methods of SB3's ``Distribution``.
+    """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
-    What ``policy.get_distribution(obs)`` returns. Actions are internal ones (see the module).
+    Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
 
     :param family: the family
     :param params: its parameters, shape ``(B, param_dim)``
@@ -482,7 +483,7 @@ class BoundDistribution:
 
     @property
     def distribution(self) -> Any:
-        """The object (list of objects for several choices or spaces) of ``torch.distributions``; before squashing."""
+        """The same as an object of ``torch.distributions`` (a list for several choices or subspaces), unsquashed."""
         return self.family.to_torch(self.params)
 
     def sample(self) -> th.Tensor:
@@ -516,7 +517,7 @@ def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
 
 
 def _softmax(log_probs: th.Tensor) -> th.Tensor:
-    # SB3 takes the softmax of the normalized logits; exp would differ in the last bit, and so now and then in a draw.
+    # As SB3: the softmax of normalized logits. exp differs in the last bit, and so would some draws.
     return F.softmax(log_probs, dim=1)
 
 

@@ -98,7 +98,7 @@ def to_tensor(observation: Any, space: spaces.Space, device: th.device, name: st
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
     if not is_finite(array):
-        raise ValueError(f"{name}={array!r} is not finite: mend the environment, or wrap it to clip its numbers")
+        raise ValueError(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
     if is_image_space(space):
         array = maybe_transpose(array, space)
     batched = is_batched(array, space)

@@ -24,7 +24,7 @@ class Acting:
         self.policy = policy
 
     def tensors(self) -> list[th.Tensor]:
-        """All that the policy computes with."""
+        """All parameters and buffers of the policy."""
         return [*self.policy.parameters(), *self.policy.buffers()]
 
     def __call__(self, tensors: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:

@@ -1,8 +1,8 @@
-"""The rollout as preallocated tensors, and minibatches of it.
+"""The rollout in preallocated tensors, and its minibatches.
 
-``T`` steps of ``N`` environments, stored time-major. Steps are written through numpy views of the tensors, so adding
-one costs a copy and nothing else. The views carry the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``,
-``advantages``, …), so code that reads or overrides those keeps working.
+``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
+one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
+so code that reads or overrides those keeps working.
 """
 
 import math
@@ -21,12 +21,12 @@ from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.trees import tree_map
 from ppo_plus.update.batch import Batch, pick
 
-#: Where the first entries of a :class:`Batch` stand in the buffer.
+#: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
 
 
 def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
-    """The bytes that a transition takes at least: its observation, its action and six numbers.
+    """Lower bound on the bytes of a transition: its observation, its action and six numbers.
 
     :param observation_space: the environment's
     :param action_space: the environment's
@@ -37,7 +37,7 @@ def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space
 def _observation_bytes(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Dict):
         return sum(map(_observation_bytes, space.values()))
-    # Floats are stored in single precision.
+    # Floats are stored as float32.
     return math.prod(space.shape or ()) * min(np.dtype(space.dtype).itemsize, 4)
 
 
@@ -49,7 +49,7 @@ class RolloutBuffer:
     :param buffer_size: steps per environment, ``T``
     :param observation_space: the environment's
     :param action_space: the environment's
-    :param device: where minibatches are wanted
+    :param device: device of the minibatches
     :param gae_lambda: λ of GAE, in ``[0, 1]``
     :param gamma: discount, in ``[0, 1]``
     :param n_envs: number of environments, ``N``
@@ -89,14 +89,14 @@ class RolloutBuffer:
         self.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Assigning to a stored array writes into it, so that `self.returns = ...`, as SB3's own code does, is not lost.
+        # Assigning to a stored array writes into it, so that `self.returns = ...`, as in SB3's code, takes effect.
         if name in self.__dict__.get("_tensors", ()) and isinstance(self._tensors[name], th.Tensor):
             self.__dict__[name][...] = value
         else:
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a view is a view no longer: only the tensors are kept.
+        # A pickled view would be a copy, so only the tensors are saved.
         return {name: value for name, value in vars(self).items() if name not in self._tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -105,14 +105,14 @@ class RolloutBuffer:
             vars(self)[name] = _views(tensors)
 
     def reset(self) -> None:
-        """Start a new rollout; memory is used again."""
+        """Start a new rollout in the memory of the last one."""
         self.pos = 0
         self.full = False
         #: Which transitions to learn from; ``None``: all.
         self.valid: np.ndarray | None = None
-        #: What the policy remembered before the first step of each sequence, in order; empty without memory.
+        #: The policy's memory before the first step of each sequence, in order; empty without memory.
         self.memories: list[Memory] = []
-        # The next rollout may be without.
+        # The next rollout may have no masks.
         self._tensors.pop("masks", None)
         vars(self).pop("masks", None)
 
@@ -133,8 +133,8 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of all environments.
 
-        :param obs: what the environment returned before the step, shape ``(N, ...)``. It is stored in the dtype it
-            came in (float64 as float32), not in the space's: ``VecNormalize`` makes floats of integers
+        :param obs: observations before the step, shape ``(N, ...)``. They keep their own dtype (float64 becomes
+            float32), not that of the space: ``VecNormalize`` makes floats of integers
         :param action: internal actions, shape ``(N, action_dim)``
         :param reward: shape ``(N,)``
         :param episode_start: whether ``obs`` begins an episode, shape ``(N,)``
@@ -153,22 +153,22 @@ class RolloutBuffer:
         self.episode_starts[pos] = episode_start
         self.values[pos] = value
         self.log_probs[pos] = log_prob
-        # Past `__setattr__`, which is for arrays.
+        # Bypasses `__setattr__`, which only arrays need.
         vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
 
     def begin_sequences(self, memory: Memory) -> None:
-        """Begin a sequence for training in each environment with the next step.
+        """Begin a training sequence in each environment with the next step.
 
         All sequences of a rollout have the same length.
 
-        :param memory: what the policy remembers before that step
+        :param memory: the policy's memory before that step
         """
         self.memories.append(memory)
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
-        """Leave transitions out of training: steps at which a vector environment only reset an episode.
+        """Exclude from training the steps at which a vector environment only reset.
 
-        Each must stand between two episodes: ended, and following an end.
+        Each must lie between two episodes: it ends one, and follows the end of one.
 
         :param steps: rows, ``K`` of them
         :param envs: their columns
@@ -177,10 +177,10 @@ class RolloutBuffer:
         self.valid[steps, envs] = False
 
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
-        """Add the discounted value of the final observation to rewards that a time limit cut off.
+        """Add the discounted value of the final observation to the last reward of episodes cut by a time limit.
 
-        :param steps: row of each cut transition, ``K`` of them
-        :param envs: column of each cut transition
+        :param steps: row of each such reward, ``K`` of them
+        :param envs: column of each
         :param final_values: shape ``(K,)``
         """
         rewards = self._tensors["rewards"]
@@ -217,13 +217,13 @@ class RolloutBuffer:
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
     ) -> Iterator[tuple[Batch, th.Tensor | None]]:
-        """One epoch: every transition once, in an order drawn from numpy's global generator as SB3 does.
+        """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3.
 
-        With memory, sequences are shuffled instead.
+        With memory, whole sequences are shuffled instead.
 
         :param batch_size: transitions per minibatch (the last one may be smaller); ``None`` for all in one
-        :param rollout: what :meth:`on_device` returned, to use in several epochs
-        :return: pairs of the whole rollout on the device, and the rows of it that make the minibatch
+        :param rollout: the result of :meth:`on_device`, to use in several epochs
+        :return: pairs of the whole rollout on the device and the row indices of the minibatch
         :raises RuntimeError: the rollout is not complete
         """
         if not self.full:
@@ -244,14 +244,14 @@ class RolloutBuffer:
             yield data, indices
 
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """:meth:`minibatches` with their rows picked."""
+        """:meth:`minibatches`, each as a batch of its rows."""
         for data, indices in self.minibatches(batch_size):
             assert indices is not None
             yield pick(data, indices)
 
     def on_device(self) -> Batch:
-        """The whole rollout on the device, with steps and environments in one dimension: step by step, and with memory
-        environment by environment, so that sequences stand one after another."""
+        """The whole rollout on the device, with steps and environments in one dimension: step by step, or with memory
+        environment by environment, so that sequences are contiguous."""
         if not self.memories:
             return self._flat(self._tensors)
         by_env: Any = tree_map(lambda tensor: tensor.transpose(0, 1), self._tensors)
@@ -265,13 +265,13 @@ class RolloutBuffer:
     def _flat(self, tensors: dict[str, Any]) -> Batch:
         batch = Batch(*(_flatten(tensors[name], self.device) for name in STORED))
         if not tensors["params"].shape[2]:
-            # A policy that does not tell them.
+            # The policy does not return them.
             batch = batch._replace(old_params=None)
         masks = tensors.get("masks")
         return batch if masks is None else batch._replace(masks=_flatten(masks, self.device))
 
     def _write(self, name: str, rows: Any) -> None:
-        """Copy ``rows`` into the current step; the first step of a rollout settles shapes and dtypes."""
+        """Copy ``rows`` into the current step; the first step of a rollout determines shapes and dtypes."""
         if self.pos == 0 and not _fits(getattr(self, name, None), rows):
             self._allocate(name, rows)
         stored = getattr(self, name)
@@ -291,14 +291,14 @@ class RolloutBuffer:
 
 
 def _views(tensors: Any) -> Any:
-    """Numpy arrays that share the tensors' memory."""
+    """NumPy arrays that share the tensors' memory."""
     if isinstance(tensors, dict):
         return {key: tensor.numpy() for key, tensor in tensors.items()}
     return tensors.numpy()
 
 
 class _SB3Methods:
-    """What a rollout buffer written for SB3 lacks, on top of its own methods."""
+    """The methods that a rollout buffer written for SB3 lacks."""
 
     observations: Any
     actions: np.ndarray
@@ -309,8 +309,8 @@ class _SB3Methods:
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
-        # SB3 takes the dtypes of the spaces, which cut floats down to integers: sampled actions of an integer Box, and
-        # observations that VecNormalize has made floats of.
+        # SB3 uses the dtypes of the spaces, which would truncate sampled actions of an integer Box, and observations of
+        # one that VecNormalize has normalized.
         self.actions = self.actions.astype(np.float32)
 
     def add(self, obs: Any, *step: np.ndarray, masks: np.ndarray | None = None) -> None:
@@ -326,8 +326,8 @@ class _SB3Methods:
 
     def exclude(self, steps: list[int], envs: list[int]) -> None:
         raise ValueError(
-            f"rollout_buffer_class={type(self).__mro__[2]!r} cannot leave out the steps at which this vector "
-            "environment only resets: derive it from ppo_plus.RolloutBuffer, or let the environment reset at once"
+            f"rollout_buffer_class={type(self).__mro__[2]!r} cannot exclude the steps at which this vector "
+            "environment only resets: derive it from ppo_plus.RolloutBuffer, or use AutoresetMode.SAME_STEP"
         )
 
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
@@ -345,10 +345,10 @@ class _SB3Methods:
 
 @cache
 def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
-    """Make a rollout buffer class written for SB3 usable here; it keeps no ``old_params``.
+    """Adapt a rollout buffer class written for SB3; it keeps no ``old_params``.
 
     :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
-    :raises TypeError: something else
+    :raises TypeError: not a rollout buffer class
     """
     if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
         return buffer_class
@@ -358,14 +358,14 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
 
 
 def _as_incoming(stored: Any, rows: Any) -> Any:
-    """The array(s) in a dtype that holds ``rows``."""
+    """The array, or each array of a dict, in a dtype that holds ``rows``."""
     if isinstance(stored, dict):
         return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
     return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))
 
 
 def _stored_dtype(rows: np.ndarray) -> np.dtype:
-    """Networks compute in float32, so nothing wider is kept of floats; integers stay what they are."""
+    """float32 for floats, as networks compute in it; integers keep their dtype."""
     return np.dtype(np.float32) if np.issubdtype(rows.dtype, np.floating) else rows.dtype
 
 
@@ -379,7 +379,7 @@ def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
     if rows.dtype.kind == stored.dtype.kind:
         stored[pos] = rows
     else:
-        # Takes three times as long, and refuses to cut floats down to integers silently.
+        # Three times slower, but truncating floats to integers is an error.
         np.copyto(stored[pos], rows, casting="same_kind")
 
 

@@ -37,10 +37,10 @@ class Task:
 
 
 class Decision:
-    """What was decided for ``N`` environments, and what for; arrays under SB3's names.
+    """The actions for ``N`` environments, with what they were chosen from; arrays have SB3's names.
 
-    :param obs: what the environments had returned
-    :param starts: which of these begin an episode, booleans ``(N,)``
+    :param obs: the observations
+    :param starts: which of them begin an episode, booleans ``(N,)``
     :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
     :param obs_tensor: the observations as the policy saw them
     :param step: a packed step
@@ -71,11 +71,11 @@ class Collector:
 
     def __init__(self, device: th.device | str = "cpu"):
         self.device = th.device(device)
-        #: What the environments returned last; ``None``: their episodes are to begin anew.
+        #: Last observations; ``None``: the environments are to be reset.
         self.obs: Any = None
-        #: Which of these begin an episode, booleans ``(N,)``.
+        #: Which of them begin an episode, booleans ``(N,)``.
         self.starts: np.ndarray | None = None
-        #: Memory and held noise of the environments; ``None``: they start anew.
+        #: Memory and held noise of each environment; ``None``: both start anew.
         self.carry: Carry | None = None
         self._begin_rollout()
 
@@ -83,7 +83,7 @@ class Collector:
         self._task: Any = None
         #: Steps taken in this rollout.
         self.n_steps = 0
-        #: What the environments have returned in the present step.
+        #: Observations that the current step returned.
         self._incoming: Any = None
         #: How many steps each environment has taken, for messages.
         self._step = 0
@@ -95,14 +95,14 @@ class Collector:
         self._resets: list[tuple[int, int]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        # A rollout that is not complete is dropped. From the CPU, so that it can be loaded where there is no GPU.
+        # An incomplete rollout is dropped. On the CPU, so that it can be loaded where there is no GPU.
         kept = Collector()
         kept.obs, kept.starts = self.obs, self.starts
         kept.carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
         return vars(kept)
 
     def forget(self) -> None:
-        """Nothing is remembered, and all noise is drawn anew."""
+        """Clear the memory, and draw all noise anew."""
         self.carry = None
 
     def to(self, device: th.device) -> None:
@@ -114,7 +114,7 @@ class Collector:
     def interrupt(self) -> None:
         """Something else is going to use the environments: their episodes end here, as at a time limit."""
         self.obs = None
-        # A wrapper may write into the observations that have just been given.
+        # A wrapper may write into the observations that it has just returned.
         self._incoming = copy.deepcopy(self._incoming)
 
     def begin(self, task: Task, env: VecEnv, step: int) -> None:
@@ -130,8 +130,8 @@ class Collector:
             self.restart(env, step)
 
     def restart(self, env: VecEnv, step: int) -> None:
-        """Begin all episodes anew; same parameters as :meth:`begin`."""
-        with Explained():
+        """Reset the environments; parameters as for :meth:`begin`."""
+        with Explained(env):
             self.obs = env.reset()
         check_reset(env, self.obs, step)
         self.starts = np.ones((env.num_envs,), dtype=bool)
@@ -153,7 +153,7 @@ class Collector:
         try:
             step, self.carry = task.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
         except Exception:
-            # Looked at only here, so that steps are not slower for it.
+            # Checked only on errors, so that steps are not slower.
             check_shape(obs, policy.observation_space, len(starts))  # type: ignore[arg-type]
             raise
         self._memory = self.carry.memory
@@ -192,8 +192,8 @@ class Collector:
     ) -> None:
         """Store a transition, and go on from where it led.
 
-        :param decision: what was decided
-        :param rewards: what came of it, shape ``(N,)``
+        :param decision: the actions taken
+        :param rewards: shape ``(N,)``
         :param dones: which episodes have ended, shape ``(N,)``
         :param infos: one for each environment
         :param env: the environments to go on with
@@ -204,7 +204,7 @@ class Collector:
         for i, final_obs in truncated:
             require_finite("final observation", final_obs, self._step, env=i)
         if self.obs is None:
-            # Somebody else has used the environments.
+            # Something else has used the environments.
             truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
             self.restart(env, self._step)
             new_obs, dones = self.obs, np.ones_like(dones)
@@ -226,7 +226,7 @@ class Collector:
         self.obs, self.starts = new_obs, dones
 
     def finish(self) -> None:
-        """End a rollout: value what was cut off, and estimate advantages."""
+        """End a rollout: bootstrap from the values of final and last observations, and estimate advantages."""
         policy, buffer = self._task.policy, self._task.buffer
         assert self.starts is not None
         with th.no_grad():
@@ -254,7 +254,7 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
     if not np.count_nonzero(dones):
         return []
     return [
-        # Copies: the environment may use the memory again before the rollout ends.
+        # Copied: the environment may reuse the array before the rollout ends.
         (i, copy.deepcopy(infos[i]["terminal_observation"]))
         for i in np.flatnonzero(dones).tolist()
         if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
@@ -262,7 +262,7 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
 
 
 def _row(memory: Memory, i: int) -> Memory:
-    """What environment ``i`` remembers."""
+    """The memory of environment ``i``."""
     return {name: tuple(part[i] for part in state) for name, state in memory.items()}
 
 

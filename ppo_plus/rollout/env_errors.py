@@ -1,17 +1,22 @@
 """What environments get wrong, in words: the old gym's interface, and observations of another shape than their space.
 
 SB3 calls them, so that such a mistake shows as an error of its code, ``could not broadcast`` or ``too many values to
-unpack``. What is looked at here is the error, not each step: steps are as fast as without.
+unpack``, or not at all: its ``DummyVecEnv`` lets NumPy repeat a number until it fills the space's shape. So errors are
+put in other words, and shapes are compared at resets and at the first step of each rollout; other steps are as fast as
+without.
 """
 
 import math
 import re
 import traceback
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
+from gymnasium.vector import SyncVectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from ppo_plus.require import require_finite
 
@@ -31,16 +36,29 @@ STEP = (
 
 
 class Explained:
-    """Within it, an error that an environment's mistake led to is raised again in other words.
+    """A context in which environments are called: errors that their mistakes lead to are raised in other words.
 
+    It can be entered again and again. The first time, the shape of each observation is compared with its space's.
+
+    :param env: the environments
     :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: an observation has another form than its space
+    :raises ValueError: an observation has another shape than its space
     """
 
+    def __init__(self, env: VecEnv):
+        save = getattr(env.unwrapped, "_save_obs", None)
+        #: Whose observations are still to be compared. A subclass that stores them differently knows what it does.
+        self._unchecked = env.unwrapped if getattr(save, "__func__", None) is DummyVecEnv._save_obs else None
+
     def __enter__(self) -> None:
-        pass
+        if self._unchecked is not None:
+            # The only place that sees what an environment returned, and whose: an attribute hides the method meanwhile.
+            vars(self._unchecked)["_save_obs"] = partial(_save_checked, self._unchecked)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+        if self._unchecked is not None:
+            del vars(self._unchecked)["_save_obs"]
+            self._unchecked = None
         explanation = _explanation(error) if isinstance(error, Exception) else None
         if explanation is not None:
             raise explanation from error
@@ -66,36 +84,51 @@ def check_reset(env: VecEnv, obs: Any, step: int) -> None:
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
-    """:raises ValueError: observations of ``n_envs`` environments do not have the size of their space"""
+    """:raises ValueError: observations of ``n_envs`` environments do not have the shape of their space"""
     if isinstance(space, spaces.Dict):
         for key, sub in space.items():
             check_shape(obs[key], sub, n_envs, f"{name}[{key!r}]")
         return
     expected = (n_envs, *(space.shape or ()))
-    # Numbers may come as rows of one, which are as good.
-    if np.shape(obs)[:1] != (n_envs,) or math.prod(np.shape(obs)) != math.prod(expected):
+    if np.shape(obs)[:1] != (n_envs,) or not _fits(np.shape(obs)[1:], expected[1:]):
         raise ValueError(
             f"env returned {name} of shape {np.shape(obs)} for {n_envs} environments, but its space {space} asks for "
-            f"{expected}: mend its observation_space, or what it returns"
+            f"{expected}: fix its observation_space, or what it returns"
         )
+
+
+def _save_checked(vec_env: Any, env_idx: int, obs: Any) -> None:
+    """``DummyVecEnv._save_obs``, which also refuses what NumPy would broadcast."""
+    # First, since of what cannot be stored it raises an error that is explained already.
+    DummyVecEnv._save_obs(vec_env, env_idx, obs)
+    if not isinstance(vec_env.reset_infos[env_idx], dict):
+        return  # the old gym's interface, of which `check_reset` speaks
+    for key, rows in vec_env.buf_obs.items():
+        if not _fits(np.shape(obs if key is None else obs[key]), rows.shape[1:]):
+            raise _wrong_shape(vec_env.envs[env_idx], obs)
+
+
+def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
+    return found == expected or math.prod(found) == math.prod(expected) == 1
 
 
 def _explanation(error: Exception) -> Exception | None:
     """The error in other words; ``None``: it is no mistake known here, or has been explained."""
-    frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-    module, function, found = frame.f_globals.get("__name__", ""), frame.f_code.co_name, frame.f_locals
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(_module(frame) == "gymnasium.vector.utils.space_utils" for frame in frames):
+        return _not_stackable(frames)
+    frame = frames[-1]
+    module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
     if not module.startswith(("stable_baselines3.", "gymnasium.")) or "self" not in found:
         return None
     env = found["self"]
     if hasattr(env, "envs") and "env_idx" in found:
         env = env.envs[found["env_idx"]]
-    env = getattr(env, "unwrapped", env)
     if function == "_save_obs" and "obs" in found:
-        return ValueError(
-            f"env={env!r} returned an observation of {_described(found['obs'])}, but its observation_space="
-            f"{env.observation_space} has {_shape(env.observation_space)}: mend the one or the other"
-        )
+        return _wrong_shape(env, found["obs"])
+    env = getattr(env, "unwrapped", env)
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", str(error)):
         return TypeError(f"env={env!r}: {SEED}")
     if "unpack" not in str(error) or function not in ("reset", "step", "step_wait"):
@@ -105,14 +138,46 @@ def _explanation(error: Exception) -> Exception | None:
     return TypeError(f"env={env!r}: {RESET if is_reset else STEP}")
 
 
+def _not_stackable(frames: list[FrameType]) -> ValueError | None:
+    """Of Gymnasium's ``SyncVectorEnv``, which stacks observations: which of its environments returned another shape."""
+    callers = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), SyncVectorEnv)]
+    stacked = [frame.f_locals for frame in frames if {"space", "items"} <= frame.f_locals.keys()]
+    if not callers or not stacked:
+        return None
+    # The first one stacks whole observations, further ones their parts.
+    expected = _shape(stacked[0]["space"])
+    for env, obs in zip(callers[0].envs, stacked[0]["items"], strict=True):
+        if _shape_of(obs) != expected:
+            return _wrong_shape(env, obs)
+    return None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _wrong_shape(env: Any, obs: Any) -> ValueError:
+    """
+    :param env: an environment, whose wrappers may have changed its space
+    :param obs: what it returned
+    """
+    return ValueError(
+        f"env={env.unwrapped!r} returned an observation of {_described(obs)}, but its observation_space="
+        f"{env.observation_space} has {_shape(env.observation_space)}: fix one of them"
+    )
+
+
 def _described(obs: Any) -> str:
-    """The shape of an observation, or those of its parts."""
+    found = _shape_of(obs)
+    return "unequal rows" if found is None else f"shape {found}"
+
+
+def _shape_of(obs: Any) -> Any:
+    """The shape of an observation, or those of its parts; ``None``: its rows are unequal."""
     try:
-        return (
-            f"shape { ({key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs)) }"
-        )
+        return {key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs)
     except ValueError:
-        return "unequal rows"
+        return None
 
 
 def _shape(space: spaces.Space) -> Any:

@@ -1,24 +1,24 @@
 """Gymnasium's vector environments and EnvPool, with SB3's ``VecEnv`` interface.
 
-:func:`~ppo_plus.as_vec_env` picks the adapter. What SB3 asks of a ``VecEnv`` holds, and episode statistics are counted
-here, so that no ``Monitor`` or ``VecMonitor`` is needed. What happens when an episode ends depends on how the vector
-environment resets itself (https://farama.org/Vector-Autoreset-Mode):
+:func:`~ppo_plus.as_vec_env` picks the adapter. The adapters record episode statistics, so no ``Monitor`` or
+``VecMonitor`` is needed. What happens at the end of an episode depends on the autoreset mode of the vector environment
+(https://farama.org/Vector-Autoreset-Mode):
 
 ``SAME_STEP``
-    As SB3 knows it: the step that ends an episode returns the first observation of the next one, and
-    ``infos[i]["terminal_observation"]`` is the last of the old one.
+    As in SB3: the step that ends an episode returns the first observation of the next one, and
+    ``infos[i]["terminal_observation"]`` is the last observation of the old one.
 ``DISABLED``
-    The adapter resets the environments that have ended; from outside it is the same as ``SAME_STEP``.
+    The adapter resets the environments whose episodes have ended. The result is the same as with ``SAME_STEP``.
 ``NEXT_STEP``
-    Gymnasium's default, and what EnvPool does. The step that ends an episode returns its last observation, with
-    ``dones[i]`` true. The step after that ignores the action and returns the first observation of the next episode.
-    That row is no transition: it has ``dones[i]`` true again (so that an episode starts behind it) and
-    ``infos[i] == {"autoreset": True}``. ``PPO_Plus`` leaves such rows out of training; other algorithms do not know
-    the mark and learn from them, so give those ``SAME_STEP``: ``gymnasium.make_vec(id, n,
-    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not put a ``VecMonitor`` on top:
-    it would count each such row as an episode of one step.
+    Gymnasium's default, and EnvPool's mode. The step that ends an episode returns its last observation, with
+    ``dones[i]`` true. The next step ignores the action and returns the first observation of the next episode. That row
+    is a reset, not a transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] ==
+    {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training. Other algorithms would train on them; use
+    ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
+    gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a ``VecMonitor``, which would count each
+    reset as an episode of one step.
 
-``N`` environments throughout.
+``N`` is the number of environments.
 """
 
 import time
@@ -39,17 +39,18 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 #: Values of ``gymnasium.vector.AutoresetMode``, which Gymnasium has from 1.1 on.
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
-#: Key of the infos of a row that is no transition but the reset before the next one (``NEXT_STEP`` only).
+#: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
 AUTORESET = "autoreset"
 
-#: A vector environment's infos: one array per key with a row per environment, and under ``"_" + key`` which rows count.
+#: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
+#: the rows are set.
 Columns = dict[str, Any]
 
 
 def as_vec_env(env: Any) -> Any:
     """Give vector environments SB3's interface.
 
-    :param env: anything that may be passed to ``PPO_Plus`` as its environment
+    :param env: anything that ``PPO_Plus`` takes as its environment
     :return: a :class:`~ppo_plus.rollout.vec_env.GymVectorEnv` or :class:`~ppo_plus.rollout.vec_env.EnvPoolVecEnv`
         around a vector environment; everything else, such as a ``VecEnv`` or a single environment, unchanged
     :raises ValueError: a vector environment that the adapters do not support
@@ -65,9 +66,9 @@ def as_vec_env(env: Any) -> Any:
 
 
 class _VectorAdapter(VecEnv):
-    """What both adapters share: everything but how to step and reset what is inside.
+    """What both adapters share.
 
-    :param env: the vector environment; it belongs to the adapter from now on
+    :param env: the vector environment, which the adapter owns from now on
     :param num_envs: ``N``
     :param observation_space: of one environment
     :param action_space: of one environment
@@ -75,7 +76,7 @@ class _VectorAdapter(VecEnv):
     :raises ValueError: unsupported spaces
     """
 
-    #: Infos that are not the environment's own, and so are not handed on.
+    #: Info keys that the vector environment adds for its own use; they are not passed on.
     bookkeeping: frozenset[str] = frozenset()
 
     def __init__(
@@ -85,7 +86,7 @@ class _VectorAdapter(VecEnv):
         _check_space("action", action_space)
         self.env = env
         self.autoreset = autoreset
-        #: Rows that the next step resets instead of stepping them (``NEXT_STEP`` only), booleans ``(N,)``.
+        #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
@@ -97,18 +98,18 @@ class _VectorAdapter(VecEnv):
 
     @property
     def resetting(self) -> np.ndarray:
-        """Rows whose next action will be ignored (``NEXT_STEP`` only), booleans ``(N,)``."""
+        """Environments that will ignore their next action (``NEXT_STEP`` only), booleans ``(N,)``."""
         return self._resetting
 
     # --- stepping --------------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
-        """Begin all episodes anew; what :meth:`seed` and :meth:`set_options` asked for holds for this once."""
+        """Reset all environments, with the seeds and options that were set since the last reset."""
         obs, columns = self._reset_all()
         if not isinstance(columns, dict):
             raise ValueError(
-                f"env={self.env} returns its infos as a {type(columns).__name__}: leave out wrappers that change "
-                "their form, such as DictInfoToList"
+                f"env={self.env} must return its infos as one dict, not as a {type(columns).__name__}: remove wrappers "
+                "that convert them, such as DictInfoToList"
             )
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
@@ -133,36 +134,39 @@ class _VectorAdapter(VecEnv):
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         obs, rewards = self._owned(obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
-        garbage = self._resetting
+        resetting = self._resetting
         dones = terminated | truncated
         infos = self._rows(columns)
 
-        self._count(rewards, ~garbage, columns)
-        # Only these rows are looked at one by one; in the usual step there are none.
-        ended = np.flatnonzero(dones & ~garbage).tolist()
+        self._count(rewards, ~resetting, columns)
+        # Only these rows are handled one by one; most steps have none.
+        ended = np.flatnonzero(dones & ~resetting).tolist()
         if ended:
-            obs = self._end(ended, obs, columns, infos)
+            obs = self._end_episodes(ended, obs, columns, infos)
             for i in ended:
                 infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
-            self._report(self._over(ended, truncated, columns), infos)
-        for i in np.flatnonzero(garbage).tolist():
+            self._report(self._finished(ended, truncated, columns), infos)
+        for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == NEXT_STEP:
             self._resetting = dones
-        return obs, rewards.astype(np.float32), dones | garbage, infos
+        return obs, rewards.astype(np.float32), dones | resetting, infos
 
-    def _end(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
-        """Put final observations and infos where SB3 looks for them.
+    def _end_episodes(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
+        """Put final observations and infos where SB3 expects them.
 
-        :param ended: the environments whose episodes have ended
+        :param ended: environments whose episodes have ended
         :param obs: what the step returned, ``N`` rows
         :param columns: the infos of the step
-        :param infos: the same by rows; changed in place
+        :param infos: the same as one dict per environment; changed in place
         :return: the observations to act on next, ``N`` rows
         """
         if self.autoreset == SAME_STEP:
             if "final_obs" not in columns:
-                raise ValueError(f"env={self.env} says that it resets in the same step, but gives no final_obs")
+                raise ValueError(
+                    f"env={self.env} has autoreset mode {SAME_STEP}, but no final_obs in its infos: add it, or use "
+                    "another mode"
+                )
             final_infos = self._rows(columns.get("final_info", {}))
             for i in ended:
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
@@ -188,11 +192,11 @@ class _VectorAdapter(VecEnv):
         raise NotImplementedError
 
     def _owned(self, obs: Any) -> Any:
-        """Observations that nobody else will write into."""
+        """The observations, copied unless nothing else writes into them."""
         return _map(np.array, obs)
 
     def _batched(self, actions: Any) -> Any:
-        """Actions in the form and dtype that the vector environment wants."""
+        """Actions in the structure and dtype that the vector environment expects."""
         space = self.action_space
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             if isinstance(actions, (dict, tuple)):
@@ -204,33 +208,33 @@ class _VectorAdapter(VecEnv):
     # --- infos and statistics --------------------------------------------------------------------------------------
 
     def _rows(self, columns: Columns) -> list[dict[str, Any]]:
-        """The infos by environment: ``N`` new dicts, which whoever gets them may change."""
+        """The infos of each environment: ``N`` new dicts, which the caller may change."""
         return _rows(columns, self.num_envs, self.bookkeeping)
 
     def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
-        """Add one step to the statistics, where ``stepped`` ``(N,)`` says that there was one."""
+        """Add a step to the statistics of the environments that have ``stepped``, booleans ``(N,)``."""
         np.add(self._returns, rewards, out=self._returns, where=stepped)
         self._lengths += stepped
 
-    def _over(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
-        """Those of the episodes that have ``ended`` which count as such in the statistics."""
+    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+        """The environments among ``ended`` whose episode counts as finished in the statistics."""
         return ended
 
-    def _report(self, over: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write the statistics of the episodes ``over`` as ``Monitor`` does, unless the environment has done so."""
+    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
+        """Write the statistics of ``finished`` episodes as ``Monitor`` does, unless the environment has done so."""
         seconds = round(time.time() - self._start_time, 6)
-        for i in over:
+        for i in finished:
             episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
             infos[i].setdefault("episode", episode)
-        self._returns[over] = 0.0
-        self._lengths[over] = 0
+        self._returns[finished] = 0.0
+        self._lengths[finished] = 0
 
-    # --- the environments inside -----------------------------------------------------------------------------------
+    # --- the single environments -----------------------------------------------------------------------------------
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the environments inside; all know ``render_mode``.
+        """An attribute of the single environments; ``render_mode`` is always available.
 
-        :raises AttributeError: there is none, or the vector environment has no single environments inside
+        :raises AttributeError: no such attribute, or the vector environment does not consist of single environments
         """
         if attr_name == "render_mode":
             return [getattr(self.env, "render_mode", None) for _ in self._get_indices(indices)]
@@ -245,11 +249,11 @@ class _VectorAdapter(VecEnv):
         raise self._no_access(f"call {method_name!r}")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """Whether the environments are wrapped; in ``Monitor`` always, since the adapter does its work."""
+        """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
     def _no_access(self, action: str) -> AttributeError:
-        return AttributeError(f"cannot {action}: {self.env} has no single environments inside to ask")
+        return AttributeError(f"cannot {action}: {self.env} does not consist of single environments")
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
@@ -268,14 +272,14 @@ class _VectorAdapter(VecEnv):
 class GymVectorEnv(_VectorAdapter):
     """A Gymnasium vector environment as a ``VecEnv``.
 
-    Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, environments that are vectors by themselves
-    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see the
-    beginning of :mod:`ppo_plus.rollout.vec_env`). The single environments can be reached where there are some: all of
-    ``SyncVectorEnv``; ``AsyncVectorEnv`` only all at once, and its ``get_attr`` calls what can be called.
+    Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
+    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see
+    :mod:`ppo_plus.rollout.vec_env`). ``get_attr``, ``set_attr`` and ``env_method`` reach the single environments of a
+    ``SyncVectorEnv``, and those of an ``AsyncVectorEnv`` only all at once (there, ``get_attr`` calls what is callable).
 
     :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
-    :raises ValueError: unsupported spaces, or an environment that does not say how it resets
-    :raises TypeError: no vector environment
+    :raises ValueError: unsupported spaces, or no supported autoreset mode in the environment's metadata
+    :raises TypeError: not a vector environment
     """
 
     bookkeeping = frozenset({"final_obs", "final_info"})
@@ -284,35 +288,35 @@ class GymVectorEnv(_VectorAdapter):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         autoreset = _autoreset_mode(env)
-        # These two hand out copies themselves, unless told otherwise.
-        self._hands_out_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
+        # These two return copies unless told otherwise.
+        self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
         self._has_monitors = self._find_monitors()
 
     def _reset_all(self) -> tuple[Any, Columns]:
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
-        # The seeds are consecutive, and that is what a vector environment makes of the first.
+        # Seeds are consecutive, and a vector environment derives the same ones from the first.
         return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
 
     def _owned(self, obs: Any) -> Any:
-        return obs if self._hands_out_copies else super()._owned(obs)
+        return obs if self._returns_copies else super()._owned(obs)
 
     def _find_monitors(self) -> bool:
-        """Whether the environments inside count their episodes themselves, and know better when a game is over."""
+        """Whether the single environments have a ``Monitor``, which knows better when an Atari game is over."""
         base = self.env.unwrapped
         if isinstance(base, SyncVectorEnv):
             return any(is_wrapped(env, Monitor) for env in base.envs)
         return isinstance(base, AsyncVectorEnv) and self.has_attr("get_episode_rewards")
 
-    def _report(self, over: list[int], infos: list[dict[str, Any]]) -> None:
+    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
         if not self._has_monitors:
-            super()._report(over, infos)
+            super()._report(finished, infos)
 
     def has_attr(self, attr_name: str) -> bool:
         base = self.env.unwrapped
         if isinstance(base, AsyncVectorEnv):
-            # Asking for an attribute that is not there would end its processes.
+            # Asking for a missing attribute would end its processes.
             return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
         return super().has_attr(attr_name)
 
@@ -368,14 +372,14 @@ class GymVectorEnv(_VectorAdapter):
 class EnvPoolVecEnv(_VectorAdapter):
     """An EnvPool (Weng et al. 2022, arXiv:2206.10558) as a ``VecEnv``.
 
-    It resets in the next step, see the beginning of :mod:`ppo_plus.rollout.vec_env`. Its seed is an argument of
-    ``envpool.make``; :meth:`seed` cannot change it. Atari: statistics are those of the game, by unclipped rewards, also
-    where an episode ends with a life.
+    Its autoreset mode is ``NEXT_STEP`` (see :mod:`ppo_plus.rollout.vec_env`). Its seed is an argument of
+    ``envpool.make``; :meth:`seed` cannot change it. Atari: episode statistics are those of whole games with unclipped
+    rewards, also where each life is an episode.
 
     :param env: for example ``envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=0)``
-    :raises ValueError: not its Gymnasium kind, asynchronous (``batch_size`` below ``num_envs``), several players, or
-        unsupported spaces
-    :raises TypeError: no EnvPool
+    :raises ValueError: not made with ``env_type="gymnasium"``, asynchronous (``batch_size`` below ``num_envs``),
+        several players, or unsupported spaces
+    :raises TypeError: not an EnvPool
     """
 
     bookkeeping = frozenset({"env_id", "players"})
@@ -399,12 +403,12 @@ class EnvPoolVecEnv(_VectorAdapter):
         self._warned_of_seed = False
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Changes nothing, and warns once if another seed is wanted than the pool was made with."""
-        own = self.env.config.get("seed")
-        if seed is not None and seed != own and not self._warned_of_seed:
+        """Has no effect; warns once if ``seed`` is not the one that the pool was made with."""
+        actual = self.env.config.get("seed")
+        if seed is not None and seed != actual and not self._warned_of_seed:
             self._warned_of_seed = True
             warnings.warn(
-                f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {own}. "
+                f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "
                 f"Use envpool.make(..., seed={seed})",
                 stacklevel=2,
             )
@@ -412,7 +416,7 @@ class EnvPoolVecEnv(_VectorAdapter):
 
     def _reset_all(self) -> tuple[Any, Columns]:
         if any(self._options):
-            raise ValueError(f"options={self._options!r}: EnvPool takes its options in envpool.make")
+            raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
         return self.env.reset()  # type: ignore[no-any-return]
 
     def _owned(self, obs: Any) -> Any:
@@ -423,10 +427,10 @@ class EnvPoolVecEnv(_VectorAdapter):
         # Atari: the reward before it was clipped.
         super()._count(columns["reward"] if "lives" in columns else rewards, stepped, columns)
 
-    def _over(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
         if "lives" not in columns:
             return ended
-        # Atari: whether the game is over, and not only a life.
+        # Atari: the whole game, not only a life.
         return [i for i in ended if columns["terminated"][i] or truncated[i]]
 
     def _images(self) -> Iterable[np.ndarray]:
@@ -434,18 +438,18 @@ class EnvPoolVecEnv(_VectorAdapter):
 
 
 def _is_envpool(env: Any) -> bool:
-    # The classes are made on the fly, so what they can do tells more than their names.
+    # EnvPool generates its classes, so they are recognized by their methods.
     return all(hasattr(type(env), name) for name in ("async_reset", "send", "recv", "all_env_ids"))
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
-    """:raises ValueError: ``env`` does not say how it resets, or does it in a way that cannot be followed."""
+    """:raises ValueError: the metadata of ``env`` has no autoreset mode, or one that is not supported."""
     mode = (env.metadata or {}).get("autoreset_mode")
     mode = getattr(mode, "value", mode)
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise ValueError(
-            f'metadata["autoreset_mode"]={mode!r} of env={env} must say how it resets: set it to a '
-            "gymnasium.vector.AutoresetMode (Gymnasium 1.1 or newer)"
+            f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode '
+            "(Gymnasium 1.1 or newer)"
         )
     base = env.unwrapped
     if mode == NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
@@ -457,7 +461,7 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
 
 
 def _check_space(kind: str, space: spaces.Space) -> None:
-    """:raises ValueError: observations or actions of this space are not batched as arrays."""
+    """:raises ValueError: the space is not supported"""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for sub in space.values() if isinstance(space, spaces.Dict) else space:
             _check_space(kind, sub)
@@ -469,7 +473,7 @@ def _check_space(kind: str, space: spaces.Space) -> None:
 
 
 def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
-    """Infos from one array per key to one dict per environment.
+    """Convert infos from one array per key to one dict per environment.
 
     :param columns: see :data:`Columns`
     :param n: number of environments
@@ -496,11 +500,11 @@ def _values(column: Any, n: int) -> list[Any]:
     if isinstance(column, dict):
         return list(_rows(column, n, frozenset()))
     if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
-        # A copy, since rows of an array are views, and someone else may own it.
+        # Copied, because rows are views and the environment may reuse the array.
         return column.tolist() if column.ndim == 1 else list(column.copy())
     if isinstance(column, (list, tuple)) and len(column) == n:
         return list(column)
-    # What a vector environment says of all at once.
+    # One value for all environments.
     return [column] * n
 
 
@@ -524,7 +528,7 @@ def _final_row(final_obs: Any, i: int) -> Any:
 
 
 def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
-    """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` says so."""
+    """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` is true."""
     if isinstance(obs, dict):
         return {key: _replaced(sub, other[key], mask) for key, sub in obs.items()}
     if isinstance(obs, tuple):

@@ -269,7 +269,7 @@ class Skipped:
                 raise FloatingPointError(
                     f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
                     "before them. Lower learning_rate or max_grad_norm, normalize rewards and observations "
-                    "(VecNormalize), or mend compute_loss"
+                    "(VecNormalize), or fix compute_loss"
                 )
 
 

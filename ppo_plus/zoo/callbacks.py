@@ -125,7 +125,7 @@ class Progress(BaseCallback):
         self.lines = 0
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
         if notice is not None:
-            print(notice, flush=True)
+            print(notice, file=sys.stderr, flush=True)
         if self.shows_bar:
             self.bar = tqdm(total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
 

@@ -24,6 +24,10 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
     except gym.error.Error as error:
         if atari and find_spec("ale_py") is None:
             raise type(error)(f"{env_id} needs pip install ale-py opencv-python") from None
+        versions = [spec for spec in gym.registry.values() if spec.id.rpartition("-v")[0] == name]
+        if versions:
+            latest = max(versions, key=lambda spec: spec.version or 0)
+            raise type(error)(f"{env_id!r} has no version: use {latest.id}") from None
         raise
 
 

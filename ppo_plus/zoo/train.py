@@ -84,6 +84,8 @@ def train(run: Run) -> bool:
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
     callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
     start, finished = time.monotonic(), False
+    if run.options.progress:
+        print(_beginning(run), file=sys.stderr, flush=True)
     try:
         run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
         finished = True
@@ -99,6 +101,16 @@ def train(run: Run) -> bool:
     print(f"model: {run.folder.last_model}")
     print(f"learning curve: {curve}")
     return finished
+
+
+def _beginning(run: Run) -> str:
+    """What is said before training: what is trained, and for how long."""
+    model, experiment = run.model, run.experiment
+    return (
+        f"{experiment.env_id}: training for {experiment.n_timesteps} timesteps, in rollouts of "
+        f"{model.n_steps * model.n_envs} ({model.n_steps} steps of {model.n_envs} environments), "
+        f"seed {experiment.seed}; Ctrl-C ends it early and saves"
+    )
 
 
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:

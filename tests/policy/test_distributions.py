@@ -832,8 +832,8 @@ def test_make_distribution_picks_the_family(space, squash, kind):
         (spaces.Text(3), r"action_space=Text.* is not supported: use Box, .*flatten_space"),
         (spaces.Tuple([spaces.Discrete(2), spaces.Text(3)]), r"action_space=Text.* is not supported: use Box"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"action_space=Text.* is not supported: use Box"),
-        (spaces.Tuple([]), r"action_space=Tuple\(\) has no components"),
-        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space=Dict\(\) has no components"),
+        (spaces.Tuple([]), r"action_space=Tuple\(\) is empty"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space=Dict\(\) is empty"),
         (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space=Box.* no finite bounds"),
         (
             spaces.Box(-np.inf, np.inf, (2,)),
@@ -841,8 +841,8 @@ def test_make_distribution_picks_the_family(space, squash, kind):
         ),
         (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* no finite bounds: .*finite low and high"),
         (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* no finite bounds"),
-        (spaces.Box(-1.0, 1.0, (0,)), r"action_space=Box.* has no components"),
-        (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* has no components"),
+        (spaces.Box(-1.0, 1.0, (0,)), r"action_space=Box.* is empty"),
+        (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* is empty"),
     ],
 )
 def test_unsupported_spaces_are_named_with_the_remedy(space, message):

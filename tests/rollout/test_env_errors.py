@@ -3,9 +3,11 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus
@@ -111,6 +113,89 @@ def test_an_observation_that_is_no_array_is_named():
         ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows, .* has \(5,\)"
     ):
         learn(OtherShape([[1.0, 2.0], [3.0]], 0))
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["reset", "step"])
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_an_observation_that_numpy_would_broadcast_is_named_with_both_shapes(wrap, at):
+    env = OtherShape(np.zeros(1, np.float32), at)
+    with pytest.raises(
+        ValueError, match=r"env=<.*OtherShape.*> returned an observation of shape \(1,\), .* has \(5,\)"
+    ):
+        learn(wrap(env))
+    assert env.n_steps == at
+
+
+@pytest.mark.parametrize(
+    ("space", "other", "message"),
+    [
+        (VECTOR, 0.5, r"shape \(\), .* has \(5,\)"),
+        (VECTOR, [0.5], r"shape \(1,\), .* has \(5,\)"),
+        (VECTOR, np.zeros((1, 5)), r"shape \(1, 5\), .* has \(5,\)"),
+        (spaces.Box(-1, 1, (4, 5)), np.zeros(5), r"shape \(5,\), .* has \(4, 5\)"),
+        (spaces.MultiDiscrete([2, 3]), 1, r"shape \(\), .* has \(2,\)"),
+        (OBSERVATIONS["dict"], {**OBSERVATIONS["dict"].sample(), "vector": 0.0}, r"'vector': \(\).*'vector': \(5,\)"),
+    ],
+)  # fmt: skip
+def test_so_is_each_kind_of_it(space, other, message):
+    with pytest.raises(ValueError, match=f"(?s)returned an observation of .*{message}.*: fix one of them"):
+        learn(OtherShape(other, 0, space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
+
+
+def test_the_space_is_that_of_the_wrapped_environment():
+    env = FlattenObservation(OtherShape(np.zeros(2), 0, spaces.Box(-1, 1, (3, 4))))
+    env = TransformObservation(env, lambda obs: obs[:1], env.observation_space)
+    with pytest.raises(ValueError, match=r"env=<.*OtherShape .*> returned .* shape \(1,\), .* has \(12,\)"):
+        learn(env)
+
+
+def test_of_several_environments_it_is_the_one_that_is_named():
+    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"]), lambda: OtherShape(0.0, 0)])
+    with pytest.raises(ValueError, match=r"env=<[\w.]*OtherShape .*> returned"):
+        learn(env)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize(
+    ("space", "other"),
+    [(VECTOR, np.zeros(1)), (OBSERVATIONS["dict"], {**OBSERVATIONS["dict"].sample(), "vector": 0.0})],
+)
+def test_so_is_one_in_gymnasiums_vector_environment(space, other, at):
+    fine = RandomEnv(ACTIONS["discrete"], space)
+    if space is VECTOR:
+        fine.observe = lambda: np.full(5, 9.0)  # out of bounds, but of the right shape
+    env = SyncVectorEnv([lambda: fine, lambda: OtherShape(other, at, space)])
+    with pytest.raises(ValueError, match=r"(?s)env=<[\w.]*OtherShape .*> returned an observation of shape .* \(5,\)"):
+        learn(env, "MlpPolicy" if space is VECTOR else "MultiInputPolicy")
+
+
+@pytest.mark.parametrize(
+    ("space", "other"), [(spaces.Box(-1, 1, (1,)), 0.5), (VECTOR, [0.5] * 5), (VECTOR, th.zeros(5))]
+)
+def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other):
+    learn(OtherShape(other, 0, space))
+
+
+def test_a_vectorized_environment_that_stores_observations_differently_is_left_alone():
+    class Repeats(DummyVecEnv):
+        def _save_obs(self, env_idx, obs):
+            super()._save_obs(env_idx, np.broadcast_to(obs, VECTOR.shape))
+
+    learn(Repeats([lambda: OtherShape(0.0, 0)]))
+
+
+def test_only_resets_and_the_first_step_of_each_rollout_are_looked_at():
+    """So that other steps are as fast as in SB3, whose method stores them."""
+    looked_at = []
+
+    class Watched(RandomEnv):
+        def observe(self):
+            looked_at.append("_save_obs" in vars(env))
+            return super().observe()
+
+    env = DummyVecEnv([lambda: Watched(ACTIONS["discrete"], max_steps=100, p_end=0.0)])
+    PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, device="cpu").learn(8)
+    assert looked_at == [True, *[True, False, False, False] * 2]
 
 
 class VecOfOtherShape(DummyVecEnv):

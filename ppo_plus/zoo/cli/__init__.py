@@ -5,11 +5,14 @@ the arguments that does all that can fail by a mistake of the user, and returns 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ppo_plus import __version__
-from ppo_plus.zoo.cli import enjoy, plot, train, tune
-from ppo_plus.zoo.cli.arguments import INTERRUPTED, Parser
+from ppo_plus.zoo.cli.interrupt import INTERRUPTED, ending_at_once
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.cli.arguments import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -17,24 +20,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: the arguments; ``None`` for those of the process
     """
-    parser = make_parser()
     try:
-        _run(parser, arguments)
+        # Everything else is imported within, so that Ctrl-C is answered while it is.
+        with ending_at_once():
+            parser = make_parser()
+            work = _prepare(parser, arguments)
+        _work(parser, work)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
-def _run(parser: Parser, arguments: Sequence[str] | None) -> None:
+def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], None]:
     args = parser.parse_args(arguments)
     import gymnasium as gym
 
     mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
     # Only mistakes in the settings are caught: an error while working is no user's mistake, and shows its traceback.
     try:
-        work = args.prepare(args)
+        return args.prepare(args)  # type: ignore[no-any-return]
     except mistakes as error:
         parser.error(str(error) or type(error).__name__)
+
+
+def _work(parser: "Parser", work: Callable[[], None]) -> None:
+    import gymnasium as gym
+
     try:
         work()
     except gym.error.DependencyNotInstalled as error:
@@ -42,11 +53,25 @@ def _run(parser: Parser, arguments: Sequence[str] | None) -> None:
         parser.error(str(error))
 
 
-def make_parser() -> Parser:
+def _missing(commands: Any, _args: Any) -> NoReturn:
+    """What is prepared where no command was given."""
+    raise ValueError(f"which COMMAND? One of {', '.join(commands.choices)}; see ppo-plus --help")
+
+
+def make_parser() -> "Parser":
     """The parser of the program and its subcommands."""
-    parser = Parser(prog="ppo-plus", description="Train and tune PPO_Plus; watch, record and compare what it learned.")
+    from ppo_plus import __version__
+    from ppo_plus.zoo.cli import enjoy, plot, train, tune
+    from ppo_plus.zoo.cli.arguments import Parser
+
+    parser = Parser(
+        prog="ppo-plus",
+        description="Train and tune PPO_Plus; watch, record and compare what it learned.",
+        epilog="To begin: ppo-plus train --env CartPole-v1. The options of a command: ppo-plus COMMAND --help.",
+    )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    parser.set_defaults(prepare=partial(_missing, commands))
     for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

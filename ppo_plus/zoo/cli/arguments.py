@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from ppo_plus.zoo.folders import ALGO
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 
-#: Exit code of a command that Ctrl-C ended.
-INTERRUPTED = 130
 #: Kinds of devices that networks can be on.
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
@@ -32,8 +30,10 @@ class Parser(argparse.ArgumentParser):
 class _Refused(argparse.Action):
     """An option that is not there, and says what to do instead."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{'/'.join(self.option_strings)}: {self.const}")
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        parser.error(f"{option_string}: {self.const}")
 
 
 def refuse(command: argparse.ArgumentParser, remedies: Mapping[str, str]) -> None:
@@ -64,17 +64,22 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
     :param env_required: whether the environment must be given
     """
     command.add_argument(
-        "--env", required=env_required, metavar="ID", help="Gymnasium environment id, such as CartPole-v1"
+        "--env", required=env_required, metavar="ID", help="id of a Gymnasium environment, such as CartPole-v1"
     )
     command.add_argument(
-        "-f", log_folder, dest="log_folder", default="logs", metavar="DIR", help="folder of all runs (default: logs)"
+        "-f",
+        log_folder,
+        dest="log_folder",
+        default="logs",
+        metavar="DIR",
+        help="folder that holds all runs (default: logs)",
     )
     command.add_argument(
         "--gym-packages",
         nargs="+",
         default=[],
         metavar="PKG",
-        help="packages, or modules in this folder, to import because they register environments",
+        help="packages, or modules in the current folder, to import because they register environments",
     )
     command.add_argument(
         "--env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of the environment, such as g:9.81"

@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
     :param commands: the program's subparsers
     """
     command = commands.add_parser(
-        "enjoy", help="watch a trained model. It is a pickle: enjoy only those that you trust"
+        "enjoy", help="watch a trained model (models are pickles: load only those that you trust)"
     )
     command.set_defaults(prepare=prepare_enjoy)
     _add_arguments(command)
@@ -114,8 +114,8 @@ def _player(
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
-    add_algo_argument(command, "folder of the run: ppo and ppo_lstm for what rl_zoo3 trained", RL_ZOO3_ALGOS)
     add_env_arguments(command, "--folder")
+    add_algo_argument(command, "folder of the run: ppo and ppo_lstm for what rl_zoo3 trained", RL_ZOO3_ALGOS)
     refuse(command, REMEDIES)
     add = command.add_argument
     add("--exp-id", type=int, default=0, metavar="N", help="number of the run; 0: the last, -1: the folder itself")
@@ -126,7 +126,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "-n", "--n-timesteps", type=whole_number, default=1000, metavar="N", help="steps to play (default: %(default)s)"
     )
-    add("--n-envs", type=whole_number, default=1, metavar="N", help="environments side by side (default: %(default)s)")
+    add("--n-envs", type=whole_number, default=1, metavar="N", help="number of environments (default: %(default)s)")
     add("--seed", type=seed, default=0, help="seed of the environments (default: %(default)s)")
     add("--deterministic", action="store_true", default=None, help="most likely actions (default, but for Atari)")
     add("--stochastic", dest="deterministic", action="store_false", help="draw actions (default for Atari)")

@@ -1,6 +1,7 @@
 """``ppo-plus train``: rl_zoo3's flags, where they mean something for PPO_Plus."""
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.arguments import (
-    INTERRUPTED,
     add_algo_argument,
     add_env_arguments,
     allowed_packages,
@@ -21,6 +21,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
+from ppo_plus.zoo.cli.interrupt import INTERRUPTED
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.tracking import run_name, track
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool")
 
+#: rl_zoo3's options that are for other algorithms, and what to do instead.
+OFF_POLICY = {"--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out"}
 TUNE = "`ppo-plus tune` searches for hyperparameters"
 REMEDIES = {
     "-optimize/--optimize-hyperparameters": f"{TUNE}: ppo-plus tune --env ID",
@@ -44,8 +47,14 @@ REMEDIES = {
     "--study-name": f"{TUNE}: ppo-plus tune --study-name NAME",
     "--trial-id": "`ppo-plus tune` exports the best settings as a file: ppo-plus train -conf FILE",
     "--no-optim-plots/--optimization-log-path": f"{TUNE} and writes its report below -f; leave it out",
-    "--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out",
+    **OFF_POLICY,
 }
+
+
+DESCRIPTION = """
+Train PPO_Plus, evaluate it on the way, and save the model, the best model and a learning curve in -f. The settings are
+tuned ones where the package has some for the environment, else its defaults. Ctrl-C ends the training early and saves.
+"""
 
 
 def add_parser(commands: Any) -> None:
@@ -53,10 +62,12 @@ def add_parser(commands: Any) -> None:
 
     :param commands: the program's subparsers
     """
-    command = commands.add_parser("train", help="train, evaluate and save a model, and plot its learning curve")
+    command = commands.add_parser(
+        "train", help="train, evaluate and save a model, and plot its learning curve", description=DESCRIPTION
+    )
     command.set_defaults(prepare=prepare)
-    add_algo_argument(command, "what is trained is PPO_Plus either way; for rl_zoo3's command lines")
     add_env_arguments(command, "--log-folder")
+    add_algo_argument(command, "for rl_zoo3's command lines; PPO_Plus is trained either way")
     add_experiment_arguments(command)
     _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
     _add_tracking_arguments(command.add_argument_group("Weights & Biases"))
@@ -70,15 +81,23 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     :param seed_default: the seed where none is given
     """
     add = command.add_argument_group("what is trained").add_argument
-    add("-conf", "--conf-file", metavar="FILE", help="YAML settings in rl_zoo3's format (default: the package's own)")
-    add("--variant", metavar="NAME", help="take the settings' entry ID/NAME, such as CartPole-v1/gSDE")
+    add(
+        "-conf", "--conf-file", metavar="FILE", help="YAML settings in rl_zoo3's format (default: those of the package)"
+    )
+    add("--variant", metavar="NAME", help="use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
     add(
         "--trust-config",
         action="store_true",
         help="let the settings import wrappers, callbacks and policies from anywhere",
     )
-    add("-n", "--n-timesteps", type=whole_number, metavar="N", help="timesteps to train for (default: the settings')")
-    add("--n-envs", type=whole_number, metavar="N", help="environments side by side (default: the settings')")
+    add(
+        "-n",
+        "--n-timesteps",
+        type=whole_number,
+        metavar="N",
+        help="timesteps to train for (default: from the settings)",
+    )
+    add("--n-envs", type=whole_number, metavar="N", help="number of environments (default: from the settings)")
     add(
         "-params",
         "--hyperparams",
@@ -86,26 +105,28 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
         type=key_value,
         default=[],
         metavar="K:V",
-        help='settings to replace, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"',
+        help='settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"',
     )
     add(
         "--seed",
         type=seed,
         default=seed_default,
-        help="seed of everything random; negative: a random one, which is recorded (%(default)s)",
+        metavar="N",
+        help="random seed; negative: drawn at random, and recorded (default: %(default)s)",
     )
     add(
         "--vec-env",
         choices=VEC_ENVS,
         default="dummy",
-        help="step environments in turn, in processes, or all at once by Gymnasium or EnvPool (default: %(default)s)",
+        help="step environments one by one, in processes, or as a vector environment of Gymnasium or EnvPool "
+        "(default: %(default)s)",
     )
     add("--eval-env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of evaluation environments")
     add(
         "--num-threads",
         type=whole_number,
         metavar="N",
-        help="torch's threads (default: chosen by the size of the work)",
+        help="torch's threads (default: depends on the size of a minibatch's work)",
     )
 
 
@@ -167,10 +188,19 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
         with _one_interrupt():
             if name:
                 track(args, experiment, name)
-            if not train(run):
+            finished = train(run)
+            print(f"watch it: {_enjoy_command(args)}")
+            if not finished:
                 sys.exit(INTERRUPTED)
 
     return work
+
+
+def _enjoy_command(args: argparse.Namespace) -> str:
+    """The command that plays with the model just trained."""
+    folder = [] if args.log_folder == "logs" else ["-f", args.log_folder]
+    packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
+    return shlex.join(["ppo-plus", "enjoy", "--env", args.env, *folder, *packages])
 
 
 def _settings_file(name: str) -> Path:
@@ -229,33 +259,38 @@ def _add_option_arguments(group: Any) -> None:
         "--eval-freq",
         type=int,
         default=default.eval_freq,
-        help="steps between evaluations; negative: none (default: %(default)s)",
+        metavar="N",
+        help="timesteps between evaluations; negative: none (default: %(default)s)",
     )
     add(
         "--eval-episodes",
         type=whole_number,
         default=default.eval_episodes,
-        help="episodes of each (default: %(default)s)",
+        metavar="N",
+        help="episodes per evaluation (default: %(default)s)",
     )
     add(
         "--n-eval-envs",
         type=whole_number,
         default=default.n_eval_envs,
-        help="environments for them (default: %(default)s)",
+        metavar="N",
+        help="environments for evaluation (default: %(default)s)",
     )
     add(
         "--save-freq",
         type=int,
         default=default.save_freq,
-        help="steps between checkpoints; negative: none (default: %(default)s)",
+        metavar="N",
+        help="timesteps between checkpoints; negative: none (default: %(default)s)",
     )
-    add("-i", "--trained-agent", metavar="ZIP", help="a saved model to train on")
+    add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
     add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
     add(
         "--log-interval",
         type=int,
         default=-1,
-        help="rollouts between two logs; -1: one, -2: no logs (default: %(default)s)",
+        metavar="N",
+        help="rollouts between logs; -1: log each, -2: none (default: %(default)s)",
     )
     add("-uuid", "--uuid", action="store_true", help="add a unique id to the name of the run's folder")
     add(
@@ -263,16 +298,16 @@ def _add_option_arguments(group: Any) -> None:
         "--progress",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="show progress: a bar on a terminal, else lines (default: yes)",
+        help="show progress, as a bar on a terminal, else as lines (default: yes)",
     )
     add(
         "--verbose",
         type=int,
         choices=[0, 1, 2],
         default=0,
-        help="1: SB3's tables of numbers, 2: debugging (default: %(default)s)",
+        help="1: SB3's tables of metrics, 2: debug messages (default: %(default)s)",
     )
-    add("--dry-run", action="store_true", help="check the experiment, print it and train nothing")
+    add("--dry-run", action="store_true", help="check and print the experiment without training")
 
 
 def _add_tracking_arguments(group: Any) -> None:

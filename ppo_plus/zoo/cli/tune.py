@@ -9,8 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_plus.zoo.cli.arguments import add_env_arguments, allowed_packages, whole_number
-from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
+from ppo_plus.zoo.cli.arguments import (
+    add_algo_argument,
+    add_env_arguments,
+    allowed_packages,
+    refuse,
+    whole_number,
+)
+from ppo_plus.zoo.cli.train import OFF_POLICY, add_experiment_arguments, make_experiment
 from ppo_plus.zoo.folders import file_name
 from ppo_plus.zoo.tune.interrupts import exit_codes, this_command
 
@@ -23,6 +29,20 @@ if TYPE_CHECKING:
 #: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
 #: of its processes.
 STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
+
+REMEDIES = {
+    "-optimize/--optimize-hyperparameters": "`ppo-plus tune` always does; leave it out",
+    "--n-trials": "use --max-total-trials N, which counts the trials of all workers together",
+    "--n-jobs": "use --workers N",
+    "--n-startup-trials": "the sampler chooses how many trials are random at first; leave it out",
+    "--trial-id": "the best settings are exported as a file: ppo-plus train -conf FILE",
+    "--no-optim-plots/--optimization-log-path": "the report is written below -f; leave it out",
+    "--eval-freq": "use --n-evaluations N, the evaluations of each run",
+    "-i/--trained-agent": "every trial starts from new weights; leave it out",
+    "--save-freq/-uuid/--uuid/-tb/--tensorboard-log/--log-interval/-P/--progress/--verbose/--track/"
+    "--wandb-project-name/--wandb-entity/--wandb-group/-tags/--wandb-tags": "it is for `ppo-plus train`; leave it out",
+    **OFF_POLICY,
+}
 
 DESCRIPTION = """
 Search for hyperparameters, and export a winner if it beats both the default and the settings file's entry on unseen
@@ -45,6 +65,7 @@ def add_parser(commands: Any) -> None:
         "tune", help="search for hyperparameters, and confirm them on unseen seeds", description=DESCRIPTION
     )
     add_env_arguments(command, "--log-folder", env_required=False)
+    add_algo_argument(command, "for rl_zoo3's command lines; PPO_Plus is tuned either way")
     add_experiment_arguments(command, seed_default=0)
     command.set_defaults(prepare=prepare)
     _add_search_arguments(command.add_argument_group("the search"))
@@ -54,6 +75,7 @@ def add_parser(commands: Any) -> None:
     _add_study_arguments(group, storage, "the environment's id, with the variant's name")
     group.add_argument("--workers", type=whole_number, default=1, metavar="N", help="processes on this machine "
         "(%(default)s); others join with `ppo-plus tune worker`")  # fmt: skip
+    refuse(command, REMEDIES)
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     worker = below.add_parser(
         "worker",
@@ -68,12 +90,12 @@ def add_parser(commands: Any) -> None:
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
     """Everything that the user's mistakes can be in: settings, search space, plan and storage."""
+    _load()
     with exit_codes({}, _interrupted()):
         return _prepare(args)
 
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
-    _require_packages()
     from ppo_plus.zoo.tune.plan import tell_budget
     from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
@@ -104,12 +126,12 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     """Open the study."""
+    _load()
     with exit_codes({}, _interrupted()):
         return _prepare_worker(args)
 
 
 def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
-    _require_packages()
     from ppo_plus.zoo.tune.stages import Study, only_study
     from ppo_plus.zoo.tune.worker import Worker
 
@@ -151,10 +173,15 @@ def _interrupted() -> str:
     return f"interrupted; go on with: {this_command()}"
 
 
-def _require_packages() -> None:
+def _load() -> None:
+    """Import the tuner, while Ctrl-C still ends the process at once.
+
+    :raises ImportError: a package that it needs is not installed
+    """
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
+    import_module("ppo_plus.zoo.tune.tuner")
 
 
 def _plan(args: argparse.Namespace, experiment: "Experiment") -> "Plan":

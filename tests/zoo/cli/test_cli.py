@@ -49,6 +49,11 @@ def test_scripts(folder, monkeypatch, capsys):
 
     done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
     assert done.out.startswith("CartPole-v1: mean return ")
+    assert re.match(
+        r"CartPole-v1: training for 2000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
+        done.err,
+    )
+    assert done.out.endswith("watch it: ppo-plus enjoy --env CartPole-v1 -f runs\n")
     progress = [line for line in done.err.splitlines() if "of 2000 timesteps" in line]
     assert len(progress) == 10 and progress[-1].startswith("2000 of 2000")
     assert done.err.count("evaluation after") == 2
@@ -260,6 +265,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
         (["--env", "CartPole-v99"], "CartPole"),
         (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
+        (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
         (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
@@ -310,7 +316,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", "x.xyz"], "-o x.xyz: the name must end in .gif"),
         (["enjoy", "--env", "CartPole-v1", "--device", "toaster"], "there is no device 'toaster'"),
         (["fly"], "fly"),
-        ([], "COMMAND"),
+        ([], "which COMMAND? One of train, enjoy, record, plot, tune"),
     ],
 )
 def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, message):
@@ -381,10 +387,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"ppo-plus {__version__}\n"
 
 
+def subcommands():
+    """The parser of each subcommand."""
+    return next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
+
+
 def test_every_argument_is_explained():
-    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
-    assert {"train", "enjoy", "record", "plot"} <= set(subcommands)
-    for name, parser in subcommands.items():
+    assert {"train", "enjoy", "record", "plot"} <= set(subcommands())
+    for name, parser in subcommands().items():
         text = parser.format_help()
         for action in parser._actions:
             if action.help == argparse.SUPPRESS:
@@ -400,8 +410,13 @@ def test_rl_zoo3s_flags_are_there():
         "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --log-interval --verbose "
         "--num-threads -uuid --uuid --wandb-project-name --wandb-entity --wandb-group -tags --wandb-tags"
     )
-    subcommands = next(action for action in make_parser()._actions if isinstance(action.choices, dict)).choices
-    assert set(flags.split()) <= set(subcommands["train"]._option_string_actions)
+    assert set(flags.split()) <= set(subcommands()["train"]._option_string_actions)
+
+
+def test_tune_knows_all_of_trains_flags():
+    """Both are rl_zoo3's ``train``: what one of them does not have it names with what to do instead."""
+    train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
+    assert train - tune == {"--dry-run", "--no-progress"}  # not rl_zoo3's
 
 
 @pytest.mark.parametrize(
@@ -416,6 +431,21 @@ def test_rl_zoo3s_flags_are_there():
         ("train --env CartPole-v1 --no-optim-plots", "leave it out"),
         ("enjoy --env CartPole-v1 --norm-reward", "leave it out"),
         ("record --env CartPole-v1 --custom-objects", "leave it out"),
+        ("tune --env CartPole-v1 -optimize --n-trials 5", "-optimize: `ppo-plus tune` always does; leave it out"),
+        ("tune --env CartPole-v1 --n-trials 5", "--n-trials: use --max-total-trials N"),
+        ("tune --env CartPole-v1 --n-jobs 2", "--n-jobs: use --workers N"),
+        ("tune --env CartPole-v1 --n-startup-trials 2", "--n-startup-trials: the sampler chooses"),
+        ("tune --trial-id 3", "--trial-id: the best settings are exported as a file: ppo-plus train -conf FILE"),
+        ("tune --env CartPole-v1 --no-optim-plots", "--no-optim-plots: the report is written below -f"),
+        ("tune --env CartPole-v1 --optimization-log-path x", "--optimization-log-path: the report is written below -f"),
+        ("tune --env CartPole-v1 --eval-freq 100", "--eval-freq: use --n-evaluations N"),
+        ("tune --env CartPole-v1 -i x.zip", "-i: every trial starts from new weights"),
+        ("tune --env CartPole-v1 --verbose 1", "--verbose: it is for `ppo-plus train`"),
+        ("tune --env CartPole-v1 --truncate-last-trajectory False", "PPO has no replay buffer"),
+        ("tune --algo sac --env CartPole-v1", "invalid choice: 'sac'"),
+        ("tune --algo ppo --env Foo-v0", "Environment `Foo` doesn't exist"),
+        ("tune --env CartPole-v1 --sampler auto", "sampler='auto' must be one of tpe, random, gp, cmaes"),
+        ("tune --env CartPole-v1 --pruner halving", "pruner='halving' must be one of median, hyperband, none"),
     ],
 )
 def test_rl_zoo3s_other_flags_say_what_to_do(folder, check_one_line_error, arguments, message):
