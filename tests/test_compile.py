@@ -23,6 +23,11 @@ pytestmark = needs_compiler
 PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
 CASES = {
     "gSDE, penalty": (spaces.Box(-1, 1, (2,)), None, dict(use_sde=True, kl_control="penalty", target_kl=0.01)),
+    "squashed, entropy": (
+        spaces.Box(-1, 1, (2,)),
+        None,
+        dict(ent_coef=0.01, policy_kwargs=dict(squash_output=True, log_std_init=2.0)),
+    ),
     "colored, truncated, decaying": (
         spaces.MultiDiscrete([3, 2]),
         None,
