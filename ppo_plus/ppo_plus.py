@@ -24,7 +24,7 @@ from torch import nn
 
 from ppo_plus.compiling.cache import NOTICE, Cache, Verdict, decide, pays
 from ppo_plus.compiling.compiled import CompileError
-from ppo_plus.compiling.torch_private import without_gradients
+from ppo_plus.compiling.torch_private import still_in_place, without_gradients
 from ppo_plus.files.from_sb3 import from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
 from ppo_plus.formulas.exploration import NoiseProcess
@@ -516,11 +516,11 @@ class PPO_Plus(OnPolicyAlgorithm):
         if not self._verdict:
             return without_gradients(acting.plain)
         tensors = acting.tensors()
-        compiled = self._cache.get(
-            "acting", acting, strict=self.compile is True, given=tensors, policy=self.policy, masks=mask_source
-        )
-        # Callbacks may move weights.
-        return without_gradients(compiled.bind(tensors, watched=True, plain=acting.plain))
+        reads: dict[str, Any] = dict(given=tensors, policy=self.policy, masks=mask_source)
+        compiled = self._cache.get("acting", acting, strict=self.compile is True, n_mutable=1, **reads)
+        # Callbacks may move weights, or exchange them.
+        in_place = still_in_place(self.policy)
+        return without_gradients(compiled.bind(tensors, watched=True, in_place=in_place, plain=acting.plain))
 
     # --- training --------------------------------------------------------------------------------------------------
 
