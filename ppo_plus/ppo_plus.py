@@ -43,7 +43,7 @@ from ppo_plus.rollout.collector import Acting, Collector, Task
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.vec_env import as_vec_env
-from ppo_plus.settings import NAMES, Settings
+from ppo_plus.settings import NAMES, Settings, make_coefficients
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import Weights, packed, trainable
 from ppo_plus.update.update import Minibatch, Progress, Skipped, Update, run_epochs
@@ -284,6 +284,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         if name in ARGUMENTS:
             vars(self)["_settings"] = None
         super().__setattr__(name, value)
+        if name == "learning_rate" and "lr_schedule" in vars(self):
+            # SB3 goes on with the old one; here every argument may be changed.
+            self._setup_lr_schedule()
 
     def _checked_settings(self) -> Settings:
         """:attr:`settings`, which also go together with the environments."""
@@ -548,13 +551,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         state = self._load_kl_state(settings.control)
         self._lr_scale = state.lr_scale.item()
-        self._update_learning_rate(self.policy.optimizer)
+        learning_rate = th.tensor(self._update_learning_rate(self.policy.optimizer), device=self.device)
         if self.normalize_advantage == "rollout":
             self.rollout_buffer.normalize_advantages()
-        target = settings.value("target_kl", progress)
+        values = settings.values(progress)
+        target = values["target_kl"]
         target_kl = th.tensor(float("nan") if target is None else target, device=self.device)
-        learning_rate = th.tensor(self.lr_schedule(progress), device=self.device)
-        coefficients = settings.coefficients(progress, self.device)
+        coefficients = make_coefficients(values, self.device)
 
         rollout = self.rollout_buffer.on_device()
         epochs = (self.rollout_buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
@@ -565,7 +568,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
         self._kl_memory = settings.control, tuple(float(value) for value in done.state)
-        self._log_update(done)
+        self._log_update(done, values)
 
     def _prepare_update(self, weights: Weights, *coefficients: Any) -> Minibatch:
         """Minibatches on these weights, compiled if this run compiles and they can be.
@@ -624,14 +627,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
-    def _update_learning_rate(self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer) -> None:
-        """Set the schedule's value times the KL control's scale."""
-        learning_rate = self.lr_schedule(self._current_progress_remaining) * self._lr_scale
-        self.logger.record("train/learning_rate", learning_rate)
+    def _update_learning_rate(  # type: ignore[override]
+        self, optimizers: list[th.optim.Optimizer] | th.optim.Optimizer
+    ) -> float:
+        """Set the schedule's value, which is returned, times the KL control's scale."""
+        learning_rate = self.lr_schedule(self._current_progress_remaining)
+        self.logger.record("train/learning_rate", learning_rate * self._lr_scale)
         for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-            utils.update_learning_rate(optimizer, learning_rate)
+            utils.update_learning_rate(optimizer, learning_rate * self._lr_scale)
+        return learning_rate
 
-    def _log_update(self, done: Progress) -> None:
+    def _log_update(self, done: Progress, scheduled: dict[str, float | None]) -> None:
         for name, mean in done.records.means().items():
             self.logger.record(f"train/{name}", mean)
         values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
@@ -643,9 +649,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         if skipped:
             self.logger.record("train/skipped_minibatches", skipped)
         for name in ("clip_range", "clip_range_vf"):
-            value = self.settings.value(name, self._current_progress_remaining)
-            if value is not None:
-                self.logger.record(f"train/{name}", value)
+            if scheduled[name] is not None:
+                self.logger.record(f"train/{name}", scheduled[name])
         if type(self.settings.control) is not KLControl:
             self.logger.record("train/kl_early_stop", float(not done.state.running))
             self.logger.record("train/kl_coef", done.state.beta.item())

@@ -122,27 +122,18 @@ class Settings:
         common = math.gcd(self.n_steps, self.batch_size)
         return max(length for length in range(1, MAX_AUTO_SEQUENCE + 1) if common % length == 0)
 
-    def value(self, name: str, progress_remaining: float) -> float | None:
-        """What an argument that may change over time is now; ``None`` where the argument is.
+    def values(self, progress_remaining: float) -> dict[str, float | None]:
+        """What the arguments that may change over time are now, but for the learning rate; ``None`` where they are.
 
-        :param name: one of :data:`SCHEDULED`
-        :param progress_remaining: from 1 at the beginning of training to 0 at its end
-        """
-        schedule = self.schedules[name]
-        return None if schedule is None else schedule(progress_remaining)
-
-    def coefficients(self, progress_remaining: float, device: th.device) -> Coefficients:
-        """Weights and bounds of the loss, 0-d.
+        Each schedule is asked once, as SB3 asks it once per update: it may count.
 
         :param progress_remaining: from 1 at the beginning of training to 0 at its end
-        :param device: where they are wanted
         """
-        values = {
-            name: self.value(name, progress_remaining)
-            for name in ("clip_range", "clip_range_vf", "ent_coef", "vf_coef")
+        return {
+            name: None if schedule is None else schedule(progress_remaining)
+            for name, schedule in self.schedules.items()
+            if name != "learning_rate"
         }
-        tensors = {name: None if value is None else th.tensor(value, device=device) for name, value in values.items()}
-        return Coefficients(**tensors)  # type: ignore[arg-type]
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.
@@ -194,6 +185,19 @@ class Settings:
     def has_own_buffer(self) -> bool:
         """Whether rollouts are stored by ``ppo_plus.RolloutBuffer``, and not by a class written for SB3."""
         return issubclass(self.buffer_class, RolloutBuffer)
+
+
+def make_coefficients(values: dict[str, float | None], device: th.device) -> Coefficients:
+    """Weights and bounds of the loss, 0-d.
+
+    :param values: what they are now (:meth:`Settings.values`)
+    :param device: where they are wanted
+    """
+    tensors = {
+        name: None if values[name] is None else th.tensor(values[name], device=device)
+        for name in ("clip_range", "clip_range_vf", "ent_coef", "vf_coef")
+    }
+    return Coefficients(**tensors)  # type: ignore[arg-type]
 
 
 #: The arguments.

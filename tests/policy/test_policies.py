@@ -7,6 +7,7 @@ from envs import ACTIONS, IMAGE, vec
 from gymnasium import spaces
 
 from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
+from ppo_plus.settings import make_coefficients
 from ppo_plus.update.batch import pick
 
 
@@ -52,7 +53,7 @@ def test_under_autocast_the_policy_of_the_update_is_the_policy_of_the_rollout():
     _, callback = model._setup_learn(16, reset_num_timesteps=False)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
     data, indices = next(model.rollout_buffer.minibatches(8))
-    losses = model.compute_loss(pick(data, indices), model.settings.coefficients(1.0, th.device("cpu")))
+    losses = model.compute_loss(pick(data, indices), make_coefficients(model.settings.values(1.0), th.device("cpu")))
     # No KL is negative, but for a rounding of its logarithms of order one.
     assert -th.finfo(th.float32).eps < losses.diagnostics["kl"] < 1e-5
     assert losses.diagnostics["clip_fraction"] == 0

@@ -20,6 +20,7 @@ from ppo_plus import ActorCriticPolicy, Carry, GRUMemory, LSTMMemory, PPO_Plus
 from ppo_plus.formulas.advantages import normalize
 from ppo_plus.formulas.losses import Coefficients
 from ppo_plus.ppo_plus import WORTH_THREADS
+from ppo_plus.settings import make_coefficients
 
 # --- networks ------------------------------------------------------------------------------------------------------
 
@@ -422,7 +423,9 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
     valid = th.cat([batch.valid for batch in model.batches])
     assert 0 < (~valid).sum() < 20
     batch = model.batches[0]
-    loss = PPO_Plus.compute_loss(model, batch, coefficients := model.settings.coefficients(1.0, th.device("cpu")))
+    loss = PPO_Plus.compute_loss(
+        model, batch, coefficients := make_coefficients(model.settings.values(1.0), th.device("cpu"))
+    )
     changed = batch._replace(
         returns=batch.returns.where(batch.valid, 1e6), advantages=batch.advantages.where(batch.valid, 1e6)
     )

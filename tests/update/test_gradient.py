@@ -12,6 +12,7 @@ from networks import without_kinks
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.settings import make_coefficients
 from ppo_plus.update.batch import pick
 from ppo_plus.update.flat import packed
 from ppo_plus.update.gradient import gradient_by_parts, head_gradient, loss_gradient, others_of
@@ -28,7 +29,7 @@ def both_ways(model):
         for weight in model.policy.parameters():
             weight.add_(0.02 * th.randn_like(weight))
     loss, policy = partial(PPO_Plus.compute_loss, model), model.policy
-    coefficients = model.settings.coefficients(1.0, th.device("cpu"))
+    coefficients = make_coefficients(model.settings.values(1.0), th.device("cpu"))
     with packed(policy.optimizer) as weights:
         data, indices = next(model.rollout_buffer.minibatches(32))
         whole = loss_gradient(loss, weights.params, coefficients, pick(data, indices))

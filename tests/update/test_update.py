@@ -10,6 +10,7 @@ from memories import SMALL
 from torch import optim
 
 from ppo_plus import KLControl, PPO_Plus
+from ppo_plus.settings import make_coefficients
 from ppo_plus.update.flat import packed
 from ppo_plus.update.gradient import others_of
 from ppo_plus.update.update import MAX_SKIPPED, Skipped, Update, run_epochs
@@ -30,8 +31,8 @@ def trained(case):
 
 
 def arguments_of(model):
-    coefficients = model.settings.coefficients(1.0, th.device("cpu"))
-    target = model.settings.value("target_kl", 1.0)
+    coefficients = make_coefficients(model.settings.values(1.0), th.device("cpu"))
+    target = model.settings.values(1.0)["target_kl"]
     return coefficients, th.tensor(1e-3), th.tensor(float("nan") if target is None else target)
 
 
