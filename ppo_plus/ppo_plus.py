@@ -42,6 +42,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Acting, Collector, Task
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, make_coefficients
 from ppo_plus.update.batch import Batch
@@ -371,11 +372,12 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.collector.forget()
         self._decide(total_timesteps)
         self._cache.start_counting()
+        before = Statistics(self.env)
         with Explained():
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-        check_reset(self.env, self._last_obs, step=0)
+        check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
 
     def _decide(self, total_timesteps: int) -> None:
@@ -693,6 +695,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param render: whether to show it
         :return: mean and standard deviation over episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
         """
         return evaluate(self, n_eval_episodes, env, render)
 

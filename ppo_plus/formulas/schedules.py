@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
-
 Schedule = Callable[[float], float]
 
 
@@ -78,8 +76,9 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-#: Schedules that may be called more often than they are asked for.
-PURE = (Constant, Linear, Cosine, ConstantSchedule, LinearSchedule)
+#: Schedules that may be called more often than they are asked for; SB3's by name.
+PURE = (Constant, Linear, Cosine)
+PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,12 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     return bounded
 
 
-def _is_pure(schedule: Schedule) -> bool:
-    return type(schedule) in PURE or (type(schedule) is FloatSchedule and _is_pure(schedule.value_schedule))
+def _is_pure(schedule: Any) -> bool:
+    kind = type(schedule)
+    if kind.__module__ != "stable_baselines3.common.utils":
+        return kind in PURE
+    # A FloatSchedule has another one inside.
+    return kind.__name__ in PURE_OF_SB3 or (kind.__name__ == "FloatSchedule" and _is_pure(schedule.value_schedule))
 
 
 def _parse(name: str, text: str) -> Schedule:

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from ppo_plus import PPO_Plus
 from ppo_plus.process import torch_threads
+from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.zoo.experiment import Experiment
 
 
@@ -69,6 +70,7 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
     """Save the normalization statistics of a model, if it has any, beside its file."""
     normalize = model.get_vec_normalize_env()
     if normalize is not None:
+        _require_finite(normalize, path)
         normalize.save(str(statistics_path(path)))
 
 
@@ -79,14 +81,31 @@ def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> 
     :param env: environments; if they do not normalize, nothing is loaded
     :param statistics: the statistics' file; ``None``: the one beside the model
     :raises FileNotFoundError: they do, and there is no file
+    :raises ValueError: the file is damaged, or its statistics are not finite
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    saved = VecNormalize.load(str(statistics or statistics_path(path)), normalize.venv)
+    source = statistics or statistics_path(path)
+    try:
+        saved = VecNormalize.load(str(source), normalize.venv)
+    except (OSError, AssertionError):
+        raise  # not there, or of other spaces
+    except Exception as error:
+        raise ValueError(f"{source} is damaged, or no VecNormalize ({type(error).__name__}: {error})") from None
+    _require_finite(saved, source)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
         normalize.obs_rms = saved.obs_rms
+
+
+def _require_finite(normalize: VecNormalize, path: Path) -> None:
+    """:raises ValueError: statistics are not finite"""
+    if not are_finite(normalize):
+        raise ValueError(
+            f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
+            "which makes every observation NaN. Mend the environment and train anew"
+        )
 
 
 def statistics_path(path: Path) -> Path:
