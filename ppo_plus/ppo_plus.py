@@ -40,6 +40,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings
 from ppo_plus.update.batch import Batch
@@ -268,6 +269,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         if name in ARGUMENTS:
             vars(self)["_settings"] = None
         super().__setattr__(name, value)
+        if name == "learning_rate" and "lr_schedule" in vars(self):
+            # SB3 goes on with the old one; here every argument may be changed.
+            self._setup_lr_schedule()
 
     def _checked_settings(self) -> Settings:
         """:attr:`settings`, which also go together with the environments."""
@@ -375,11 +379,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         )
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
+        before = Statistics(self.env)
         with Explained(self.env):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
-        check_reset(self.env, self._last_obs, step=0)
+        check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
 
     @property
@@ -575,6 +580,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param render: whether to show it
         :return: mean and standard deviation over episodes
         :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
         """
         return evaluate(self, n_eval_episodes, env, render)
 

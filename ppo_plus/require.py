@@ -50,14 +50,20 @@ def nearest(name: Any, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
 
 
+#: The largest number of single precision, in which networks compute: beyond it is infinity.
+LARGEST = float(np.finfo(np.float32).max)
+
+
 def is_finite(values: np.ndarray) -> bool:
-    """Whether an array holds neither NaN nor infinity."""
-    # The sum of squares is finite only if all numbers are, and several times cheaper than looking at each.
-    return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
+    """Whether an array holds neither NaN nor infinity, nor what is infinity in single precision."""
+    # The sum of squares is small only if all numbers are, and several times cheaper than looking at each.
+    return (
+        values.dtype.kind != "f" or bool(np.vdot(values, values) <= LARGEST) or bool((np.abs(values) <= LARGEST).all())
+    )
 
 
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
-    """Refuse NaN and infinity from the environments.
+    """Refuse NaN and infinity from the environments, and what is infinity in single precision.
 
     :param what: what the numbers are, for the message
     :param values: array ``(n_envs, ...)``, or a dict of them
@@ -73,10 +79,11 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
     if is_finite(values):
         return
     if env is None:
-        env = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+        env = next(i for i, row in enumerate(values) if not is_finite(row))
         values = values[env]
+    kind = "too large for single precision" if np.isfinite(values).all() else "not finite"
     raise FloatingPointError(
-        f"the {what} that the environment returned is not finite: {values!r} in environment {env} at step {step}. "
+        f"the {what} that the environment returned is {kind}: {values!r} in environment {env} at step {step}. "
         "Nothing was learned from it: fix the environment, or wrap it to clip its numbers"
     )
 

@@ -24,6 +24,11 @@ pytestmark = needs_compiler
 PIXELS_AND_NUMBERS = spaces.Dict(image=spaces.Box(0, 255, (1, 36, 36), np.uint8), count=spaces.Discrete(3, start=1))
 CASES = {
     "gSDE, penalty": (spaces.Box(-1, 1, (2,)), None, dict(use_sde=True, kl_control="penalty", target_kl=0.01)),
+    "squashed, entropy": (
+        spaces.Box(-1, 1, (2,)),
+        None,
+        dict(ent_coef=0.01, policy_kwargs=dict(squash_output=True, log_std_init=2.0)),
+    ),
     "colored, truncated, decaying": (
         spaces.MultiDiscrete([3, 2]),
         None,
@@ -230,6 +235,61 @@ def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-5)
 
 
+class CountingRows(th.nn.Module):
+    """A network that counts all rows it has seen."""
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+        self.register_buffer("n", th.zeros(()))
+
+    def forward(self, features):
+        self.n += len(features)
+        return self.linear(features)
+
+
+def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True)
+    model = PPO_Plus("MlpPolicy", env, policy_kwargs=dict(actor=CountingRows), **arguments)
+    before = model.policy.action_net.n.item()  # building probes it
+    model.learn(128)
+    # Acting, two epochs, and one value of the last observations.
+    assert model.policy.action_net.n == before + 128 + 2 * 128 + 4
+    assert all(each.is_compiled for each in model.compilation.cache.values())
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
+    """Half of a layer is frozen by a hook, which nothing compiled knows of."""
+    monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 0)
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    model = PPO_Plus(policy, env, n_steps=32, batch_size=32, n_epochs=2, device="cpu")
+    weight = model.policy.action_net.weight
+    weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
+    before = weight.detach().clone()
+    with pytest.warns(RuntimeWarning, match="has a hook on its gradient"):
+        model.learn(256)
+    assert th.equal(weight[0], before[0]) and not th.equal(weight[1], before[1])
+
+
+def test_what_a_callback_exchanges_acts_at_once():
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", compile=True)
+    actions = []
+
+    def exchange(locals_, globals_):
+        actions.append(locals_["actions"])
+        if len(actions) == 4:
+            likely = th.nn.Linear(64, 2)
+            likely.bias.data = th.tensor([-100.0, 100.0])
+            model.policy.action_net = likely
+
+    model.learn(32, callback=exchange)
+    assert model.compilation.cache["acting"].is_compiled
+    assert np.all(actions[4:]) and not np.all(actions[:4])
+
+
 class Counting(th.nn.Module):
     """A network that has its buffer only from the first training on."""
 
@@ -431,7 +491,7 @@ def test_what_is_going_to_be_compiled_is_said_before(monkeypatch, capsys):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short(verbose=1)
     model._setup_learn(64)
-    assert model.compilation.notice is None and not capsys.readouterr().out
+    assert model.compilation.notice is None and "compiling" not in capsys.readouterr().out
     model._setup_learn(256)
     assert model.compilation.notice in capsys.readouterr().out
 

@@ -1,6 +1,7 @@
 """How long a compiled form is good for."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch as th
@@ -35,17 +36,13 @@ class Cache:
         :param reads: what it reads: the arguments of :func:`~ppo_plus.compiling.constants.constants_of`
         :raises CompileError: ``strict``, and what it reads cannot be compared
         """
-        try:
-            # Kernels are made for so many threads.
-            constants: Constants | str = constants_of(
-                settings=(th.get_num_threads(), th.get_default_dtype(), th.is_autocast_enabled("cpu"), strict), **reads
-            )
-        except Unknown as unknown:
-            constants = str(unknown)
+        # Kernels are made for so many threads.
+        settings = th.get_num_threads(), th.get_default_dtype(), th.is_autocast_enabled("cpu"), strict
+        constants = _read(settings=settings, **reads)
         held = self._held.get(name)
         if held is not None and held[0] == constants:
             return held[1]
-        compiled = Compiled(function, name, n_mutable, strict)
+        compiled = Compiled(function, name, n_mutable, strict, partial(_read, **reads))
         compiled.n_traces = 0 if held is None else held[1].n_traces
         if isinstance(constants, str):
             compiled.fail(constants)
@@ -65,3 +62,11 @@ class Cache:
     def failures(self) -> list[str]:
         """Which functions run as they are, and why."""
         return [f"{each.name} runs uncompiled ({each.failure})" for each in self.values() if each.failure]
+
+
+def _read(**reads: Any) -> Constants | str:
+    """:func:`~ppo_plus.compiling.constants.constants_of`; in words where something cannot be compared."""
+    try:
+        return constants_of(**reads)
+    except Unknown as unknown:
+        return str(unknown)

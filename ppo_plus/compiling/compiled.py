@@ -6,6 +6,7 @@ from typing import Any
 
 import torch as th
 
+from ppo_plus.compiling.constants import first_difference
 from ppo_plus.compiling.torch_private import COMPILERS, find_compiler, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
@@ -34,13 +35,22 @@ class Compiled:
     :param name: what it is, for messages
     :param n_mutable: how many of its arguments it may change in place
     :param strict: raise :class:`CompileError` where it cannot be compiled, instead of warning and falling back
+    :param reads: lists what it reads besides its arguments, in a form that can be compared: a call must not change it
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, n_mutable: int = 0, strict: bool = False):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        n_mutable: int = 0,
+        strict: bool = False,
+        reads: Callable[[], Any] = dict,
+    ):
         self.function = function
         self.name = name
         self.n_mutable = n_mutable
         self.strict = strict
+        self.reads = reads
         self.n_traces = 0
         #: Why it is not compiled; ``None``: it is, or will be at its first call.
         self.failure: str | None = None
@@ -61,12 +71,20 @@ class Compiled:
         """Whether calls run the compiled form now."""
         return self._run is not None
 
-    def bind(self, *static: Any, watched: bool = False, plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def bind(
+        self,
+        *static: Any,
+        watched: bool = False,
+        in_place: Callable[[], bool] | None = None,
+        plain: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
         """The function with its first arguments settled, for many calls in a row.
 
         :param static: the first arguments: the same tensors in every call, though their values may change
         :param watched: whether somebody may move these tensors (``tensor.data = ...``) between the calls, possibly to
             another layout
+        :param in_place: whether they are still what the function is to be called with, asked before each call; where
+            they are not, ``plain`` runs
         :param plain: what runs where the compiled form does not; by default the function
         :return: a function of the others, which must have the same structure in every call
         """
@@ -89,7 +107,7 @@ class Compiled:
 
         def call(*varying: Any) -> Any:
             nonlocal varying_form
-            if self.failure is not None and not self.strict:
+            if (self.failure is not None and not self.strict) or (in_place is not None and not in_place()):
                 return uncompiled(*varying)
             if varying_form is None:
                 varying_form = tree_structure(varying)
@@ -190,7 +208,13 @@ class Compiled:
                     places.append(("constant", leaf))
             return made
 
+        before = self.reads()
         graph = trace(flat, tensors)
+        after = self.reads()
+        if before != after:
+            self.n_traces = MAX_TRACES  # it would again
+            what = after if isinstance(after, str) else first_difference(before, after)
+            raise CompileError(f"it keeps something from call to call ({what})")
         _refuse_weights(graph)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")

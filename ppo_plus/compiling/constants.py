@@ -196,6 +196,8 @@ class _Walk:
     def _numbers(self, value: Any, path: str) -> Any:
         if id(value) in self.given:
             return "given", tuple(value.shape), value.requires_grad
+        if type(value) not in _NUMBERS:
+            raise Unknown(f"{path} is a {type(value).__name__}, of which nothing can be seen")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
         if n_numbers > MAX_NUMBERS or value.dtype == object:
             raise Unknown(f"{path} has {n_numbers} entries of {value.dtype}, too many to compare")
@@ -261,9 +263,7 @@ class _Walk:
         skipped = NOT_COMPARED | _skipped(value)
         # Most of what a module holds is empty tables of hooks: no path is made for these, nor for plain values.
         data = {
-            key: each
-            if type(each) in _ATOMS or (not each and type(each) in _TABLES)
-            else self.visit(each, f"{path}.{key}")
+            key: each if _is_plain(each) else self.visit(each, f"{path}.{key}")
             for key, each in held.items()
             if key not in skipped
         }
@@ -304,6 +304,7 @@ class _Walk:
 
 _ATOMS = frozenset(ATOMS)
 _TABLES = frozenset({dict, OrderedDict})
+_NUMBERS = frozenset({th.Tensor, nn.Parameter, np.ndarray})
 
 
 def _is_plain(value: Any) -> bool:

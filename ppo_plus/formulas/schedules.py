@@ -76,6 +76,11 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
+#: Schedules that may be called more often than they are asked for; SB3's by name.
+PURE = (Constant, Linear, Cosine)
+PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
+
+
 @dataclass(frozen=True)
 class Bounded:
     """A schedule that knows the name and range of what it schedules, and refuses values outside.
@@ -117,13 +122,15 @@ class Bounded:
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
-    """The schedule that an argument asks for, checked over the whole of training.
+    """The schedule that an argument asks for, checked over the whole of training where it is one of :data:`PURE`.
+
+    Any other callable is not called here: it may count its calls. Its values are checked as they are asked for.
 
     :param name: name of the argument, for the error message
     :param value: a number, a string (:data:`PREFIXES`), or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether ``low`` is refused at the start of training; schedules may decay to it
-    :raises TypeError: neither number, string nor callable, or a callable that returns no number
+    :raises TypeError: neither number, string nor callable
     :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
@@ -140,12 +147,20 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         schedule = value
     else:
         schedule = Constant(float(value))
-    Bounded(name, schedule, low, strict)(1.0)
     bounded = Bounded(name, schedule, low)
-    if not isinstance(schedule, Constant):
+    if _is_pure(schedule):
+        Bounded(name, schedule, low, strict)(1.0)
         for step in range(100, -1, -1):
             bounded(step / 100)
     return bounded
+
+
+def _is_pure(schedule: Any) -> bool:
+    kind = type(schedule)
+    if kind.__module__ != "stable_baselines3.common.utils":
+        return kind in PURE
+    # A FloatSchedule has another one inside.
+    return kind.__name__ in PURE_OF_SB3 or (kind.__name__ == "FloatSchedule" and _is_pure(schedule.value_schedule))
 
 
 def _parse(name: str, text: str) -> Schedule:

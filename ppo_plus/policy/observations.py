@@ -88,7 +88,8 @@ def to_tensor(observation: Any, space: spaces.Space, device: th.device, name: st
     :param device: where the tensors go
     :param name: what to call it in messages
     :return: tensor ``(B, *shape)`` (or a dict of them), and whether ``observation`` was a batch
-    :raises ValueError: the observation does not fit the space, or is not finite
+    :raises ValueError: the observation does not fit the space
+    :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys():
@@ -98,7 +99,7 @@ def to_tensor(observation: Any, space: spaces.Space, device: th.device, name: st
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
     if not is_finite(array):
-        raise ValueError(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
+        raise FloatingPointError(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
     if is_image_space(space):
         array = maybe_transpose(array, space)
     batched = is_batched(array, space)

@@ -449,8 +449,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
             list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
             sb3-contrib's
-        :raises ValueError: observation or state do not fit, or the masks do not fit the actions, or the observation is
-            not finite
+        :raises ValueError: observation or state do not fit, or the masks do not fit the actions
+        :raises FloatingPointError: the observation is not finite
         """
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(

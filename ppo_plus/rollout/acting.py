@@ -6,7 +6,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.compilation import Compilation
-from ppo_plus.compiling.torch_private import swapped, without_gradients
+from ppo_plus.compiling.torch_private import still_in_place, swapped, without_gradients
 from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.masking import MaskSource
 
@@ -47,8 +47,9 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation)
     """
     acting = Acting(policy)
     tensors = acting.tensors()
-    compiled = compilation.compiled("acting", acting, given=tensors, policy=policy, masks=masks)
+    compiled = compilation.compiled("acting", acting, n_mutable=1, given=tensors, policy=policy, masks=masks)
     if compiled is None:
         return without_gradients(acting.plain)
-    # Callbacks may move weights.
-    return without_gradients(compiled.bind(tensors, watched=True, plain=acting.plain))
+    # Callbacks may move weights, or exchange them.
+    in_place = still_in_place(policy)
+    return without_gradients(compiled.bind(tensors, watched=True, in_place=in_place, plain=acting.plain))

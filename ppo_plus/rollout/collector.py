@@ -14,6 +14,7 @@ from ppo_plus.require import require_finite
 from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
+from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.vec_env import AUTORESET, row_of
 from ppo_plus.trees import tree_map
 
@@ -81,6 +82,8 @@ class Collector:
 
     def _begin_rollout(self) -> None:
         self._task: Any = None
+        #: Of the environments' observations and rewards, as they were when the rollout began.
+        self._statistics: Any = None
         #: Steps taken in this rollout.
         self.n_steps = 0
         #: Observations that the current step returned.
@@ -125,15 +128,16 @@ class Collector:
         :param step: how many steps each of them has taken, for messages
         """
         self._begin_rollout()
-        self._task = task
+        self._task, self._statistics = task, Statistics(env)
         if self.obs is None:
             self.restart(env, step)
 
     def restart(self, env: VecEnv, step: int) -> None:
         """Reset the environments; parameters as for :meth:`begin`."""
+        self._statistics = Statistics(env)
         with Explained(env):
             self.obs = env.reset()
-        check_reset(env, self.obs, step)
+        check_reset(env, self.obs, step, self._statistics)
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
@@ -178,8 +182,9 @@ class Collector:
 
         :raises FloatingPointError: a number is not finite
         """
-        require_finite("observation", new_obs, step)
-        require_finite("reward", rewards, step)
+        with self._statistics.kept():
+            require_finite("observation", self._statistics.raw_obs(new_obs), step)
+            require_finite("reward", self._statistics.raw_rewards(rewards), step)
         self._incoming, self._step = new_obs, step
 
     def store(

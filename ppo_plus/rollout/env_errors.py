@@ -19,6 +19,7 @@ from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from ppo_plus.require import require_finite
+from ppo_plus.rollout.normalization import Statistics
 
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
@@ -64,12 +65,13 @@ class Explained:
             raise explanation from error
 
 
-def check_reset(env: VecEnv, obs: Any, step: int) -> None:
+def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
     """Check what environments returned at the beginning of their episodes.
 
     :param env: the environments
     :param obs: their observations; ``None``: their episodes are to begin anew
     :param step: how many steps each of them has taken, for messages
+    :param before: their statistics of before, which are put back where observations are not finite
     :raises TypeError: an environment has the old gym's interface
     :raises ValueError: the observations are of another shape than their space
     :raises FloatingPointError: they are not finite
@@ -80,7 +82,8 @@ def check_reset(env: VecEnv, obs: Any, step: int) -> None:
         raise TypeError(f"env={env!r} returned {wrong[0]!r} as info: {RESET}")
     if obs is not None:
         check_shape(obs, env.observation_space, env.num_envs)
-        require_finite("observation", obs, step)
+        with before.kept():
+            require_finite("observation", before.raw_obs(obs), step)
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:

@@ -1,6 +1,7 @@
 """Evaluation that leaves training undisturbed and hands action masks in."""
 
 import copy
+import math
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     with _frozen(vec_env):
         player = with_masks(model, vec_env)
         mean, std = evaluate_policy(player, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
+    if not math.isfinite(mean):  # type: ignore[arg-type]
+        raise FloatingPointError(
+            f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
+            "finite. Mend the environment, or wrap it to clip its rewards"
+        )
     return float(mean), float(std)  # type: ignore[arg-type]
 
 

@@ -166,8 +166,9 @@ class Update:
             coefficients: Coefficients, data: Batch, indices: th.Tensor | None
         ) -> tuple[Losses, Gradient]:
             nonlocal bound
-            # Which transitions are valid decides on shapes, which a compiled form has fixed.
-            if indices is None or data.valid is not None:
+            # Which transitions are valid decides on shapes, which a compiled form has fixed; and of what cannot be
+            # compiled, hooks on weights must see the gradient of the weights themselves.
+            if indices is None or data.valid is not None or compiled.failure is not None:
                 return whole(coefficients, data, indices)
             if bound[0] is not data:
                 settled = coefficients._replace(kl_coef=None), data

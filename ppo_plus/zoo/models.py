@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from ppo_plus import PPO_Plus
 from ppo_plus.files.whole import replacing
 from ppo_plus.process import torch_threads
+from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.zoo.experiment import Experiment
 
 
@@ -79,7 +80,9 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
     :param normalize: the environments that have them
     :param path: the file
+    :raises ValueError: they are not finite
     """
+    _require_finite(normalize, path)
     with replacing(path) as file:
         pickle.dump(normalize, file)
 
@@ -91,14 +94,31 @@ def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> 
     :param env: environments; if they do not normalize, nothing is loaded
     :param statistics: the statistics' file; ``None``: the one beside the model
     :raises FileNotFoundError: they do, and there is no file
+    :raises ValueError: the file is damaged, or its statistics are not finite
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    saved = VecNormalize.load(str(statistics or statistics_path(path)), normalize.venv)
+    source = statistics or statistics_path(path)
+    try:
+        saved = VecNormalize.load(str(source), normalize.venv)
+    except (OSError, AssertionError):
+        raise  # not there, or of other spaces
+    except Exception as error:
+        raise ValueError(f"{source} is damaged, or no VecNormalize ({type(error).__name__}: {error})") from None
+    _require_finite(saved, source)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
         normalize.obs_rms = saved.obs_rms
+
+
+def _require_finite(normalize: VecNormalize, path: Path) -> None:
+    """:raises ValueError: statistics are not finite"""
+    if not are_finite(normalize):
+        raise ValueError(
+            f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
+            "which makes every observation NaN. Mend the environment and train anew"
+        )
 
 
 def statistics_path(path: Path) -> Path:

@@ -138,6 +138,28 @@ def test_strict_raises_instead():
         Compiled(reads_a_value, "a function", strict=True).bind()(th.ones(2))
 
 
+def test_what_keeps_something_from_call_to_call_runs_as_it_is():
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return len(calls) * x
+
+    compiled = Compiled(counted, "counting", reads=lambda: {"calls": tuple(calls)})
+    with pytest.warns(RuntimeWarning, match=r"counting runs uncompiled.*it keeps something from call to call \(calls"):
+        first = compiled.bind()(th.ones(1))
+    assert compiled.bind()(th.ones(1)) == first + 1
+
+
+def test_what_is_not_in_place_any_more_runs_the_function_itself(compiled, monkeypatch):
+    monkeypatch.setattr(compiled, "function", lambda state, inputs: "itself")
+    (state, inputs), places = arguments(), [True]
+    call = compiled.bind(state, in_place=lambda: places[0])
+    assert call(inputs) != "itself"
+    places[0] = False
+    assert call(inputs) == "itself"
+
+
 def test_a_large_graph_is_not_compiled(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.MAX_OPERATIONS", 2)
     with pytest.warns(RuntimeWarning, match="operations, more than 2"):

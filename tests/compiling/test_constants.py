@@ -186,9 +186,10 @@ class Layer(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear, self.dropout, self.temperature = nn.Linear(2, 2), nn.Dropout(0.5), 1.0
+        self.scale = th.ones(2)
 
     def forward(self, x):
-        return self.dropout(self.linear(x)) / self.temperature
+        return self.scale * self.dropout(self.linear(x)) / self.temperature
 
 
 def put_forward(layer):
@@ -197,6 +198,7 @@ def put_forward(layer):
 
 NETWORKS = {
     "attribute": lambda layer: setattr(layer, "temperature", 2.0),
+    "tensor": lambda layer: setattr(layer, "scale", 2 * th.ones(2)),
     "setting of a layer": lambda layer: setattr(layer.dropout, "p", 0.1),
     "mode": lambda layer: layer.eval(),
     "another layer": lambda layer: setattr(layer, "linear", nn.Identity()),
@@ -290,6 +292,15 @@ def test_large_and_opaque_objects_are_refused():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
         with pytest.raises(Unknown, match="thing"):
             constants_of(thing=value)
+
+
+class OwnTensor(th.Tensor):
+    """A tensor that may mean something else than its numbers."""
+
+
+def test_tensors_of_other_kinds_are_refused():
+    with pytest.raises(Unknown, match="mask is a OwnTensor"):
+        constants_of(mask=th.ones(2).as_subclass(OwnTensor))
 
 
 def test_the_difference_is_named():

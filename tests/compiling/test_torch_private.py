@@ -17,6 +17,7 @@ from ppo_plus.compiling.torch_private import (
     flatten,
     gradient,
     optimizer_step,
+    still_in_place,
     swapped,
     trace,
     without_gradients,
@@ -168,6 +169,36 @@ def test_hooks_of_all_optimizers_are_called():
     finally:
         hook.remove()
     assert len(calls) == 3
+
+
+def test_what_stands_in_place_of_the_step_is_called():
+    p = nn.Parameter(th.ones(2))
+    optimizer = optim.Adam([p], fused=True)
+    calls, own = [], optimizer.step
+    optimizer.step = lambda: calls.append(own())
+    for _ in range(3):
+        optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
+    assert len(calls) == 3
+
+
+EXCHANGES = {
+    "module": lambda network: setattr(network, "0", nn.Linear(2, 2)),
+    "activation": lambda network: setattr(network, "1", nn.ReLU()),
+    "parameter": lambda network: setattr(network[0], "weight", nn.Parameter(th.ones(2, 2))),
+    "buffer": lambda network: setattr(network[2], "running_mean", th.ones(2)),
+    "one more": lambda network: network.append(nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_what_is_exchanged_in_a_module_is_noticed(exchange):
+    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2))
+    in_place = still_in_place(network)
+    network(th.rand(4, 2)).sum().backward()
+    network.eval()
+    assert in_place()
+    exchange(network)
+    assert not in_place()
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")

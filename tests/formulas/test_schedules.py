@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from ppo_plus.formulas.schedules import Bounded, Constant, Cosine, Linear, constant, cosine, linear, make_schedule
 
@@ -104,15 +105,24 @@ def test_a_schedule_that_leaves_its_range_is_refused(value):
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_a_function_is_checked_over_the_whole_of_training(bad):
+def test_a_function_is_checked_when_it_is_asked(bad):
+    schedule = make_schedule("ent_coef", lambda progress: bad if progress == 0.37 else 1.0)
+    assert schedule(0.38) == 1.0
     with pytest.raises(ValueError, match=r"ent_coef: .*progress_remaining=0\.37"):
-        make_schedule("ent_coef", lambda progress: bad if progress == 0.37 else 1.0)
+        schedule(0.37)
 
 
 @pytest.mark.parametrize("returned", [None, "fast", [1, 2]])
 def test_a_function_that_returns_no_number_is_refused(returned):
     with pytest.raises(TypeError, match="ent_coef: .* must return a number"):
-        make_schedule("ent_coef", lambda progress: returned)
+        make_schedule("ent_coef", lambda progress: returned)(1.0)
+
+
+@pytest.mark.parametrize("schedule", [LinearSchedule(0.1, -0.1, 0.5), ConstantSchedule(-0.1)], ids=str)
+@pytest.mark.parametrize("wrap", [lambda schedule: schedule, FloatSchedule], ids=["itself", "float"])
+def test_sb3s_schedules_are_checked_over_the_whole_of_training(wrap, schedule):
+    with pytest.raises(ValueError, match=r"ent_coef: .*Schedule.* returned -0\."):
+        make_schedule("ent_coef", wrap(schedule))
 
 
 def test_a_strict_bound_holds_at_the_start_only():

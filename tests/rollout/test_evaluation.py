@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, VECTOR, RandomEnv, vec
+from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
@@ -443,3 +443,10 @@ def test_render_shows_the_environment():
 def test_an_environment_that_never_ends_by_itself_can_be_limited():
     env = gym.wrappers.TimeLimit(CountingEnv(max_steps=None), 3)
     assert make().evaluate(2, env=env) == (1 + 2 + 3, 0.0)
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_what_is_not_finite_is_no_return(what):
+    model = PPO_Plus("MlpPolicy", FaultyEnv("final", 99), n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(FloatingPointError, match=f"(?s){what}.* is not finite"):
+        model.evaluate(2, env=FaultyEnv(what, 3))

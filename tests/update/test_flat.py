@@ -132,6 +132,12 @@ def with_hook(module):
     return optimizer
 
 
+def with_another_step(module):
+    optimizer = optim.Adam(module.parameters())
+    optimizer.step = lambda: None
+    return optimizer
+
+
 def stepped_unevenly(module):
     optimizer = optim.Adam(module.parameters())
     module.p0.grad = th.ones(())
@@ -141,8 +147,8 @@ def stepped_unevenly(module):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda module: NotElementwise(module.parameters()), two_groups, with_hook, stepped_unevenly],
-    ids=["own_class", "two_groups", "hook", "uneven_state"],
+    [lambda module: NotElementwise(module.parameters()), two_groups, with_hook, with_another_step, stepped_unevenly],
+    ids=["own_class", "two_groups", "hook", "another_step", "uneven_state"],
 )
 def test_what_cannot_be_packed_is_lent_as_it_is(make):
     module = network()

@@ -1,5 +1,7 @@
 """Models and the statistics that belong to them."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch as th
@@ -85,3 +87,22 @@ def test_callbacks_are_made_anew():
     (one,), (other,) = make_callbacks(experiment), make_callbacks(experiment)
     assert one is not other and one.max_episodes == 3
     assert make_callbacks(EXPERIMENT) == []
+
+
+def test_statistics_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
+    path, statistics = tmp_path / "model.zip", model.get_vec_normalize_env()
+    statistics.obs_rms.var[1] = np.nan
+    with pytest.raises(ValueError, match="statistics of VecNormalize for .*model_vecnormalize.pkl are not finite"):
+        save_model(model, path)
+    statistics.save(str(statistics_path(path)))
+    with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.pkl are not finite"):
+        load_statistics(path, make_envs(EXPERIMENT))
+
+
+@pytest.mark.parametrize("contents", [b"", b"no pickle", pickle.dumps(EXPERIMENT.settings())[:20], pickle.dumps([1])])
+def test_damaged_statistics_are_called_so(tmp_path, contents):
+    path = tmp_path / "model.zip"
+    statistics_path(path).write_bytes(contents)
+    with pytest.raises(ValueError, match=r"model_vecnormalize\.pkl is damaged, or no VecNormalize"):
+        load_statistics(path, make_envs(EXPERIMENT))

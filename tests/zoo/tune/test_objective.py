@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.tune import objective
 from ppo_plus.zoo.tune.objective import Diverged, mean_of_last, resolve, score
 from ppo_plus.zoo.tune.plan import Plan
@@ -50,6 +51,26 @@ def test_each_evaluation_follows_an_update(monkeypatch):
 def test_no_update_no_score():
     with pytest.raises(Diverged, match="no update"):
         mean_of_last([], 3)
+
+
+class NaNWhileEvaluated(gym.Wrapper):
+    """Observations that are not finite."""
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs * np.nan, *rest
+
+
+def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
+    make = objective.make_envs
+
+    def make_envs(experiment, **kwargs):
+        part = Part("NaNWhileEvaluated", NaNWhileEvaluated, {})
+        return make(experiment.replace(env_wrapper=(part,)) if kwargs.get("evaluation") else experiment, **kwargs)
+
+    monkeypatch.setattr(objective, "make_envs", make_envs)
+    with pytest.raises(Diverged, match="observation=.* is not finite"):
+        run(SMALL)
 
 
 def test_an_experiment_says_whether_it_is_compiled(monkeypatch):

@@ -1,0 +1,51 @@
+"""Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
+
+import numpy as np
+import pytest
+from envs import FaultyEnv, vec
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.rollout.normalization import are_finite
+
+FLOAT64 = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+
+def faulty(what, at, value):
+    return VecNormalize(DummyVecEnv([lambda: FaultyEnv(what, at, value)]))
+
+
+def model_in(env):
+    return PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, device="cpu")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("what", "at"), [("observation", 0), ("observation", 3), ("reward", 13)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_statistics_are_those_of_before(what, at, value, stacked):
+    normalize = faulty(what, at, value)
+    model = model_in(VecFrameStack(normalize, 2) if stacked else normalize)
+    with pytest.raises(FloatingPointError, match=f"(?s)the {what} .* is not finite: .*{value}.* in environment 0"):
+        model.learn(64)
+    assert are_finite(normalize) and np.isfinite(normalize.returns).all()
+    # Those of the rollout's beginning: after the reset, and for step 13 after a rollout.
+    assert normalize.obs_rms.count == pytest.approx({0: 0, 3: 1, 13: 9}[at], abs=0.1)
+
+
+def test_statistics_that_were_not_finite_are_known():
+    normalize = VecNormalize(vec(FaultyEnv("final", 0).action_space))
+    assert are_finite(normalize)
+    normalize.ret_rms.var = np.array(np.inf)
+    assert not are_finite(normalize)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_what_is_infinity_in_single_precision_is_called_too_large(normalized):
+    class Large(FaultyEnv):
+        def observe(self):
+            return super().observe().astype(np.float64) * (1e300 if self.n_steps == 3 else 1.0)
+
+    env = DummyVecEnv([lambda: Large("final", 99, observation_space=FLOAT64)])
+    with pytest.raises(FloatingPointError, match=r"observation .* is too large for single precision: .*e\+"):
+        model_in(VecNormalize(env) if normalized else env).learn(64)
