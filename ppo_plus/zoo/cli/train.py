@@ -21,7 +21,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.cli.interrupt import INTERRUPTED
+from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.tracking import run_name, track
@@ -182,7 +182,8 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     if args.dry_run:
         check(experiment, options)
         return partial(print, describe(experiment, options), end="")
-    run = set_up(experiment, options)
+    with cleaning_up():
+        run = set_up(experiment, options)
 
     def work() -> None:
         with _one_interrupt():

@@ -32,6 +32,7 @@ main()
         ("train", "numpy"),
         ("train", "torch"),
         ("train", "stable_baselines3"),
+        ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
         ("enjoy", "ppo_plus.zoo.cli.plot"),
         ("enjoy", "gymnasium"),
         ("plot", "ppo_plus.zoo.cli.tune"),
@@ -51,6 +52,7 @@ def test_one_line_while_importing(tmp_path, command, moment):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)
+    assert not list(tmp_path.glob("logs/*/*"))
 
 
 def test_code_that_catches_everything_does_not_stop_it():
