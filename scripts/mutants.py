@@ -595,8 +595,8 @@ ZOO = (
     Fault(
         "last-update-unevaluated",
         "zoo/callbacks.py",
-        "if self.model._n_updates > self.evaluated_updates:",
-        "if self.model._n_updates > self.evaluated_updates + 1:",
+        "_on_training_end(self) -> None:\n        self._evaluate()",
+        "_on_training_end(self) -> None:\n        pass",
         "tests/zoo/test_callbacks.py",
     ),
     Fault(
