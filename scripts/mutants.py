@@ -1,21 +1,22 @@
 """Seeded faults: mistakes that a careless change could make, each of which the fast tests must catch.
 
-    python scripts/mutants.py                   # all, about half an hour on two cores
+    python scripts/mutants.py                   # all, half an hour or more on two cores
     python scripts/mutants.py --only gae-cut kl-reversed
     python scripts/mutants.py --list
 
 Each fault is put into a copy of the checkout, where the tests that should see it first run until one fails, and only if
 none does all other fast tests. The checkout itself is never changed. Before, these first tests run in a copy without a
 fault, since a test that fails there would catch everything. The exit status is 1 if a fault survived, or cannot be put
-in any longer.
+in any longer. It needs Python 3.11 or newer.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -693,7 +694,6 @@ ZOO = (
 )
 FAULTS = FORMULAS + POLICY + UPDATE + ROLLOUT + COMPILING + TOP + ZOO
 
-
 #: Libraries that tests load, loaded once for all processes; not the package, which each loads from its own copy.
 LIBRARIES = ["gymnasium", "hypothesis", "matplotlib.pyplot", "optuna", "sb3_contrib", "scipy.stats", "torch"]
 
@@ -744,16 +744,19 @@ def copied() -> Iterator[Path]:
         yield folder
 
 
-def find_catcher(pool: Executor, fault: Fault | None, first: Sequence[str]) -> str | None:
-    """The first test that fails with a fault (``None``: without any); ``None``: it survives."""
+def fails_without_fault(pool: Executor, path: str) -> str | None:
+    """The first test of a file that fails as the package is, if there is one."""
     with copied() as folder:
-        if fault is not None:
-            fault.put_into(folder)
-        caught = pool.submit(run_tests, folder, *first).result()
-        if caught is None and fault is not None:
-            others = ["tests", *(f"--ignore={path}" for path in first)]
-            caught = pool.submit(run_tests, folder, *others).result()
-    return caught
+        return pool.submit(run_tests, folder, path).result()
+
+
+def find_catcher(pool: Executor, fault: Fault) -> str | None:
+    """The first test that fails with a fault; ``None``: it survives."""
+    with copied() as folder:
+        fault.put_into(folder)
+        first = fault.tests.split()
+        others = ["tests", *(f"--ignore={path}" for path in first)]
+        return pool.submit(run_tests, folder, *first).result() or pool.submit(run_tests, folder, *others).result()
 
 
 def main() -> None:
@@ -777,11 +780,10 @@ def main() -> None:
     ):
         # Each file by itself, so that both cores are used.
         files = sorted({path for fault in faults for path in fault.tests.split()})
-        failing = [name for name in threads.map(lambda path: find_catcher(pool, None, [path]), files) if name]
+        failing = [name for name in threads.map(partial(fails_without_fault, pool), files) if name]
         if failing:
             raise SystemExit(f"without any fault fail {', '.join(failing)}")
-        catchers = threads.map(lambda fault: find_catcher(pool, fault, fault.tests.split()), faults)
-        for fault, catcher in zip(faults, catchers, strict=True):
+        for fault, catcher in zip(faults, threads.map(partial(find_catcher, pool), faults), strict=True):
             n_survived += catcher is None
             verdict = "SURVIVED" if catcher is None else f"caught by {catcher}"
             print(f"{fault.name:30} {fault.file:28} {verdict}", flush=True)
