@@ -268,7 +268,7 @@ UPDATE = (
         "update/batch.py",
         "indices[::length] // length",
         "th.arange(len(indices) // length)",
-        "tests/policy/test_recurrent.py",
+        "tests/update/test_batch.py",
     ),
     Fault(
         "weights-not-returned",
@@ -350,10 +350,10 @@ ROLLOUT = (
         "tests/rollout tests/test_ppo_plus.py",
     ),
     Fault(
-        "last-value-remembers",
+        "last-value-forgets",
         "rollout/collector.py",
         "self._values(policy, self.obs, self._memory, self.starts)",
-        "self._values(policy, self.obs, self._memory)",
+        "self._values(policy, self.obs, {}, self.starts)",
         "tests/rollout/test_collector.py tests/policy/test_recurrent.py",
     ),
     Fault(
