@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import all_pairs, covering, pairs_of
 
@@ -10,6 +10,7 @@ axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 
 
 @given(axes)
+@settings(deadline=None)
 def test_every_pair_occurs(axes):
     chosen, every = covering(*axes), list(product(*axes))
     assert set(chosen) <= set(every)

@@ -65,6 +65,7 @@ def test_none_of_the_choices_is_refused_also_when_python_calls_it_equal(value):
     [
         np.zeros((2, 3)),
         np.zeros(2, dtype=np.float32),
+        np.full(2, 1e30, dtype=np.float32),  # their squares are not
         np.array([[1], [2**62]]),
         np.array([True, False]),
         np.zeros((2, 0)),

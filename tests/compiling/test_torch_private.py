@@ -251,3 +251,12 @@ def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
         raise RuntimeError("stop")
     assert linear.weight is own[0] and module[2].running_mean is own[1]
     assert isinstance(linear.weight, nn.Parameter)
+
+
+def test_a_buffer_that_is_replaced_while_others_stand_in_is_written_into_its_stand_in():
+    module = nn.BatchNorm1d(2)
+    own, other = module.running_mean, th.ones(2)
+    with swapped(module, [own], [other]):
+        module.running_mean = module.running_mean + 1
+    assert th.equal(other, th.full((2,), 2.0))
+    assert module.running_mean is own and th.equal(own, th.zeros(2))

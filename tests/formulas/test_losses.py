@@ -3,11 +3,22 @@
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ppo_plus.formulas.losses import Coefficients, Losses, approx_kl, clip_fraction, policy_loss, value_loss
+from ppo_plus.formulas.losses import (
+    Coefficients,
+    Losses,
+    PPOLoss,
+    approx_kl,
+    clip_fraction,
+    policy_loss,
+    value_loss,
+)
+from ppo_plus.policy.distributions import make_distribution
+from ppo_plus.update.batch import Batch
 
 # Float64 sums of at most 8 terms below 200 in magnitude: a few units in the last place.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -201,6 +212,35 @@ def test_clip_fraction_counts_ratios_outside_on_both_sides(clip_range, expected)
     log_ratio = th.tensor([0.0, 0.15, -0.3, 0.5])
     assert clip_fraction(log_ratio, clip_range) == expected
     assert clip_fraction(log_ratio, th.tensor(clip_range)) == expected
+
+
+# --- the objective ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entropy_bonus", [True, False])
+@pytest.mark.parametrize("beta", [2.0, None])
+def test_the_objective_weighs_its_terms(entropy_bonus, beta):
+    th.manual_seed(0)
+    family = make_distribution(spaces.Discrete(3))
+    old, params = (th.randn(4, 3).log_softmax(1) for _ in range(2))
+    actions, values = th.tensor([[0.0], [1.0], [2.0], [0.0]]), th.randn(4)
+    old_log_prob = family.log_prob(old, actions)
+    batch = Batch(th.zeros(4, 1), actions, th.randn(4), old_log_prob, th.randn(4), th.randn(4), old)
+    weights = Coefficients(
+        th.tensor(0.2), None, th.tensor(0.1), th.tensor(0.5), None if beta is None else th.tensor(beta)
+    )
+    total, parts = PPOLoss(entropy_bonus=entropy_bonus)(family, values, params, batch, weights)
+
+    log_ratio, advantages = family.log_prob(params, actions) - old_log_prob, batch.advantages
+    advantages = (advantages - advantages.mean()) / advantages.std()
+    assert parts["policy_gradient_loss"] == pytest.approx(policy_loss(log_ratio, advantages, th.tensor(0.2)).item())
+    assert parts["value_loss"] == pytest.approx((values - batch.returns).square().mean().item())
+    # Entropy is wanted, divergence is not.
+    assert parts["entropy_loss"] == pytest.approx(-family.entropy(params).mean().item())
+    assert parts["kl"] == pytest.approx(family.kl(old, params).mean().item())
+    expected = parts["policy_gradient_loss"] + 0.5 * parts["value_loss"]
+    expected += 0.1 * parts["entropy_loss"] * entropy_bonus + (beta or 0) * parts["kl"]
+    assert total.item() == pytest.approx(expected.item())
 
 
 # --- containers -------------------------------------------------------------------------------------------------------

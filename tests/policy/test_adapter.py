@@ -62,7 +62,8 @@ CASES = {
     "narrow": (Calm, "box", "box", {}),
     "dict": (ScaledDict, "discrete", "plain dict", {}),
     "gSDE": (Scaled, "box", "box", dict(use_sde=True, policy_kwargs=dict(full_std=False))),
-    "squashed gSDE": (Scaled, "box", "box", dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
+    # No formula for the entropy, and so an estimate.
+    "squashed gSDE": (Scaled, "box", "box", dict(use_sde=True, ent_coef=0.1, policy_kwargs=dict(squash_output=True))),
     "target": (Scaled, "box", "box", dict(target_kl=1e-4, n_epochs=5)),
 }
 SPACES = OBSERVATIONS | {"plain dict": spaces.Dict(a=OBSERVATIONS["box"], b=spaces.Discrete(3))}
@@ -86,6 +87,13 @@ def test_it_learns_what_sb3_learns(case):
     obs = np.stack([ours.observation_space.sample() for _ in range(3)]) if case != "dict" else sb3._last_obs
     for mine, theirs in zip(ours.predict(obs, deterministic=True), sb3.predict(obs, deterministic=True), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-4) if theirs is not None else None
+
+
+def test_squashed_actions_reach_the_bounds():
+    kwargs = dict(use_sde=True, policy_kwargs=dict(squash_output=True), n_steps=8, batch_size=16)
+    model = PPO_Plus(Scaled, vec(ACTIONS["box_float64"]), **kwargs)
+    actions = np.array([[-1.0, 0.0], [0.5, 1.0]], np.float32)
+    np.testing.assert_allclose(model.policy.family.to_env(actions), [[-1.0, 0.5], [1.25, 2.0]])
 
 
 @pytest.mark.parametrize("case", ["box", "dict"])

@@ -438,6 +438,7 @@ def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
     ("kwargs", "message"),
     [
         (dict(sequence_length=5), r"sequence_length=5 must divide n_steps=16 and batch_size=16: use a divisor of 16"),
+        (dict(sequence_length=8, batch_size=12), r"must divide n_steps=16 and batch_size=12: use a divisor of 4"),
         (dict(sequence_length=0), "sequence_length"),
         (dict(sequence_length="auto", n_steps=17), r"n_steps=17 and batch_size=16 have no common divisor"),
         (dict(rollout_buffer_class=SB3RolloutBuffer), r"rollout_buffer_class=.* keeps no sequences"),

@@ -354,6 +354,14 @@ def test_a_buffer_written_for_sb3_works_here_but_keeps_no_distribution_parameter
     assert sum(len(batch.actions) for batch in batches) == 15
 
 
+def test_a_buffer_written_for_sb3_keeps_sampled_actions_of_integers():
+    buffer = adapt_buffer_class(Theirs)(1, BOX, spaces.Box(-3, 5, (2,), np.int64), device="cpu", n_envs=2)
+    (obs, _, *step) = random_steps(1, 2)[0][0]
+    sampled = np.array([[0.4, -1.6], [2.5, 7.1]], np.float32)
+    buffer.add(obs, sampled, *step)
+    np.testing.assert_array_equal(buffer.actions[0], sampled)
+
+
 def test_a_dict_buffer_written_for_sb3_works_here():
     obs_space = spaces.Dict(a=BOX, b=spaces.Discrete(3))
     buffer, _ = filled(buffer_class=adapt_buffer_class(sb3.DictRolloutBuffer), obs_space=obs_space)

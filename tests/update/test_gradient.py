@@ -95,6 +95,7 @@ def test_compiled_and_eager_train_the_same(case):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_other_clipping_is_noticed():
     results = []
     for compile in (False, True):

@@ -7,8 +7,10 @@ from optimizers import OPTIONS, gradients, network, optimizer_of, steps
 from torch import nn
 
 from ppo_plus import PPO_Plus
+from ppo_plus.formulas.kl_control import EarlyStop, KLControl
+from ppo_plus.formulas.losses import Losses
 from ppo_plus.update.flat import packed
-from ppo_plus.update.step import FLAGS, Columns, Records, clip_factor, functional_step
+from ppo_plus.update.step import FLAGS, Columns, Records, apply, clip_factor, functional_step
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
@@ -44,11 +46,42 @@ def test_the_step_that_is_compiled_is_the_optimizers(name):
             _, grads = gradients(compiled, seed)
             grad = th.cat([part.reshape(-1) for part in grads])
             step((grad,), th.tensor(0.01), th.tensor(True))
-        before = weights.vector.clone()
+        before = weights.vector.clone(), {name: moment.clone() for name, moment in weights.moments.items()}
         step((grad,), th.tensor(0.01), th.tensor(False))
-        assert th.equal(weights.vector, before)
+        assert th.equal(weights.vector, before[0])
+        assert all(th.equal(moment, before[1][name]) for name, moment in weights.moments.items())
     for mine, other in zip(plain.parameters(), compiled.parameters(), strict=True):
         th.testing.assert_close(mine, other, rtol=1e-5, atol=2e-6)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("loss", "kl", "running", "applied"),
+    [(1.0, 0.01, True, True), (1.0, 0.02, True, False), (1.0, 0.01, False, False), (NAN, 0.01, True, False)],
+)
+def test_a_step_is_applied_while_the_control_lets_it_and_numbers_are_finite(loss, kl, running, applied):
+    asked = []
+    losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
+    state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
+    settled = 0.5, EarlyStop(), state, th.tensor(0.1), th.tensor(0.01)
+    after, columns, record = apply(lambda *args: asked.append(args), losses, (th.ones(4),), *settled)
+    ((grad,), learning_rate, is_applied) = asked[0]
+    assert is_applied.item() == applied and learning_rate == 0.05
+    th.testing.assert_close(grad, th.full((4,), 0.25))
+    # A minibatch that is not finite leaves the control as it is; the one that stops the update still counts.
+    assert after.running.item() == (running and kl < 0.015)
+    flags = dict(zip(columns.names, record.tolist(), strict=True))
+    assert (flags["finite"], flags["counted"]) == (loss == loss, loss == loss and running)
+
+
+def test_without_a_control_finite_steps_are_applied():
+    asked = []
+    for loss in (1.0, NAN):
+        settled = 0.5, KLControl(), KLControl().init(), th.tensor(0.1), th.tensor(NAN)
+        apply(lambda *args: asked.append(args[-1].item()), Losses(th.tensor(loss), {}), (th.ones(4),), *settled)
+    assert asked == [True, False]
 
 
 class WrongDiagnostic(PPO_Plus):

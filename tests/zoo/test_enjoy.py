@@ -9,9 +9,19 @@ import yaml
 from PIL import Image, ImageSequence
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from ppo_plus.zoo.enjoy import VIDEOS, _write_video, check_recording, enjoy, make_player, record, saved_experiment
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.enjoy import (
+    VIDEOS,
+    Player,
+    _write_video,
+    check_recording,
+    enjoy,
+    make_player,
+    record,
+    saved_experiment,
+)
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.folders import RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
@@ -39,6 +49,37 @@ def test_plays_the_model_with_its_statistics_in_the_runs_environments(run):
     assert player.env.get_attr("unwrapped")[0]._sutton_barto_reward
     assert player.deterministic
     assert sum(1 for _ in player.play(7)) == 7
+
+
+class Watched(VecEnvWrapper):
+    """Keeps the observations that it returns and the actions that it gets."""
+
+    def reset(self):
+        self.seen, self.actions = [self.venv.reset()], []
+        return self.seen[-1]
+
+    def step_async(self, actions):
+        self.actions.append(actions)
+        super().step_async(actions)
+
+    def step_wait(self):
+        result = self.venv.step_wait()
+        self.seen.append(result[0])
+        return result
+
+
+def test_a_model_with_memory_remembers_the_steps_before():
+    env = Watched(make_vec_env("Pendulum-v1", 2, seed=0))
+    kwargs = dict(n_steps=8, batch_size=8, policy_kwargs=dict(lstm_hidden_size=4, ortho_init=False))
+    model = PPO_Plus("MlpLstmPolicy", env, seed=0, device="cpu", **kwargs)
+    assert sum(1 for _ in Player(model, env, deterministic=True).play(5)) == 5
+    state, starts = None, np.ones(2, dtype=bool)
+    for obs, actions in zip(env.seen, env.actions, strict=False):
+        expected, state = model.predict(obs, state, starts, deterministic=True)
+        np.testing.assert_allclose(actions, expected, atol=1e-6)
+        starts = np.zeros(2, dtype=bool)
+    forgetful, _ = model.predict(env.seen[4], None, starts, deterministic=True)
+    assert not np.allclose(env.actions[4], forgetful, atol=1e-4)
 
 
 def test_each_model_has_its_own_statistics(run):

@@ -70,6 +70,7 @@ def test_settings_are_found_outside_a_checkout(installed, tmp_path):
     assert done.stdout.split() == [str(installed.site / "ppo_plus" / "hyperparams" / "ppo_plus.yml"), "8"]
 
 
+@pytest.mark.slow
 def test_the_command_line_works_outside_a_checkout(installed, tmp_path):
     # One process for all: importing torch takes longest.
     code = """

@@ -115,13 +115,16 @@ def test_a_run_that_continues_what_is_gone_is_drawn_from_there(tmp_path, origin)
 def test_interval_holds_the_true_mean_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
     n_runs, n_repeats = 20, 200
-    held = 0
+    held, widths = 0, []
     for _ in range(n_repeats):
         curve = average([(np.array([1.0]), rng.normal(size=1)) for _ in range(n_runs)])
         low, high = curve.interval
         held += bool(low[0] <= 0 <= high[0])
+        widths.append((high - low) / 2 / (curve.runs.std() / n_runs**0.5))
     # A percentile bootstrap of 20 values is a little narrow: about 93 %.
     assert 0.86 <= held / n_repeats <= 0.99
+    # Of normal means, 95 % are within 1.96 standard errors.
+    assert np.mean(widths) == pytest.approx(1.96, abs=0.05)
 
 
 def test_runs_that_do_not_overlap():

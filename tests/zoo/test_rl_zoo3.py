@@ -150,6 +150,7 @@ def test_optimize_in_rl_zoo3(tmp_path):
     assert "Number of finished trials:  1" in shown and "Value:" in shown
 
 
+@pytest.mark.slow
 def test_rl_zoo3_enjoys_what_we_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cli.main("train --env CartPole-v1 -n 256 --no-progress -params normalize:true".split())

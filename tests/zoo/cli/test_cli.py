@@ -19,6 +19,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
+from products import sample
 
 from ppo_plus import PPO_Plus, __version__
 from ppo_plus.zoo import envs
@@ -86,7 +87,7 @@ def test_progress_bar_on_a_terminal(tmp_path):
     assert "timesteps/s" not in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
 def test_signals_save_what_was_learned(tmp_path, number):
     """The second one does not disturb the saving that the first one started."""
     command = [sys.executable, "-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "1e7"]
@@ -195,6 +196,7 @@ def test_what_a_dry_run_prints_is_a_settings_file(folder, capsys):
 def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
     seeds = {dry_run(capsys)["run"]["seed"] for _ in range(3)} | {dry_run(capsys, "--seed", "-1")["run"]["seed"]}
     assert len(seeds) == 4 and min(seeds) >= 0
+    assert dry_run(capsys, "--seed", "0")["run"]["seed"] == 0
 
 
 def test_variants(folder, capsys):

@@ -23,7 +23,7 @@ def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n
     assert 1 <= plan.last_evals <= plan.n_evals <= n_evals
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from([32, 100, 2048, 4096]),
     st.sampled_from([32, 1024, 100_000]),
