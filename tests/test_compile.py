@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -291,6 +292,29 @@ def test_what_a_callback_exchanges_acts_at_once():
     model.learn(32, callback=exchange)
     assert model.compilation.cache["acting"].is_compiled
     assert np.all(actions[4:]) and not np.all(actions[:4])
+
+
+def test_models_in_several_threads_are_compiled_and_learn():
+    start, models = threading.Barrier(3), {}
+
+    def train(seed):
+        env = make_vec_env("CartPole-v1", 4, seed=seed)
+        model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True)
+        before = parameters(model).detach().clone()
+        start.wait()
+        model.learn(256)
+        models[seed] = model, (parameters(model) - before).abs().max()
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(models) == 3
+    for model, change in models.values():
+        assert all(each.is_compiled for each in model._cache.values())
+        # Adam moves some weight by nearly the learning rate with each of 16 steps.
+        assert 1e-3 < change < 1e-2
 
 
 class Counting(th.nn.Module):

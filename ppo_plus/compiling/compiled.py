@@ -1,5 +1,6 @@
 """Pure functions of tensors, compiled. What the compiler cannot do, the function itself does."""
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,8 @@ MAX_OPERATIONS = 5_000
 MAX_TRACES = 4
 #: Numbers that are compared at a time.
 PIECE = 65_536
+#: Torch traces and compiles one function at a time: it exchanges parts of itself for a while.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class CompileError(RuntimeError):
@@ -156,11 +159,12 @@ class Compiled:
                 raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it had to be traced anew")
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            forms = self._trace_and_compile(args)
-            while True:
-                self._run = next(forms)
-                if self.agrees(*args):
-                    break
+            with _ONE_AT_A_TIME:
+                forms = self._trace_and_compile(args)
+                while True:
+                    self._run = next(forms)
+                    if self.agrees(*args):
+                        break
         except Exception as error:
             self.fail(in_one_line(error), error)
 

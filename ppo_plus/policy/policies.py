@@ -167,6 +167,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         features_space, action_space = self._build_spaces
         self.action_dist = make_distribution(action_space, self._squash)
         self._preprocess = make_preprocess(features_space, self.normalize_images)
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.parameters()):
+            self._settle_lazy_layers(features_space)
         self._build_mlp_extractor()
         self.action_net = self._output_layer("actor", "pi", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
@@ -178,6 +180,15 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 module.apply(partial(self.init_weights, gain=gain))
         self._build_memory()
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _settle_lazy_layers(self, features_space: spaces.Space) -> None:
+        """Let layers such as ``nn.LazyLinear`` learn their sizes from an observation, before their weights are used."""
+        obs, _ = to_tensor(copy.deepcopy(features_space).sample(), features_space, self.device)
+        # In eval mode one row is enough for batch norm.
+        self.eval()
+        with th.no_grad():
+            self.extract_features(obs)
+        self.train()
 
     def _build_memory(self) -> None:
         """Add recurrent layers, if the policy has any."""
