@@ -387,7 +387,7 @@ ROLLOUT = (
     Fault(
         "reset-rows-learned",
         "rollout/vec_env.py",
-        "dones | garbage, infos",
+        "dones | resetting, infos",
         "dones, infos",
         "tests/rollout/test_vec_env.py",
     ),
@@ -434,6 +434,20 @@ COMPILING = (
         "if held is not None and held[0] == constants:",
         "if held is not None:",
         "tests/compiling tests/test_compile.py",
+    ),
+    Fault(
+        "pays-one-step-late",
+        "compiling/compilation.py",
+        "n_steps >= WORTH_COMPILING",
+        "n_steps > WORTH_COMPILING",
+        "tests/test_compile.py",
+    ),
+    Fault(
+        "stopped-for-ever",
+        "update/learner.py",
+        "state._replace(running=th.tensor(True))",
+        "state",
+        "tests/update/test_learner.py",
     ),
     Fault(
         "trial-changes-weights",
