@@ -15,8 +15,10 @@ environment resets itself (https://farama.org/Vector-Autoreset-Mode):
     That row is no transition: it has ``dones[i]`` true again (so that an episode starts behind it) and
     ``infos[i] == {"autoreset": True}``. ``PPO_Plus`` leaves such rows out of training; other algorithms do not know
     the mark and learn from them, so give those ``SAME_STEP``: ``gymnasium.make_vec(id, n,
-    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not put a ``VecMonitor`` on top:
-    it would count each such row as an episode of one step.
+    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Callbacks of ``PPO_Plus`` find
+    ``dones`` without such rows. Do not put a ``VecMonitor`` on top: it would count each such row as an episode of one
+    step. A ``VecNormalize`` counts the last observations of episodes as well, and a return of 0 for each such row,
+    which makes the spread of short episodes' returns too wide: where these have a few steps only, use ``SAME_STEP``.
 
 ``N`` environments throughout.
 """
