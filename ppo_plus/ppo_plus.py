@@ -37,7 +37,7 @@ from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, Task
+from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics
@@ -474,7 +474,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
 
             with explained:
-                new_obs, rewards, dones, infos = env.step(clipped_actions)
+                new_obs, rewards, starts, infos = env.step(clipped_actions)
+            dones = ended(starts, infos)
             self.num_timesteps += env.num_envs
             collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
             callback.update_locals(locals())
@@ -483,7 +484,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self._update_info_buffer(infos, dones)
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
-            collector.store(decision, rewards, dones, infos, env)
+            collector.store(decision, rewards, starts, infos, env)
         collector.finish()
 
         callback.update_locals(locals())

@@ -57,8 +57,11 @@ LARGEST = float(np.finfo(np.float32).max)
 def is_finite(values: np.ndarray) -> bool:
     """Whether an array holds neither NaN nor infinity, nor what is infinity in single precision."""
     # The sum of squares is small only if all numbers are, and several times cheaper than looking at each.
+    # As Python's floats, since LARGEST is infinity in half precision.
     return (
-        values.dtype.kind != "f" or bool(np.vdot(values, values) <= LARGEST) or bool((np.abs(values) <= LARGEST).all())
+        values.dtype.kind != "f"
+        or float(np.vdot(values, values)) <= LARGEST
+        or float(np.abs(values).max(initial=0.0)) <= LARGEST
     )
 
 

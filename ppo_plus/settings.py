@@ -18,6 +18,7 @@ from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
+from ppo_plus.rollout.vec_env import NEXT_STEP
 
 #: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
 SCHEDULED: dict[str, tuple[float, bool]] = {
@@ -145,6 +146,11 @@ class Settings:
         :raises ValueError: they do not
         """
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
+        if self.n_steps == 1 and getattr(env, "autoreset", None) == NEXT_STEP:
+            raise ValueError(
+                f"n_steps=1 makes rollouts of nothing but resets where env={env!r} takes a step to reset: use at least "
+                "2, or gymnasium.vector.AutoresetMode.SAME_STEP"
+            )
         if self.normalize_advantage and self.n_steps * n_envs < 2:
             raise ValueError(
                 f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "

@@ -312,7 +312,7 @@ def test_models_in_several_threads_are_compiled_and_learn():
         thread.join()
     assert len(models) == 3
     for model, change in models.values():
-        assert all(each.is_compiled for each in model._cache.values())
+        assert all(each.is_compiled for each in model.compilation.cache.values())
         # Adam moves some weight by nearly the learning rate with each of 16 steps.
         assert 1e-3 < change < 1e-2
 

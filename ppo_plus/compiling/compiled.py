@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.constants import first_difference
-from ppo_plus.compiling.torch_private import COMPILERS, find_compiler, trace
+from ppo_plus.compiling.torch_private import COMPILERS, find_compiler, forgetting_sources, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
@@ -159,7 +159,7 @@ class Compiled:
                 raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it had to be traced anew")
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with _ONE_AT_A_TIME:
+            with _ONE_AT_A_TIME, forgetting_sources():
                 forms = self._trace_and_compile(args)
                 while True:
                     self._run = next(forms)

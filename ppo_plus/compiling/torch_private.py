@@ -7,6 +7,7 @@ the answers differ, the public way is taken. Compiled graphs are tried by :class
 in every single case.
 """
 
+import linecache
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -359,6 +360,24 @@ def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) ->
     for settle in _CHOICES:
         settle()
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+
+
+@contextmanager
+def forgetting_sources() -> Iterator[None]:
+    """Let torch forget the source text of the graphs that are made within it; it keeps all for good, for tracebacks."""
+    try:
+        from torch.fx.graph_module import _loader
+
+        sources = _loader.eval_cache
+    except (ImportError, AttributeError):
+        sources = {}
+    before = set(sources)
+    try:
+        yield
+    finally:
+        for name in sources.keys() - before:
+            del sources[name]
+            linecache.cache.pop(name, None)
 
 
 def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:

@@ -108,12 +108,23 @@ def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> Non
 
 
 def saved_data(path: Path, device: th.device | str, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The attributes in a saved model; a file stays where it stands."""
+    """The attributes in a saved model; a file stays where it stands.
+
+    :raises ValueError: the file is damaged, or no saved model
+    """
     position = path.tell() if isinstance(path, io.IOBase) else None
-    data, _, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+    try:
+        data, params, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+    except (OSError, ImportError):
+        raise  # it cannot be read, or what it needs is not installed
+    except Exception as error:
+        raise ValueError(f"{path} is damaged or truncated, or no saved model ({error})") from error
+    if not data or not params:
+        # Of an archive that was cut, an inner one may look like the whole.
+        raise ValueError(f"{path} is damaged or truncated, or no saved model (it has no weights or no attributes)")
     if position is not None:
         path.seek(position)  # type: ignore[union-attr]
-    return data or {}
+    return data
 
 
 #: Arguments that are kept under another name.

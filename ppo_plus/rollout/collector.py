@@ -254,6 +254,17 @@ class Collector:
         return None if array is None else th.as_tensor(array, device=self.device)
 
 
+def ended(dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+    """Which episodes have ended: ``dones`` without the steps that a vector environment took to reset.
+
+    :param dones: behind which steps an episode starts, booleans ``(N,)``
+    :param infos: one for each environment
+    """
+    if not np.count_nonzero(dones):
+        return dones
+    return dones & [AUTORESET not in info for info in infos]
+
+
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
     if not np.count_nonzero(dones):

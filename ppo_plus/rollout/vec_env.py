@@ -13,10 +13,12 @@
     Gymnasium's default, and EnvPool's mode. The step that ends an episode returns its last observation, with
     ``dones[i]`` true. The next step ignores the action and returns the first observation of the next episode. That row
     is a reset, not a transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] ==
-    {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training. Other algorithms would train on them; use
-    ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n, vector_kwargs={"autoreset_mode":
-    gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a ``VecMonitor``, which would count each
-    reset as an episode of one step.
+    {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them.
+    Other algorithms would train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n,
+    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a
+    ``VecMonitor``, which would count each reset as an episode of one step. A ``VecNormalize`` counts the last
+    observations of episodes as well, and a return of 0 for each reset, so that the spread of short episodes' returns
+    becomes too wide: with episodes of a few steps use ``SAME_STEP``.
 
 ``N`` is the number of environments.
 """

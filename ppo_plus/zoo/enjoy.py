@@ -97,7 +97,7 @@ def saved_experiment(folder: RunFolder) -> Experiment:
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
     experiment = parse_settings(folder.env_id, settings, packages=None)
-    return experiment.replace(seed=arguments["seed"], eval_env_kwargs=arguments.get("eval_env_kwargs"))
+    return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
 
 
 def _arguments(folder: RunFolder) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from ppo_plus.zoo.registry import is_atari
 
 #: The most values that a file may have once its anchors are written out. Tuned files have a few thousand.
 MAX_VALUES = 100_000
+#: No number of anything is larger: 64 bits hold it.
+MAX_NUMBER = 10**18
 
 
 def builtin_file() -> Path:
@@ -98,7 +100,7 @@ def _size(value: Any, sizes: dict[int, int]) -> int:
 
 
 def positive_int(name: str, value: Any) -> int:
-    """A whole number of at least one, however it is written: ``100000``, ``1e5`` or ``"1e5"``.
+    """A whole number from one to :data:`MAX_NUMBER`, however it is written: ``100000``, ``1e5`` or ``"1e5"``.
 
     :param name: what it is called, for the error message
     :param value: the number
@@ -110,4 +112,6 @@ def positive_int(name: str, value: Any) -> int:
         number = 0.0
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+    if number > MAX_NUMBER:
+        raise ValueError(f"{name} must be at most {MAX_NUMBER:.0e}, not {value!r}")
     return int(number)

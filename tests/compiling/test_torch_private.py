@@ -1,6 +1,7 @@
 """Torch's private parts: the very bits of the public functions, or these themselves."""
 
 import copy
+import linecache
 from contextlib import contextmanager
 
 import pytest
@@ -8,6 +9,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
+from torch.fx.graph_module import _loader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ppo_plus.compiling import torch_private
@@ -15,6 +17,7 @@ from ppo_plus.compiling.torch_private import (
     adam_step,
     direct,
     flatten,
+    forgetting_sources,
     gradient,
     optimizer_step,
     still_in_place,
@@ -179,6 +182,20 @@ def test_what_stands_in_place_of_the_step_is_called():
     for _ in range(3):
         optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
     assert len(calls) == 3
+
+
+def test_sources_of_graphs_are_forgotten():
+    def sources():
+        return sorted(name for name in [*_loader.eval_cache, *linecache.cache] if "eval_with_key" in name)
+
+    kept = trace(lambda x: [x + 1], [th.ones(2)])
+    before = sources()
+    assert before
+    with forgetting_sources():
+        graph = trace(lambda x: [x + 2], [th.ones(2)])
+        assert sources() != before
+    assert sources() == before
+    assert graph(th.ones(2))[0].tolist() == [3.0, 3.0] and kept(th.ones(2))[0].tolist() == [2.0, 2.0]
 
 
 EXCHANGES = {

@@ -473,3 +473,17 @@ class OwnMaskablePolicy(MaskableActorCriticPolicy):
 def test_a_maskable_policy_class_of_ones_own_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="OwnMaskablePolicy.* derive it from ppo_plus.ActorCriticPolicy"):
         PPO_Plus.from_sb3(trained_with_masks("discrete", policy=OwnMaskablePolicy))
+
+
+@pytest.mark.parametrize("load", [PPO_Plus.load, PPO_Plus.from_sb3])
+@pytest.mark.parametrize("damage", ["empty", "start", "half", "nearly whole", "a bit"])
+def test_a_damaged_file_is_called_so(tmp_path, damage, load):
+    path = tmp_path / "model.zip"
+    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(path)
+    whole = bytearray(path.read_bytes())
+    n_left = {"empty": 0, "start": 100, "half": len(whole) // 2, "nearly whole": len(whole) - 30}.get(damage)
+    if n_left is None:
+        whole[len(whole) // 2] ^= 255
+    path.write_bytes(whole[:n_left])
+    with pytest.raises(ValueError, match=r"model\.zip is damaged or truncated, or no saved model"):
+        load(path)

@@ -13,10 +13,12 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from ppo_plus import PPO_Plus
 from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv, as_vec_env
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
@@ -400,6 +402,39 @@ def test_sb3_learns_the_same_as_on_dummy(mode):
 
 
 # --- seeds, options, access to what is inside ------------------------------------------------------------------------
+
+
+class ThreeSteps(gym.Env):
+    """Episodes of three steps."""
+
+    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        return np.full(1, self.n, np.float32), 1.0, self.n == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_callbacks_count_each_episode_once(mode):
+    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=mode)
+    callback = StopTrainingOnMaxEpisodes(4)
+    model = PPO_Plus("MlpPolicy", env, n_steps=64, batch_size=64, device="cpu").learn(1000, callback=callback)
+    assert callback.n_episodes == 8
+    resets = 2 * 3 if mode == AutoresetMode.NEXT_STEP else 0
+    assert model.num_timesteps == 2 * 4 * 3 + resets
+
+
+@pytest.mark.parametrize("wrap", [as_vec_env, lambda env: VecNormalize(as_vec_env(env))], ids=["bare", "normalized"])
+def test_rollouts_that_may_be_nothing_but_resets_are_refused(wrap):
+    arguments = dict(n_steps=1, batch_size=2, normalize_advantage=False, device="cpu")
+    with pytest.raises(ValueError, match="n_steps=1 makes rollouts of nothing but resets"):
+        PPO_Plus("MlpPolicy", wrap(SyncVectorEnv([ThreeSteps] * 2)), **arguments)
+    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    PPO_Plus("MlpPolicy", wrap(env), **arguments).learn(10)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -189,6 +189,13 @@ def test_plays_a_run_of_rl_zoo3(tmp_path):
     assert sum(1 for _ in player.play(3)) == 3
 
 
+def test_a_run_that_does_not_tell_its_seed(tmp_path):
+    write_rl_zoo3_run(tmp_path)
+    settings = tmp_path / "CartPole-v1" / "args.yml"
+    settings.write_text("algo: ppo\n")
+    assert saved_experiment(RunFolder(tmp_path, "CartPole-v1")).seed == 0
+
+
 @pytest.mark.parametrize("tag", ["object/apply:os.system", "object/new:os.system", "name:os.system", "module:os"])
 def test_a_run_of_rl_zoo3_runs_no_code(tmp_path, tag):
     settings = tmp_path / "CartPole-v1"

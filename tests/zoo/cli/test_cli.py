@@ -270,6 +270,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
         (["--env", "no_such_module:Foo-v0"], "no_such_module"),
         (["--env", ""], "environment"),
+        (["--env", "CartPole-v1", "-n", "1e30"], "must be at most 1e+18, not '1e30'"),
         (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
         (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
         (["--env", "CartPole-v1", "--seed", "x"], "'x' must be a whole number below 2**32"),
