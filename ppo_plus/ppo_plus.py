@@ -460,7 +460,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             env = self.env  # type: ignore[assignment]
         mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
         self._expects_masks = mask_source is not None and mask_source.key is None
-        act, length = prepare_act(self.policy, mask_source, self.compilation), self.settings.steps_per_sequence
+        act = prepare_act(self.policy, mask_source, self.compilation, callback)
+        length = self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
         explained = Explained(env)

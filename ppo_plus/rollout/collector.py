@@ -182,9 +182,7 @@ class Collector:
 
         :raises FloatingPointError: a number is not finite
         """
-        with self._statistics.kept():
-            require_finite("observation", self._statistics.raw_obs(new_obs), step)
-            require_finite("reward", self._statistics.raw_rewards(rewards), step)
+        self._statistics.require_finite(step, new_obs, rewards)
         self._incoming, self._step = new_obs, step
 
     def store(

@@ -18,7 +18,6 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from ppo_plus.require import require_finite
 from ppo_plus.rollout.normalization import Statistics
 
 #: What to do about the old gym's interface where its code cannot be changed.
@@ -82,8 +81,7 @@ def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
         raise TypeError(f"env={env!r} returned {wrong[0]!r} as info: {RESET}")
     if obs is not None:
         check_shape(obs, env.observation_space, env.num_envs)
-        with before.kept():
-            require_finite("observation", before.raw_obs(obs), step)
+        before.require_finite(step, obs)
 
 
 def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:

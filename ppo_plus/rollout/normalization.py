@@ -1,12 +1,12 @@
 """What ``VecNormalize`` makes of numbers that are not finite: it counts them before anybody else can see them."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+
+from ppo_plus.require import require_finite
 
 #: Where a ``VecNormalize`` keeps statistics; it has some of them only where it normalizes by them.
 STATISTICS = ("obs_rms", "ret_rms", "returns")
@@ -26,23 +26,28 @@ class Statistics:
         held = {} if self.normalize is None else vars(self.normalize)
         return {name: copy.deepcopy(held[name]) for name in STATISTICS if name in held}
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Where numbers turn out not to be finite within it, the statistics are put back."""
+    def restore(self) -> None:
+        """Put the statistics back."""
+        if self.normalize is not None:
+            vars(self.normalize).update(copy.deepcopy(self._kept))
+
+    def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
+        """Refuse NaN and infinity, and put the statistics back that have counted them.
+
+        :param step: how many steps each environment has taken, for the message
+        :param obs: the latest observations; looked at as they were before they were normalized
+        :param rewards: the latest rewards, likewise
+        :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
+        """
+        if self.normalize is not None:
+            obs, rewards = self.normalize.old_obs, None if rewards is None else self.normalize.old_reward
         try:
-            yield
+            require_finite("observation", obs, step)
+            if rewards is not None:
+                require_finite("reward", rewards, step)
         except FloatingPointError:
-            if self.normalize is not None:
-                vars(self.normalize).update(copy.deepcopy(self._kept))
+            self.restore()
             raise
-
-    def raw_obs(self, obs: Any) -> Any:
-        """The latest observations, before they were normalized to ``obs``."""
-        return obs if self.normalize is None else self.normalize.old_obs
-
-    def raw_rewards(self, rewards: Any) -> Any:
-        """The latest rewards, before they were normalized to ``rewards``."""
-        return rewards if self.normalize is None else self.normalize.old_reward
 
 
 def are_finite(normalize: VecNormalize) -> bool:
