@@ -42,7 +42,7 @@ from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.vec_env import as_vec_env
-from ppo_plus.settings import NAMES, Settings
+from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import Learner, metrics
@@ -265,13 +265,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self._settings
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "learning_rate" and "lr_schedule" in vars(self):
+            # SB3 goes on with the old one; here every argument may be changed.
+            self.lr_schedule = schedule_of(name, value)  # type: ignore[assignment]
         # Asked for in every minibatch, settings are made only where an argument may be another one now.
         if name in ARGUMENTS:
             vars(self)["_settings"] = None
         super().__setattr__(name, value)
-        if name == "learning_rate" and "lr_schedule" in vars(self):
-            # SB3 goes on with the old one; here every argument may be changed.
-            self._setup_lr_schedule()
 
     def _checked_settings(self) -> Settings:
         """:attr:`settings`, which also go together with the environments."""
@@ -316,7 +316,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         if isinstance(path, io.BufferedIOBase):
             return super().save(path, exclude, include)
         path = pathlib.Path(path)
-        with replacing(path if path.suffix else path.with_name(f"{path.name}.zip")) as file:
+        if not path.suffix:
+            path = path.with_name(f"{path.name}.zip")
+        if path.is_dir():
+            warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=2)
+            path = path.with_name(f"{path.name}_2")
+        with replacing(path) as file:
             super().save(file, exclude, include)  # type: ignore[arg-type]
 
     def _excluded_save_params(self) -> list[str]:
@@ -373,6 +378,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
+        # A copy of the model has its own, which it may not have set up.
+        self.collector.to(self.device)
         foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
         self.compilation.plan(
             self.compile, self.settings.gradient_steps(total_timesteps, self.n_envs), self.device, foreign
@@ -620,6 +627,6 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
         :meth:`from_sb3`."""
-        if "value_clip" not in saved_data(path, device, custom_objects):
+        if "value_clip" not in saved_data(path, custom_objects):
             return from_sb3(cls, path, env, device, kwargs, custom_objects)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

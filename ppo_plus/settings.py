@@ -88,7 +88,7 @@ class Settings:
         _check_ranges(self)
         _check_exploration(self)
         derived = {
-            "schedules": {name: _schedule(name, getattr(self, name)) for name in SCHEDULED},
+            "schedules": {name: schedule_of(name, getattr(self, name)) for name in SCHEDULED},
             "control": make_kl_control(self.kl_control, self.target_kl is not None),
             "loss": PPOLoss(
                 value_clip=self.value_clip,  # type: ignore[arg-type]
@@ -203,7 +203,13 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // each for each in small)})
 
 
-def _schedule(name: str, value: Any) -> Bounded | None:
+def schedule_of(name: str, value: Any) -> Bounded | None:
+    """An argument that may change over time, as a schedule; ``None`` where it is.
+
+    :param name: one of :data:`SCHEDULED`
+    :param value: its value
+    :raises ValueError, TypeError: see :func:`~ppo_plus.formulas.schedules.make_schedule`
+    """
     return None if value is None and name in OPTIONAL else make_schedule(name, value, *SCHEDULED[name])
 
 

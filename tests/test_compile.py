@@ -11,14 +11,18 @@ from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
+from optimizers import scheduled
 from products import sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.compiling.compiled import CompileError
+from ppo_plus.compiling.compiled import Compiled, CompileError
+from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.update.flat import packed
+from ppo_plus.update.update import Update
 
 pytestmark = needs_compiler
 
@@ -546,3 +550,19 @@ class TwoGroups(th.optim.Adam):
     def __init__(self, params, **kwargs):
         first, *others = params
         super().__init__([dict(params=[first]), dict(params=others, weight_decay=0.1)], **kwargs)
+
+
+def test_an_optimizer_whose_first_step_was_skipped_still_gets_its_state():
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, device="cpu", compile=False).learn(64)
+    model.policy.optimizer.state.clear()
+    data = model.rollout_buffer.on_device()
+    data.returns[:16] = th.nan
+    update = Update(model.policy, model.compute_loss, KLControl(), 0.5)
+    with packed(model.policy.optimizer) as weights:
+        minibatch = update.compiled(Compiled(update, "the update", n_mutable=3), weights, scheduled(model))
+        state = KLControl().init()
+        for first in (0, 16, 32):
+            state, columns, record = minibatch(data, state, th.arange(first, first + 16))
+            assert bool(record[columns.names.index("finite")]) == (first > 0)
+            assert bool(weights.moments) == (first > 0)
+    assert weights.optimizer.state[weights.targets[0]]["step"] == 2

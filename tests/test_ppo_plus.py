@@ -1307,3 +1307,18 @@ def test_another_control_of_the_same_class_takes_over():
     model.kl_control = Plain(False)
     model.learn(16)
     assert th.equal(weights(model), before)
+
+
+# --- what may change between calls -----------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_counts_though_another_argument_was_wrong_when_it_was_set():
+    model = make(n_steps=16, batch_size=8)
+    model.batch_size = -1
+    model.learning_rate = 1e-4
+    model.batch_size = 8
+    model.learn(16)
+    assert model.policy.optimizer.param_groups[0]["lr"] == 1e-4
+    with pytest.raises(ValueError, match="learning_rate"):
+        model.learning_rate = -1.0
+    assert model.learning_rate == 1e-4 and model.lr_schedule(1.0) == 1e-4

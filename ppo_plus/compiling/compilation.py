@@ -23,10 +23,12 @@ class Verdict:
 
     :param compiles: whether it does
     :param reason: why (not)
+    :param unexpected: whether it should but cannot, which is worth a warning
     """
 
     compiles: bool
     reason: str
+    unexpected: bool = False
 
     def __bool__(self) -> bool:
         return self.compiles
@@ -71,7 +73,7 @@ def decide(
         return Verdict(True, "compile=True" if requested is True else f"{n_steps:,} gradient steps are planned")
     if requested is True:
         raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
-    return Verdict(False, f"nothing can be compiled here ({reason})")
+    return Verdict(False, f"nothing can be compiled here ({reason})", unexpected=True)
 
 
 class Compilation:
@@ -84,6 +86,8 @@ class Compilation:
         self.decision = Verdict(False, "learn has not been called yet")
         self.strict = False
         self.cache = Cache()
+        #: Why a function cannot be compiled, by its name.
+        self.unable: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"cache": Cache()}
@@ -96,10 +100,9 @@ class Compilation:
         """
         planned = self.n_planned + n_steps
         decision = decide(requested, planned, device, before=bool(self.decision), foreign=foreign)
-        if requested == "auto" and not decision and "nothing can" in decision.reason and decision != self.decision:
+        if decision.unexpected and decision != self.decision:
             warnings.warn(f"training runs uncompiled, and slower: {decision.reason}", RuntimeWarning, stacklevel=6)
         self.n_planned, self.decision, self.strict = planned, decision, requested is True
-        # What changes from now on counts as changing all the time if it does so often.
         self.cache.start_counting()
 
     @property
@@ -110,7 +113,8 @@ class Compilation:
     @property
     def verdict(self) -> Verdict:
         """The decision, or what came of it."""
-        failures = self.cache.failures() if self.decision else []
+        unable = [f"{name} runs uncompiled ({reason})" for name, reason in self.unable.items()]
+        failures = [*self.cache.failures(), *unable] if self.decision else []
         return Verdict(False, "; ".join(failures)) if failures else self.decision
 
     def compiled(
@@ -124,7 +128,9 @@ class Compilation:
         """
         if not self.decision:
             return None
+        self.unable.pop(name, None)
         if unable is not None:
+            self.unable[name] = unable
             if self.strict:
                 raise CompileError(f"compile=True, but {unable}: use compile=False")
             return None

@@ -107,14 +107,14 @@ def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> Non
                 state[key] = value[1::2].clone()
 
 
-def saved_data(path: Path, device: th.device | str, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
+def saved_data(path: Path, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
     """The attributes in a saved model; a file stays where it stands.
 
     :raises ValueError: the file is damaged, or no saved model
     """
     position = path.tell() if isinstance(path, io.IOBase) else None
     try:
-        data, params, _ = load_from_zip_file(path, device=device, custom_objects=custom_objects)
+        data, params, _ = load_from_zip_file(path, device="cpu", custom_objects=custom_objects)
     except (OSError, ImportError):
         raise  # it cannot be read, or what it needs is not installed
     except Exception as error:
@@ -163,7 +163,7 @@ def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_o
     source: Any = path_or_model
     if not isinstance(source, BaseAlgorithm):
         # What SB3's other algorithms save lacks one or another of these.
-        data = saved_data(source, device, custom_objects)
+        data = saved_data(source, custom_objects)
         if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys():
             source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
     if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):

@@ -1,11 +1,11 @@
 """Files that are whole at any time: written beside their place, then put there in one step."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 
 @contextmanager
@@ -21,17 +21,19 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """
     path = Path(os.path.realpath(path))  # through a link, as writing in place would
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    beside = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
-        with open(handle, "wb") as file:
+        with beside.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, _mode(path))
-        os.replace(beside, path)
+        if path.exists():
+            with suppress(OSError):  # not every file system has permissions
+                beside.chmod(path.stat().st_mode & 0o7777)
+        beside.replace(path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(beside)
+            beside.unlink()
         raise
     _settle(path.parent)
 
@@ -40,17 +42,6 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file, whole or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
-
-
-def _mode(path: Path) -> int:
-    """The permissions of a file, or those of a new one."""
-    try:
-        return path.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        # It can be asked for only by setting it.
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
 
 
 def _settle(folder: Path) -> None:

@@ -15,7 +15,7 @@ from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.normalization import Statistics
-from ppo_plus.rollout.vec_env import AUTORESET, row_of
+from ppo_plus.rollout.vec_env import is_reset, row_of
 from ppo_plus.trees import tree_map
 
 
@@ -128,9 +128,11 @@ class Collector:
         :param step: how many steps each of them has taken, for messages
         """
         self._begin_rollout()
-        self._task, self._statistics = task, Statistics(env)
+        self._task = task
         if self.obs is None:
             self.restart(env, step)
+        else:
+            self._statistics = Statistics(env)
 
     def restart(self, env: VecEnv, step: int) -> None:
         """Reset the environments; parameters as for :meth:`begin`."""
@@ -213,7 +215,7 @@ class Collector:
             new_obs, dones = self.obs, np.ones_like(dones)
         self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
         if np.count_nonzero(dones):
-            self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if infos[i].get(AUTORESET)]
+            self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if is_reset(infos[i])]
         extra = {} if decision.masks is None else {"masks": decision.masks}
         self._task.buffer.add(
             decision.obs,
@@ -260,7 +262,7 @@ def ended(dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
     """
     if not np.count_nonzero(dones):
         return dones
-    return dones & [AUTORESET not in info for info in infos]
+    return dones & [not is_reset(info) for info in infos]
 
 
 def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:

@@ -35,19 +35,23 @@ class Statistics:
         """Refuse NaN and infinity, and put the statistics back that have counted them.
 
         :param step: how many steps each environment has taken, for the message
-        :param obs: the latest observations; looked at as they were before they were normalized
+        :param obs: the latest observations; looked at also as they were before they were normalized
         :param rewards: the latest rewards, likewise
         :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
         """
         if self.normalize is not None:
-            obs, rewards = self.normalize.old_obs, None if rewards is None else self.normalize.old_reward
-        try:
-            require_finite("observation", obs, step)
-            if rewards is not None:
-                require_finite("reward", rewards, step)
-        except FloatingPointError:
-            self.restore()
-            raise
+            try:
+                _require_finite(step, self.normalize.old_obs, None if rewards is None else self.normalize.old_reward)
+            except FloatingPointError:
+                self.restore()
+                raise
+        _require_finite(step, obs, rewards)
+
+
+def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:
+    require_finite("observation", obs, step)
+    if rewards is not None:
+        require_finite("reward", rewards, step)
 
 
 def are_finite(normalize: VecNormalize) -> bool:

@@ -44,6 +44,12 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 #: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
 AUTORESET = "autoreset"
 
+
+def is_reset(info: dict[str, Any]) -> bool:
+    """Whether a step only began an episode, and so is no transition."""
+    return bool(info.get(AUTORESET))
+
+
 #: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
 #: the rows are set.
 Columns = dict[str, Any]

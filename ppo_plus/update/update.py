@@ -26,7 +26,7 @@ from ppo_plus.update.gradient import (
     others_of,
     standing_in,
 )
-from ppo_plus.update.step import Columns, OptimizerStep, Records, apply, functional_step
+from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, Records, apply, functional_step
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
@@ -201,8 +201,10 @@ class Update:
             size = len(data.returns) if indices is None else len(indices)
             full_size = max(full_size, size)
             if fresh or size < full_size:
-                fresh = False
-                return plain(data, state, indices)
+                outcome = plain(data, state, indices)
+                # One that was skipped has not made the state yet.
+                fresh = fresh and not bool(outcome[2][FLAGS.index("finite")])
+                return outcome
             for target in weights.targets:
                 # The compiled form leaves none.
                 target.grad = None

@@ -124,7 +124,7 @@ class Progress(BaseCallback):
         self.started = time.monotonic()
         self.lines = 0
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
-        if notice is not None:
+        if notice is not None and self.model.verbose < 1:  # else the model says it
             print(notice, file=sys.stderr, flush=True)
         if self.shows_bar:
             self.bar = tqdm(total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)

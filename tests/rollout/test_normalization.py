@@ -1,5 +1,6 @@
 """Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from envs import FaultyEnv, vec
@@ -49,3 +50,11 @@ def test_what_is_infinity_in_single_precision_is_called_too_large(normalized):
     env = DummyVecEnv([lambda: Large("final", 99, observation_space=FLOAT64)])
     with pytest.raises(FloatingPointError, match=r"observation .* is too large for single precision: .*e\+"):
         model_in(VecNormalize(env) if normalized else env).learn(64)
+
+
+def test_what_becomes_nan_behind_the_statistics_is_found_too():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2))
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
+    env.obs_rms.mean[:] = np.nan
+    with pytest.raises(FloatingPointError, match="observation .* not finite"):
+        model.learn(16)
