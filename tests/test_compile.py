@@ -14,6 +14,7 @@ from networks import without_kinks
 from optimizers import scheduled
 from products import sample
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import ColoredNoise, PPO_Plus
@@ -400,7 +401,7 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     model = PPO_Plus(
         "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
     ).learn(16)
-    act = prepare_act(model.policy, None, model.compilation)
+    act = prepare_act(model.policy, None, model.compilation, ConvertCallback(lambda *_: True))
 
     def obs():
         return to_network(model._last_obs, space, th.device("cpu"))
