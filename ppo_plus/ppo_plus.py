@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
-from ppo_plus.files.from_sb3 import from_sb3, saved_data
+from ppo_plus.files.from_sb3 import ATTRIBUTES, from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.whole import replacing
 from ppo_plus.formulas.exploration import NoiseProcess
@@ -54,7 +54,7 @@ SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 ScheduleLike = float | str | Schedule
 
 #: Where each argument is kept.
-ARGUMENTS = {{"stats_window_size": "_stats_window_size"}.get(name, name): name for name in NAMES}
+ARGUMENTS = {ATTRIBUTES.get(name, name): name for name in NAMES}
 
 
 class PPO_Plus(OnPolicyAlgorithm):
@@ -529,7 +529,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         schedules = settings.schedules | {"learning_rate": self.lr_schedule}
         numbers = at(self._current_progress_remaining, schedules)
         scheduled = Scheduled.of(numbers, self.device)
-        learning_rate = numbers["learning_rate"] * self.learner.kl_state(settings.control).lr_scale.item()
+        state = self.learner.kl_state(settings.control)
+        learning_rate = numbers["learning_rate"] * state.lr_scale.item()
         utils.update_learning_rate(policy.optimizer, learning_rate)
         update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm)
         foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
@@ -538,7 +539,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         epochs = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
         with packed(policy.optimizer) as weights:
             minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
-            done = self.learner.learn(minibatch, epochs, settings.control, scheduled.target_kl)
+            done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
         self._n_updates += done.n_epochs
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")

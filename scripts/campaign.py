@@ -18,6 +18,8 @@ from typing import Any
 
 from runs import facts  # the script beside this one
 
+from ppo_plus.files.whole import write_text
+
 ROOT = Path(__file__).resolve().parent.parent
 #: The folder, beside the results, of what only matters while runs are going on. Git ignores it.
 RUNNING = ".running"
@@ -71,11 +73,8 @@ def queue_path(folder: Path) -> Path:
 
 def write(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file with a line per entry. It is there as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in data.items())
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_text(path, f"{{\n{lines}\n}}\n")
 
 
 def read(folder: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.cache import Cache
-from ppo_plus.compiling.compiled import Compiled, CompileError, obstacle
+from ppo_plus.compiling.compiled import Compiled, demanded, obstacle
 
 #: Compiling pays from about so many gradient steps on: each is about 1 ms shorter then (``scripts/benchmark.py``), and
 #: compiling takes 2 to 4 s, but for the first time on a machine.
@@ -62,7 +62,7 @@ def decide(
         return Verdict(False, "compile=False")
     if foreign is not None:
         if requested is True:
-            raise CompileError(f"compile=True, but {foreign}: use compile=False")
+            raise demanded(foreign)
         return Verdict(False, foreign)
     if requested == "auto" and device.type != "cpu":
         return Verdict(False, f'compile="auto" compiles on a CPU only, and this is {device}')
@@ -71,9 +71,10 @@ def decide(
     reason = obstacle(device)
     if reason is None:
         return Verdict(True, "compile=True" if requested is True else f"{n_steps:,} gradient steps are planned")
+    nothing = f"nothing can be compiled here ({reason})"
     if requested is True:
-        raise CompileError(f"compile=True, but nothing can be compiled here ({reason}): use compile=False")
-    return Verdict(False, f"nothing can be compiled here ({reason})", unexpected=True)
+        raise demanded(nothing)
+    return Verdict(False, nothing, unexpected=True)
 
 
 class Compilation:
@@ -132,6 +133,6 @@ class Compilation:
         if unable is not None:
             self.unable[name] = unable
             if self.strict:
-                raise CompileError(f"compile=True, but {unable}: use compile=False")
+                raise demanded(unable)
             return None
         return self.cache.get(name, function, strict=self.strict, n_mutable=n_mutable, **reads)

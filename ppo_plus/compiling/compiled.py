@@ -27,6 +27,11 @@ class CompileError(RuntimeError):
     """A function could not be compiled, although that was demanded."""
 
 
+def demanded(reason: str) -> CompileError:
+    """The error where ``compile=True`` and something, for this reason, cannot be compiled."""
+    return CompileError(f"compile=True, but {reason}: use compile=False")
+
+
 class Compiled:
     """A pure function of tensors that compiles itself at the first call of what :meth:`bind` returns.
 
@@ -179,9 +184,7 @@ class Compiled:
         """
         self.reset()
         if self.strict:
-            raise CompileError(
-                f"compile=True, but {self.name} could not be compiled ({reason}): use compile=False"
-            ) from cause
+            raise demanded(f"{self.name} could not be compiled ({reason})") from cause
         if self.failure is None:
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
         self.failure = reason

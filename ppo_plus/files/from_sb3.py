@@ -71,7 +71,7 @@ def from_sb3(
     if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
         model.rollout_buffer_class = None
     model.value_clip = "plain"
-    vars(model).update({_ATTRIBUTES.get(name, name): value for name, value in kwargs.items()})
+    vars(model).update({ATTRIBUTES.get(name, name): value for name, value in kwargs.items()})
     # Seeding again with the old seed would replay the random numbers of the beginning.
     seed = model.seed
     model.seed = kwargs.get("seed")
@@ -128,7 +128,7 @@ def saved_data(path: Path, custom_objects: dict[str, Any] | None = None) -> dict
 
 
 #: Arguments that are kept under another name.
-_ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
 def _changeable(cls: type[Any]) -> set[str]:

@@ -8,8 +8,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from ppo_plus.require import require_finite
 
-#: Where a ``VecNormalize`` keeps statistics; it has some of them only where it normalizes by them.
-STATISTICS = ("obs_rms", "ret_rms", "returns")
+#: Where a ``VecNormalize`` keeps what it normalizes by; it has each only where it does.
+MOMENTS = ("obs_rms", "ret_rms")
+#: All that it changes by what it sees.
+STATISTICS = (*MOMENTS, "returns")
 
 
 class Statistics:
@@ -56,7 +58,7 @@ def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:
 
 def are_finite(normalize: VecNormalize) -> bool:
     """Whether all statistics of a ``VecNormalize`` are numbers to normalize by."""
-    found = [vars(normalize)[name] for name in ("obs_rms", "ret_rms") if name in vars(normalize)]
+    found = [vars(normalize)[name] for name in MOMENTS if name in vars(normalize)]
     each = [
         rms for statistics in found for rms in (statistics.values() if isinstance(statistics, dict) else [statistics])
     ]

@@ -34,6 +34,7 @@ class Learner:
         minibatch: Minibatch,
         epochs: Iterable[Iterable[tuple[Any, th.Tensor | None]]],
         control: KLControl,
+        state: KLState,
         target_kl: th.Tensor,
     ) -> Progress:
         """One update.
@@ -41,10 +42,11 @@ class Learner:
         :param minibatch: makes one minibatch
         :param epochs: for each epoch its minibatches, as pairs of the rollout and the rows of it
         :param control: the KL control
+        :param state: its state (:meth:`kl_state`)
         :param target_kl: its target, 0-d
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        state = KLState(*(value.to(target_kl.device) for value in self.kl_state(control)))
+        state = KLState(*(value.to(target_kl.device) for value in state))
         done = run_epochs(minibatch, epochs, control, state, target_kl, self.skipped)
         self.kl_memory = control, tuple(float(value) for value in done.state)
         return done

@@ -1,6 +1,7 @@
 """What a study leaves in its folder: a report, a table of its trials, pictures, and the winner's entry."""
 
 import csv
+import io
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,14 +72,15 @@ def _write_table(trials: list[FrozenTrial], path: Path) -> None:
     """A line for each trial of the screening: how far it got, and its settings."""
     settings = [trial.user_attrs.get(SETTINGS, {}) for trial in trials]
     names = sorted(set().union(*settings))
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["trial", "state", "score", "timesteps", "last evaluation", *names])
-        for trial, ran in zip(trials, settings, strict=True):
-            last = trial.last_step
-            evaluated = None if last is None else trial.intermediate_values[last]
-            row = [trial.user_attrs[JOB], trial.state.name, score_of(trial), last, evaluated]
-            table.writerow([*row, *(ran.get(name, "") for name in names)])
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(["trial", "state", "score", "timesteps", "last evaluation", *names])
+    for trial, ran in zip(trials, settings, strict=True):
+        last = trial.last_step
+        evaluated = None if last is None else trial.intermediate_values[last]
+        row = [trial.user_attrs[JOB], trial.state.name, score_of(trial), last, evaluated]
+        table.writerow([*row, *(ran.get(name, "") for name in names)])
+    write_text(path, text.getvalue())
 
 
 def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
