@@ -19,6 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
+from ppo_plus.compiling.torch_private import COMPILERS
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.acting import prepare_act
@@ -299,7 +300,9 @@ def test_what_a_callback_exchanges_acts_at_once():
     assert np.all(actions[4:]) and not np.all(actions[:4])
 
 
-def test_models_in_several_threads_are_compiled_and_learn():
+@pytest.mark.parametrize("compile_graph", [COMPILERS[0], pytest.param(COMPILERS[1], marks=pytest.mark.slow)])
+def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_graph):
+    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (compile_graph,))
     start, models = threading.Barrier(3), {}
 
     def train(seed):

@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.constants import first_difference
-from ppo_plus.compiling.torch_private import COMPILERS, find_compiler, forgetting_sources, trace
+from ppo_plus.compiling.torch_private import COMPILERS, ONE_AT_A_TIME, find_compiler, forgetting_sources, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
@@ -19,8 +19,6 @@ MAX_TRACES = 4
 PIECE = 65_536
 #: How often a compiled form that does something else is tried: other threads may have drawn random numbers meanwhile.
 MAX_TRIALS = 5
-#: Torch traces and compiles one function at a time: it exchanges parts of itself for a while.
-_ONE_AT_A_TIME = threading.RLock()
 
 
 class CompileError(RuntimeError):
@@ -166,7 +164,7 @@ class Compiled:
                 raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it had to be traced anew")
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with _ONE_AT_A_TIME, forgetting_sources():
+            with ONE_AT_A_TIME, forgetting_sources():
                 forms = self._trace_and_compile(args)
                 while True:
                     self._run = next(forms)

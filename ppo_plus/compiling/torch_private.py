@@ -8,6 +8,7 @@ in every single case.
 """
 
 import linecache
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -344,6 +345,10 @@ def _ids(tables: list[dict[str, Any]]) -> list[int]:
 # --- compiling -----------------------------------------------------------------------------------------------------
 
 
+#: Torch traces and compiles one function at a time: it exchanges parts of itself for a while.
+ONE_AT_A_TIME = threading.RLock()
+
+
 def find_compiler() -> None:
     """:raises Exception: Inductor finds no C++ compiler"""
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -414,7 +419,8 @@ def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     run = th.compile(graph, fullgraph=True, dynamic=False, options=options)
 
     def call(given: list[th.Tensor]) -> list[th.Tensor]:
-        results = list(run(*given))
+        with ONE_AT_A_TIME:  # it refuses to run while another thread traces
+            results = list(run(*given))
         given.clear()
         return results
 
