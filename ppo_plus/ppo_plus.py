@@ -40,7 +40,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
-from ppo_plus.rollout.normalization import Statistics
+from ppo_plus.rollout.normalization import Statistics, warn_of_resets
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
@@ -330,7 +330,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
-        return OnPolicyAlgorithm._wrap_env(PPO_Plus._checked_env(env, verbose), verbose, monitor_wrapper)
+        wrapped = OnPolicyAlgorithm._wrap_env(PPO_Plus._checked_env(env, verbose), verbose, monitor_wrapper)
+        warn_of_resets(wrapped)
+        return wrapped
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:

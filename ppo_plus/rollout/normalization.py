@@ -1,12 +1,14 @@
 """What ``VecNormalize`` makes of numbers that are not finite: it counts them before anybody else can see them."""
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus.require import require_finite
+from ppo_plus.rollout.vec_env import NEXT_STEP
 
 #: Where a ``VecNormalize`` keeps what it normalizes by; it has each only where it does.
 MOMENTS = ("obs_rms", "ret_rms")
@@ -48,6 +50,37 @@ class Statistics:
                 self.restore()
                 raise
         _require_finite(step, obs, rewards)
+
+
+class VecNormalizeTransitions(VecNormalize):
+    """SB3's ``VecNormalize`` for vector environments that take a step to reset (``NEXT_STEP``): such a step has a
+    return of 0, which is none of an episode's, and is left out of the statistics of returns.
+
+    The parameters are those of ``VecNormalize``. Over other environments it does the same as that.
+    """
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Take a step, and know which environments only reset in it."""
+        self._counted = ~np.array(getattr(self.venv, "resetting", np.zeros(self.num_envs, dtype=bool)))
+        super().step_async(actions)
+
+    def _update_reward(self, reward: np.ndarray) -> None:
+        self.returns = self.returns * self.gamma + reward
+        if self._counted.any():
+            self.ret_rms.update(self.returns[self._counted])
+
+
+def warn_of_resets(env: Any) -> None:
+    """Warn where a ``VecNormalize`` counts steps that only reset."""
+    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    counts = normalize is not None and normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
+    if counts and getattr(env, "autoreset", None) == NEXT_STEP:
+        warnings.warn(
+            "VecNormalize counts a return of 0 for each step that only resets an environment, and so scales rewards "
+            "by too wide a spread: use ppo_plus.VecNormalizeTransitions in its place, or a vector environment that "
+            "resets in the same step",
+            stacklevel=4,
+        )
 
 
 def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:

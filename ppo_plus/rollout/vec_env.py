@@ -16,9 +16,8 @@
     {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them.
     Other algorithms would train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n,
     vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a
-    ``VecMonitor``, which would count each reset as an episode of one step. A ``VecNormalize`` counts the last
-    observations of episodes as well, and a return of 0 for each reset, so that the spread of short episodes' returns
-    becomes too wide: with episodes of a few steps use ``SAME_STEP``.
+    ``VecMonitor``, which would count each reset as an episode of one step, or in a ``VecNormalize``, which would count
+    a return of 0 for it: :class:`ppo_plus.VecNormalizeTransitions` does not.
 
 ``N`` is the number of environments.
 """

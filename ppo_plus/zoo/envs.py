@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from ppo_plus import PPO_Plus
+from ppo_plus.rollout.normalization import VecNormalizeTransitions
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env, is_atari
@@ -202,7 +203,7 @@ def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNorm
         arguments["gamma"] = experiment.hyperparams["gamma"]
     if evaluation:
         arguments.update(training=False, norm_reward=False)
-    return VecNormalize(env, **arguments)
+    return (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
 
 
 def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:

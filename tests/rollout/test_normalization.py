@@ -1,15 +1,21 @@
 """Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import FaultyEnv, vec
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.rollout.normalization import are_finite
+from ppo_plus.rollout.normalization import VecNormalizeTransitions, are_finite
+from ppo_plus.rollout.vec_env import GymVectorEnv
 
+NEXT_STEP = AutoresetMode.NEXT_STEP
 FLOAT64 = spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
 
@@ -58,3 +64,34 @@ def test_what_becomes_nan_behind_the_statistics_is_found_too():
     env.obs_rms.mean[:] = np.nan
     with pytest.raises(FloatingPointError, match="observation .* not finite"):
         model.learn(16)
+
+
+def episodes_of_three(mode):
+    env = SyncVectorEnv([lambda: TimeLimit(gym.make("Pendulum-v1").unwrapped, 3)], autoreset_mode=mode)
+    return GymVectorEnv(env)
+
+
+def test_steps_that_only_reset_have_no_return():
+    expected = VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP))
+    found, counting = VecNormalizeTransitions(episodes_of_three(NEXT_STEP)), VecNormalize(episodes_of_three(NEXT_STEP))
+    for env, n_steps in ((expected, 30), (found, 39), (counting, 39)):
+        env.seed(1)
+        env.reset()
+        for _ in range(n_steps):
+            env.step(np.ones((1, 1), np.float32))
+    for name in ("mean", "var", "count"):
+        assert getattr(found.ret_rms, name) == getattr(expected.ret_rms, name)
+    assert counting.ret_rms.count == pytest.approx(39, abs=1)
+
+
+def test_a_vec_normalize_that_counts_resets_is_warned_of():
+    with pytest.warns(UserWarning, match="VecNormalizeTransitions in its place"):
+        model_in(VecNormalize(episodes_of_three(NEXT_STEP)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for env in (
+            VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP)),
+            VecNormalize(episodes_of_three(NEXT_STEP), norm_reward=False),
+            VecNormalizeTransitions(episodes_of_three(NEXT_STEP)),
+        ):
+            model_in(env)
