@@ -37,6 +37,20 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+def options() -> dict[str, Any]:
+    """:data:`OPTIONS`, with the width of this processor's vectors.
+
+    Inductor's cache of graphs leaves that out of its keys, although it writes code for one width: where processors
+    share a cache, or the environment variable ``ATEN_CPU_CAPABILITY`` changes, that code would compute something else.
+    """
+    try:
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        return OPTIONS | {"cpp.simdlen": pick_vec_isa().bit_width()}
+    except (ImportError, AttributeError):
+        return OPTIONS
+
+
 #: What settles which way is taken, for each function; not while something is traced.
 _CHOICES: list[Callable[[], Any]] = []
 
@@ -404,7 +418,7 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     # Inductor keeps on disk only what it compiled for a mode with shapes.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
-    with config.patch(OPTIONS | {"cpp_wrapper": on_cpu}), th.no_grad(), tracing(TracingContext(mode)):
+    with config.patch(options() | {"cpp_wrapper": on_cpu}), th.no_grad(), tracing(TracingContext(mode)):
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
 
@@ -415,8 +429,8 @@ def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     graph = prepared(graph, tensors)
     # The caller compares what guards would.
     skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
-    options = OPTIONS | ({} if skip is None else {"guard_filter_fn": skip})
-    run = th.compile(graph, fullgraph=True, dynamic=False, options=options)
+    filtered = {} if skip is None else {"guard_filter_fn": skip}
+    run = th.compile(graph, fullgraph=True, dynamic=False, options=options() | filtered)
 
     def call(given: list[th.Tensor]) -> list[th.Tensor]:
         with ONE_AT_A_TIME:  # it refuses to run while another thread traces
@@ -439,7 +453,7 @@ def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphM
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # The table depends on Inductor's options.
-    with config.patch(OPTIONS), th.no_grad():
+    with config.patch(options()), th.no_grad():
         decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
         functional = functionalize(graph, remove="mutations")
         graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)

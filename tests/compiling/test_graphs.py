@@ -1,5 +1,9 @@
 """What is compiled computes what was traced, and in fewer operations."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch as th
 from hypothesis import given, settings
@@ -105,3 +109,25 @@ def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does(comp
     th.manual_seed(0)
     for one, other in zip([*compiled(got.copy()), *got], [*outputs, *expected], strict=True):
         th.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_processors_with_other_vectors_can_share_a_cache(tmp_path):
+    """Torch's variable makes of one processor another."""
+    script = """
+import torch as th
+from ppo_plus.compiling.torch_private import compile_directly, trace
+
+def function(x, weights):
+    return [(x @ weights).tanh().sum(dim=1), x.t().contiguous().exp(), (weights + x[:1]).softmax(dim=1)]
+
+th.manual_seed(0)
+given = [th.randn(37, 29), th.randn(29, 29)]
+for got, expected in zip(compile_directly(trace(function, given), given)(given.copy()), function(*given), strict=True):
+    th.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+"""
+    shared = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    shared.pop("ATEN_CPU_CAPABILITY", None)
+    for environment in (shared, shared | {"ATEN_CPU_CAPABILITY": "avx2"}):
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
