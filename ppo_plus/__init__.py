@@ -7,6 +7,7 @@ from ppo_plus.moved import MOVED, install
 
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.files.names import register as register
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
     from ppo_plus.formulas.exploration import StateDependentNoise as StateDependentNoise
@@ -82,6 +83,7 @@ MODULES = {
     "constant": "ppo_plus.formulas.schedules",
     "cosine": "ppo_plus.formulas.schedules",
     "linear": "ppo_plus.formulas.schedules",
+    "register": "ppo_plus.files.names",
 }
 __all__ = list(MODULES)
 

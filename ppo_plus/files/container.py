@@ -1,0 +1,198 @@
+"""One value as one file: a zip archive of a text that people can read and the arrays that it names.
+
+``description.json`` says what the file is, its version, the packages that wrote it, and the value
+(:mod:`ppo_plus.files.describing`); ``arrays.safetensors`` holds the numbers, and other programs read it too. Neither is
+compressed, so reading takes no more memory than a few times the file; the archive's checksums see every changed bit.
+"""
+
+import io
+import json
+import platform
+import zipfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch as th
+from stable_baselines3.common.save_util import open_path
+
+from ppo_plus.files.names import Damaged, Refused
+from ppo_plus.files.values import describe, restore
+from ppo_plus.files.whole import replacing
+
+#: The newest version of the format, which is written; all up to it are read.
+VERSION = 1
+DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
+#: Packages whose versions are noted, for people.
+PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
+
+#: What a file can be given as.
+PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
+
+
+def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
+    """Write a value to a file, whole or not at all.
+
+    :param path_or_file: its path, or an open file
+    :param kind: what it is, such as ``"model"``; :func:`read` asks for it
+    :param value: see :func:`~ppo_plus.files.describing.describe`
+    :raises Undescribable: something in it has no description
+    :raises OSError: it cannot be written
+    """
+    description, arrays = describe(value, kind)
+    head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": _packages(), "value": description}
+    text = json.dumps(head, indent=1, allow_nan=False).encode()
+    with _opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(DESCRIPTION, text)
+        with archive.open(ARRAYS, "w", force_zip64=True) as member:
+            member.write(safetensors.torch.save(arrays))
+
+
+def read(path_or_file: PathOrFile, kind: str) -> Any:
+    """The value in a file; nothing in it is run.
+
+    :param path_or_file: its path, or an open file
+    :param kind: what it is to be
+    :raises Damaged: it is not as it was written, or no such file
+    :raises Refused: it is of another kind, of a newer version, or asks for what files may not have
+    :raises OSError: it cannot be opened
+    """
+    with naming(path_or_file):
+        head, arrays = read_parts(path_or_file, kind)
+        return restore(head["value"], arrays)
+
+
+def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
+    """The description in a file, with its head, and the arrays; parameters and errors as for :func:`read`."""
+    with naming(path_or_file):
+        with opened(path_or_file) as file:
+            text, data = _members(file)
+        head = _head(text, kind)
+        return head, _arrays(data)
+
+
+def is_container(path_or_file: PathOrFile) -> bool:
+    """Whether a file is one of these, damaged or not, rather than one of SB3's.
+
+    :raises OSError: it cannot be opened
+    """
+    with opened(path_or_file) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return bool({*MEMBERS} & {*archive.namelist()})
+        except Exception:  # zipfile raises many kinds
+            return False
+
+
+@contextmanager
+def opened(path_or_file: PathOrFile) -> Any:
+    """A file to read, with SB3's suffix if it has none; an open one stays open, and where it stands."""
+    if isinstance(path_or_file, (str, Path)):
+        with open_path(Path(path_or_file), "r", suffix="zip") as file:
+            yield file
+        return
+    position = path_or_file.tell()
+    try:
+        yield path_or_file
+    finally:
+        path_or_file.seek(position)
+
+
+@contextmanager
+def naming(path_or_file: PathOrFile) -> Any:
+    """Let what is said of a file begin with its name."""
+    is_path = isinstance(path_or_file, (str, Path))
+    name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
+    try:
+        yield
+    except Refused as error:
+        if str(error).startswith(f"{name} is "):
+            raise
+        text = " ".join(str(error).split())
+        raise type(error)(f"{name} {_REASONS[isinstance(error, Damaged)]}: {text}") from error.__cause__
+
+
+_REASONS = {False: "is not read", True: "is damaged or truncated, or no file of ppo_plus"}
+
+
+@contextmanager
+def _opened_to_write(path_or_file: PathOrFile) -> Any:
+    if isinstance(path_or_file, (str, Path)):
+        with replacing(path_or_file) as file:
+            yield file
+    else:
+        yield path_or_file
+
+
+def _members(file: BinaryIO) -> tuple[bytes, bytes]:
+    """The contents of both members.
+
+    :raises Damaged: it has others, or they are compressed, encrypted or not whole
+    """
+    size = file.seek(0, io.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            if sorted(info.filename for info in infos) != sorted(MEMBERS):
+                raise Damaged(f"it must hold {' and '.join(MEMBERS)}, each once, and nothing else")
+            if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
+                raise Damaged("its members must not be compressed, nor larger than itself")
+            return archive.read(DESCRIPTION), archive.read(ARRAYS)
+    except Damaged:
+        raise
+    except Exception as error:  # zipfile raises many kinds
+        raise Damaged(_short(error)) from error
+
+
+def _head(text: bytes, kind: str) -> dict[str, Any]:
+    """The description, checked to be one of this kind and of a known version."""
+    try:
+        head = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        title, number = head["format"], head["version"]
+        known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
+        if not known or not {"value", "packages"} <= head.keys():
+            raise ValueError("its head is not one")
+    except Exception as error:  # a RecursionError too
+        raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error
+    if title != f"ppo_plus {kind}":
+        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
+    if number > VERSION:
+        raise Refused(
+            f"it was written by a newer ppo_plus (version {number} of the format, known is {VERSION}): update"
+        )
+    return dict(head)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _arrays(data: bytes) -> dict[str, th.Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except Exception as error:  # also assertions
+        raise Damaged(f"{ARRAYS}: {_short(error)}") from error
+
+
+def _packages() -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # imported from a checkout that is not installed
+            found[name] = "unknown"
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"

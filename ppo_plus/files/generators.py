@@ -1,0 +1,54 @@
+"""NumPy's random generators by their states, which are checked: NumPy reads beyond them otherwise."""
+
+from typing import Any
+
+import numpy as np
+
+_BIT_GENERATORS = {
+    each.__name__: each
+    for each in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+}
+
+
+def generator_facts(generator: np.random.Generator | np.random.RandomState) -> dict[str, Any]:
+    """The state of a generator. The seed that it was made from, which only ``spawn`` asks for, is not in it."""
+    if isinstance(generator, np.random.RandomState):
+        return dict(generator.get_state(legacy=False))
+    return dict(generator.bit_generator.state)
+
+
+def make_generator(cls: type, facts: dict[str, Any]) -> Any:
+    """The generator again.
+
+    :param cls: ``Generator`` or ``RandomState``
+    :param facts: what :func:`generator_facts` returned
+    :raises ValueError: they are no state
+    """
+    _check(facts)
+    bits: Any = _BIT_GENERATORS[facts["bit_generator"]](0)
+    if cls is np.random.Generator:
+        bits.state = facts
+        return np.random.Generator(bits)
+    generator = np.random.RandomState(bits)
+    generator.set_state(facts)
+    return generator
+
+
+def _check(facts: dict[str, Any]) -> None:
+    state = facts["state"]
+    if facts["bit_generator"] == "MT19937":
+        _require(_is_array(state["key"], np.uint32, 624) and 0 <= state["pos"] <= 624)
+    if facts["bit_generator"] == "Philox":
+        _require(_is_array(state["counter"], np.uint64, 4) and _is_array(state["key"], np.uint64, 2))
+        _require(_is_array(facts["buffer"], np.uint64, 4) and 0 <= facts["buffer_pos"] <= 4)
+    if facts["bit_generator"] == "SFC64":
+        _require(_is_array(state["state"], np.uint64, 4))
+
+
+def _is_array(value: Any, dtype: Any, n: int) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == (n,)
+
+
+def _require(valid: bool) -> None:
+    if not valid:
+        raise ValueError("this is no state of a random generator")
