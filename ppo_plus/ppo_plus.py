@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.files.checkpoint import Call, calling
 from ppo_plus.files.from_sb3 import ATTRIBUTES, from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.whole import replacing
@@ -174,6 +175,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: What lasts from one update to the next.
         self.learner = Learner()
         self.compilation = Compilation()
+        self.call = Call()
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
@@ -299,6 +301,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """The environment, made if it was an id, once its spaces are known to be supported."""
         made = as_vec_env(maybe_make_env(env, verbose))
         check_env(made)
+        warn_of_resets(made)
         return made
 
     def save(
@@ -326,7 +329,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             super().save(file, exclude, include)  # type: ignore[arg-type]
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks"]
+        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -381,17 +384,21 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.gae_lambda,
         ):
             self.rollout_buffer = self._make_buffer()
-        self.learner.skipped = Skipped()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        goes_on = self.call.resumed is not None
+        if goes_on:
+            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+        else:
+            self.learner.skipped = Skipped()
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
         # A copy of the model has its own, which it may not have set up.
         self.collector.to(self.device)
         foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(
-            self.compile, self.settings.gradient_steps(total_timesteps, self.n_envs), self.device, foreign
-        )
+        if not goes_on:
+            planned = self.settings.gradient_steps(total_timesteps, self.n_envs)
+            self.compilation.plan(self.compile, planned, self.device, foreign)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
@@ -401,6 +408,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
         check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        found = super()._init_callback(callback, progress_bar)
+        self.call.watch(found)
+        return found
 
     @property
     def compiled(self) -> Verdict:
@@ -438,10 +450,24 @@ class PPO_Plus(OnPolicyAlgorithm):
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
-        with torch_threads(self._choose_threads()):
-            return super().learn(
-                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        with torch_threads(self._choose_threads()), calling(self, total_timesteps) as call:
+            total_timesteps, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
+            callback.on_training_start(locals(), globals())
+            call.go_on(self)
+            # The loop is SB3's; a checkpoint keeps how many rollouts there have been.
+            while self.num_timesteps < total_timesteps:
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
+                    break
+                call.iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and call.iteration % log_interval == 0:
+                    self.dump_logs(call.iteration)
+                self.train()
+                call.between_rollouts = True
+            callback.on_training_end()
+        return self
 
     def _choose_threads(self) -> int:
         """Torch's threads for training."""
@@ -471,6 +497,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         collector = self.collector
         rollout_buffer.reset()
         callback.on_rollout_start()
+        self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
         mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)

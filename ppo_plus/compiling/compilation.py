@@ -90,9 +90,6 @@ class Compilation:
         #: Why a function cannot be compiled, by its name.
         self.unable: dict[str, str] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cache": Cache()}
-
     def plan(self, requested: bool | str, n_steps: int, device: th.device, foreign: str | None = None) -> None:
         """Decide for a call of ``learn``; the parameters are those of :func:`decide`.
 

@@ -98,7 +98,7 @@ class SaveStatistics(BaseCallback):
         return True
 
 
-class Checkpoints(CheckpointCallback):
+class SavedModels(CheckpointCallback):
     """SB3's ``CheckpointCallback``, with statistics named as those of every other model."""
 
     def _checkpoint_path(self, checkpoint_type: str = "", extension: str = "") -> str:
@@ -117,6 +117,13 @@ class Progress(BaseCallback):
         super().__init__()
         self.shows_bar = sys.stderr.isatty() if bar is None else bar
         self.bar: tqdm | None = None
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: of a run that goes on the progress since then is shown."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
     def _on_training_start(self) -> None:
         self.first = self.model.num_timesteps

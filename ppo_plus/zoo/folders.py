@@ -3,7 +3,8 @@
 logs/ppo_plus/CartPole-v1_1/
     CartPole-v1.zip                  the last model
     best_model.zip                   the one that was best in evaluation
-    rl_model_10000_steps.zip         checkpoints
+    rl_model_10000_steps.zip         models saved on the way
+    checkpoints/                     what `ppo-plus train --resume` goes on from, until training has ended
     <model>_vecnormalize.pkl         the normalization statistics of each of them
     evaluations.npz                  returns of all evaluations
     0.monitor.csv, …                 training episodes of each environment
@@ -47,6 +48,11 @@ class RunFolder:
     def best_model(self) -> Path:
         """The model that was best in evaluation."""
         return self.path / "best_model.zip"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of what an interrupted run goes on from."""
+        return self.path / "checkpoints"
 
     def checkpoint(self, timesteps: int | None = None) -> Path:
         """A checkpoint.

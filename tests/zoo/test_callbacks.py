@@ -6,7 +6,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, Progress
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
@@ -97,7 +97,7 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
 
 
 def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, Checkpoints(16, str(tmp_path), save_vecnormalize=True))
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, SavedModels(16, str(tmp_path), save_vecnormalize=True))
     names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.pkl")}
     assert {path.name for path in tmp_path.iterdir()} == names
 
