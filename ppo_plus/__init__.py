@@ -7,6 +7,7 @@ from ppo_plus.moved import MOVED, install
 
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.files.checkpoint import Checkpoints as Checkpoints
     from ppo_plus.files.names import register as register
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
@@ -53,6 +54,7 @@ MODULES = {
     "AdaptivePenalty": "ppo_plus.formulas.kl_control",
     "Batch": "ppo_plus.update.batch",
     "Carry": "ppo_plus.policy.carry",
+    "Checkpoints": "ppo_plus.files.checkpoint",
     "CnnGruPolicy": "ppo_plus.policy.recurrent",
     "CnnLstmPolicy": "ppo_plus.policy.recurrent",
     "CnnPolicy": "ppo_plus.policy.policies",

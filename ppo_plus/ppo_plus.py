@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.files import checkpoint
 from ppo_plus.files.checkpoint import Call, calling
 from ppo_plus.files.from_sb3 import ATTRIBUTES, from_sb3, saved_data
 from ppo_plus.files.old_models import adopt
@@ -402,7 +403,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env):
+        with Explained(self.env), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -649,6 +650,42 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises TypeError: neither
         """
         return from_sb3(cls, path_or_model, env, device, kwargs)
+
+    def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
+        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+
+        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+
+        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :return: the file
+        :raises RuntimeError: a rollout is going on
+        :raises OSError: it cannot be written
+        """
+        return checkpoint.write(folder, checkpoint.take(self))
+
+    @classmethod
+    def resume(
+        cls: type[SelfPPO_Plus],
+        folder: str | pathlib.Path,
+        env: GymEnv,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
+        that call: give it the same arguments.
+
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
+        warning says why their episodes begin anew.
+
+        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param env: environments made as those were
+        :param device: where to compute
+        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :return: the model
+        :raises FileNotFoundError: there is no checkpoint
+        :raises ValueError: it is damaged, or the environments are others
+        """
+        return checkpoint.resume(cls, folder, env, device, kwargs)  # type: ignore[no-any-return]
 
     @classmethod
     def load(  # type: ignore[override]

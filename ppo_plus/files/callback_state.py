@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.rollout.env_state import get_state, set_state
 
 #: What every callback is given anew.
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
+#: What every callback counts.
+COUNTS = {"n_calls", "num_timesteps"}
 SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, th.Tensor)
 
 
@@ -44,7 +46,7 @@ class CallbackStates:
     """
 
     def __init__(self, root: BaseCallback):
-        self.callbacks = list(tree_of(root))
+        self.callbacks = [each for each in tree_of(root) if not isinstance(each, CallbackList)]
         self.configured = [_plain_attributes(callback) for callback in self.callbacks]
 
     def get(self) -> list[dict[str, Any]]:
@@ -61,9 +63,9 @@ class CallbackStates:
         warnings = []
         for state in states:
             callback = next((each for each in waiting if _name(each) == state["class"]), None)
-            if callback is None:
+            if callback is None and (state["own"] or state["envs"] or state["changed"].keys() - COUNTS):
                 warnings.append(f"one {state['class']} that the run had is not among its callbacks now")
-            else:
+            elif callback is not None:
                 waiting.remove(callback)
                 warnings += _put(callback, state)
         return warnings
@@ -71,19 +73,19 @@ class CallbackStates:
 
 def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
     if _speaks(callback):
-        return {"class": _name(callback), "own": copy.deepcopy(callback.get_state())}
+        return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     changed = {
         name: value
         for name, value in _plain_attributes(callback).items()
         if name not in configured or not _equal(value, configured[name])
     }
     envs = {name: get_state(value) for name, value in vars(callback).items() if _is_env(name, value)}
-    return {"class": _name(callback), "changed": changed, "envs": envs}
+    return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
 
 
 def _put(callback: Any, state: dict[str, Any]) -> list[str]:
     """Put a state into a callback; what there is to warn of."""
-    if "own" in state:
+    if state["own"] is not None:
         callback.set_state(state["own"])
         return []
     for name, value in state["changed"].items():

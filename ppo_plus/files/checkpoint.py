@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from ppo_plus.files import container, log_state, model_file, random_state
-from ppo_plus.files.names import Damaged
 from ppo_plus.files.callback_state import CallbackStates, tree_of
+from ppo_plus.files.names import Damaged
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout import env_state
 
@@ -128,7 +129,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "env": env_state.get_state(model.env),
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
-        "threads": th.get_num_threads(),
         "num_timesteps": model.num_timesteps,
     }
 
@@ -174,6 +174,25 @@ def read(folder: str | Path) -> dict[str, Any]:
                 raise
             warnings.warn(f"{error}; going on from the one before", stacklevel=3)
     raise AssertionError
+
+
+def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+    """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
+    checkpoint = read(folder)
+    model = model_file.from_state(cls, checkpoint["model"], env, device, kwargs)
+    reason = env_state.set_state(model.env, checkpoint["env"])
+    if reason is not None:
+        warnings.warn(f"episodes begin anew: {reason}", stacklevel=3)
+        if model.seed is not None:
+            # With the seed itself, the episodes of the beginning would come again.
+            model.env.seed(int(np.random.SeedSequence([model.seed, model.num_timesteps]).generate_state(1)[0]))
+        model.collector.interrupt()
+    random_state.set_states(checkpoint["generators"])
+    call = checkpoint["call"]
+    if call is not None:
+        model.call = Call(call["total_timesteps"])
+        model.call.iteration, model.call.resumed = call["iteration"], checkpoint
+    return model
 
 
 class Checkpoints(BaseCallback):

@@ -68,4 +68,6 @@ def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> No
 
 
 def _matching(folder: str | Path, patterns: Iterable[str]) -> list[Path]:
-    return sorted({Path(path) for pattern in patterns for path in glob(os.path.join(escape(str(folder)), pattern))})
+    # The folder itself need not be there yet, where patterns lead out of it.
+    paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
+    return sorted({Path(found) for path in paths for found in glob(path)})

@@ -68,13 +68,11 @@ class EvalAfterUpdates(EvalCallback):
 class EvalLine(BaseCallback):
     """One line after each evaluation (SB3's ``callback_after_eval``), above the progress bar if there is one."""
 
-    best = -np.inf
-
     def _on_step(self) -> bool:
-        evaluation: Any = self.parent
-        rewards = evaluation.evaluations_results[-1]
-        best = " (new best)" if evaluation.best_mean_reward > self.best else ""
-        self.best = evaluation.best_mean_reward
+        results = self.parent.evaluations_results  # type: ignore[union-attr]
+        rewards = results[-1]
+        is_best = np.mean(rewards) > max(map(np.mean, results[:-1]), default=-np.inf)
+        best = " (new best)" if is_best else ""
         tqdm.write(
             f"evaluation after {self.num_timesteps:,} timesteps: return {np.mean(rewards):.2f} +/- "
             f"{np.std(rewards):.2f} over {len(rewards)} episodes{best}",

@@ -17,11 +17,14 @@ logs/ppo_plus/CartPole-v1_1/
 
 import re
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+
+from ppo_plus.files.lock import claim
+from ppo_plus.files.whole import UNFINISHED
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.
@@ -53,6 +56,19 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of what an interrupted run goes on from."""
         return self.path / "checkpoints"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only process that writes here; what a killed one left unfinished is removed.
+
+        :raises BlockingIOError: another process is
+        """
+        with claim(self.checkpoints / ".lock") as held:
+            if not held:
+                raise BlockingIOError(f"{self.path}: another process is training this run")
+            for unfinished in self.path.rglob(UNFINISHED):
+                unfinished.unlink()
+            yield
 
     def checkpoint(self, timesteps: int | None = None) -> Path:
         """A checkpoint.

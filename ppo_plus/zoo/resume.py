@@ -36,6 +36,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
     :param changes: what is to be shown otherwise than before, of :class:`~ppo_plus.zoo.options.Options`
     :raises FileNotFoundError: it has no checkpoint, since it was trained to its end or never begun
     :raises ValueError: a file is damaged
+    :raises BlockingIOError: another process is training it
     """
     arguments = read_mapping(folder.settings / "args.yml", RunLoader)
     experiment = saved_experiment(folder, arguments, packages)
@@ -45,8 +46,9 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
             f"--resume {folder.path}: there is no checkpoint. A run that was trained to its end has none left: "
             f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
         )
-    env = make_envs(experiment, monitor_dir=folder.path, append=True)
-    model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
+    with folder.held():
+        env = make_envs(experiment, monitor_dir=folder.path, append=True)
+        model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options))
 
 

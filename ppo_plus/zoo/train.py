@@ -80,7 +80,13 @@ def train(run: Run) -> bool:
 
     :param run: a run made by :func:`set_up`
     :return: whether it was trained to its end, and not interrupted
+    :raises BlockingIOError: another process trains it
     """
+    with run.folder.held():
+        return _train(run)
+
+
+def _train(run: Run) -> bool:
     progress = [Progress()] if run.options.progress else []
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
     checkpoints = _checkpoints(run)

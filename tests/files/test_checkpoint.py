@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch as th
 from envs import MaskedEnv
-from ppo_plus.files.values import Undescribable
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -16,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.files import checkpoint
+from ppo_plus.files.values import Undescribable
 
 TOTAL = 400
 
@@ -177,9 +177,10 @@ def test_evaluations_and_other_callbacks_go_on(tmp_path):
     all_rows, _ = learn(whole, tmp_path / "whole", callbacks=expected)
     learn(model_of("discrete"), cut, after=130, callbacks=callbacks(cut, 1))
     resumed, found = PPO_Plus.resume(cut, envs()), callbacks(cut, 2)
+    assert resumed.num_timesteps == 256
     rows, _ = learn(resumed, cut, callbacks=[CallbackList([found[1]]), found[0]])
     assert_same(resumed, whole)
-    assert rows == [row for row in all_rows if row[0] > 192]
+    assert rows == [row for row in all_rows if row[0] > 256]
     assert found[0].best_mean_reward == expected[0].best_mean_reward
     assert (found[1].seen, found[1].total) == (expected[1].seen, expected[1].total)
     # What it was configured with is the new one's.
@@ -205,14 +206,13 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     def model_with(folder):
         return model_of("discrete", tensorboard_log=str(folder))
 
-    model_with(tmp_path / "whole").learn(TOTAL)
+    model_with(tmp_path / "whole").learn(TOTAL, Interrupt(-1))
     model = model_with(tmp_path / "cut")
     with pytest.raises(Stop):
         model.learn(TOTAL, [Checkpoints(tmp_path / "kept", save_freq=100), Interrupt(180)])
     # Another run in between, which is not to be mixed up with it.
     model_with(tmp_path / "cut").learn(64)
-    with pytest.warns(UserWarning, match="Interrupt"):
-        PPO_Plus.resume(tmp_path / "kept", envs()).learn(TOTAL)
+    PPO_Plus.resume(tmp_path / "kept", envs()).learn(TOTAL, [Checkpoints(tmp_path / "kept"), Interrupt(-1)])
     assert read(tmp_path / "cut" / "PPO_Plus_1") == read(tmp_path / "whole" / "PPO_Plus_1")
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
 
@@ -242,7 +242,7 @@ def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
 
 def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
     def make():
-        return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2)
+        return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
     model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
     with pytest.raises(Stop):
@@ -296,4 +296,4 @@ def test_bad_arguments(kwargs, message, tmp_path):
 def test_a_checkpoint_can_be_moved(tmp_path):
     learn(model_of("discrete"), tmp_path / "here", after=100)
     shutil.move(tmp_path / "here", tmp_path / "there")
-    assert PPO_Plus.resume(tmp_path / "there", envs()).num_timesteps == 192
+    assert PPO_Plus.resume(tmp_path / "there", envs()).num_timesteps == 128

@@ -1,6 +1,7 @@
 """``ppo-plus train``: rl_zoo3's flags, where they mean something for PPO_Plus."""
 
 import argparse
+import errno
 import shlex
 import signal
 import sys
@@ -200,10 +201,10 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         run = set_up(experiment, options)
 
     def work() -> None:
-        with _one_interrupt():
+        with _one_interrupt() as came:
             if name:
                 track(args, experiment, name)
-            _train(train, run, args)
+            _train(train, run, args, came)
 
     return work
 
@@ -226,27 +227,48 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
     run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose)
 
     def work() -> None:
-        with _one_interrupt():
-            _train(train, run, args)
+        with _one_interrupt() as came:
+            _train(train, run, args, came)
 
     return work
 
 
-def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace) -> None:
-    """Train, and say what can be done next."""
+def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace, came: list[int]) -> None:
+    """Train, and say what can be done next.
+
+    Where training does not reach its end the exit code says why: 128 plus the signal's number, or the operating
+    system's number of a full disk (28) or of too little memory (12).
+
+    :param train: trains a run
+    :param run: the run
+    :param args: what it was asked for
+    :param came: the signal that came, once it has
+    """
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
-    resume = shlex.join(["ppo-plus", "train", "--resume", str(run.folder.path), *packages, *trust])
-    finished = False
+    finished, code = False, INTERRUPTED
     try:
         finished = train(run)
         folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
         print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
+    except MemoryError as error:
+        code = _told(errno.ENOMEM, f"there is too little memory ({error})")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        code = _told(errno.ENOSPC, str(error))
     finally:
-        if not finished:
-            print(f"go on: {resume}", flush=True)
+        if not finished and any(run.folder.checkpoints.glob("*.zip")):
+            resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *packages, *trust]
+            print(f"go on: {shlex.join(resume)}", flush=True)
     if not finished:
-        sys.exit(INTERRUPTED)
+        sys.exit(128 + came[0] if came else code)
+
+
+def _told(code: int, reason: str) -> int:
+    """Tell in one line what ended a run, and return its exit code."""
+    print(f"ppo-plus train: error: {reason}", file=sys.stderr)
+    return code
 
 
 def _settings_file(name: str) -> Path:
@@ -259,18 +281,23 @@ def _settings_file(name: str) -> Path:
 
 
 @contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving."""
+def _one_interrupt() -> Iterator[list[int]]:
+    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving.
 
-    def interrupt(*_: object) -> NoReturn:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
+    :return: the signal that came, once it has
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        came.append(number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     # A shell's background job ignores Ctrl-C, which is left so.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
-    yield
+    yield came
     for number, handler in before.items():
         signal.signal(number, handler)
 
