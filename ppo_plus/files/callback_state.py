@@ -134,5 +134,5 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, (np.ndarray, th.Tensor)):
-        return a.shape == b.shape and a.dtype == b.dtype and bool((a == b).all())
-    return bool(a == b)
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    return bool(a == b or (a != a and b != b))
