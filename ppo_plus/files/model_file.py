@@ -1,5 +1,6 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
+import math
 import os
 import threading
 import warnings
@@ -34,8 +35,8 @@ OWNERS = {
 DERIVED = frozenset({"lr_schedule"})
 #: What a model is never without, beside its arguments.
 ALWAYS = ("policy_class", "observation_space", "action_space")
-#: How many times more weights a model may make than its file holds: networks may be made twice.
-MOST_WEIGHTS = 4
+#: How many weights a model may make, and how many times more than its file holds: networks may replace others.
+MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
 
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
@@ -147,6 +148,8 @@ def _restored(written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: C
             # What a KL control remembers is of no use to another one.
             if not (name == "learner" and "kl_control" in given):
                 raise
+    if not all(isinstance(each, dict) for each in (*saved.values(), *saved["owners"].values())):
+        raise Damaged("it describes no model")
     return saved
 
 
@@ -160,7 +163,7 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
 
 
 def _check_missing(missing: Any, needed: Collection[str]) -> None:
-    lacking = {name: reason for name, reason in dict(missing).items() if name in needed}
+    lacking = {name: reason for name, reason in missing.items() if name in needed}
     if lacking:
         remedy = ", ".join(f"{name}=" for name in lacking)
         raise Refused(f"it lacks {'; '.join(map(str, lacking.values()))}. Pass {remedy}")
@@ -175,35 +178,32 @@ def _assemble(
     changes: dict[str, Any],
 ) -> Any:
     """The model that a file says, as SB3 makes it of one."""
-    data = saved["attributes"]
-    _check_kinds(data)
-    kwargs = data.setdefault("policy_kwargs", {})
-    kwargs.pop("device", None)
-    if changes.get("policy_kwargs", kwargs) != kwargs:
-        raise ValueError(f"policy_kwargs={changes['policy_kwargs']} are not those of the saved networks, {kwargs}")
+    data = {**{name: changes[name] for name in ALWAYS if name in changes}, **saved["attributes"]}
+    _check_kinds(data, saved["parameters"])
+    data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
     if env is not None:
         wrapped = cls._wrap_env(env, data.get("verbose", 0))
         check_for_correct_spaces(wrapped, data["observation_space"], data["action_space"])
         data["n_envs"], env = wrapped.num_envs, wrapped
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    vars(model).update(data)
-    for owner, state in saved["owners"].items():
-        vars(getattr(model, owner)).update({name: each for name, each in state.items() if name in OWNERS[owner]})
-    if env is not None and force_reset:
-        vars(model).pop("_last_obs", None)
-        model._last_obs = None
-    vars(model).update(changes)
-    with _no_more_weights_than(saved["parameters"]):
+    with _built(saved["parameters"]):
+        vars(model).update(data)
+        for owner, state in saved["owners"].items():
+            vars(getattr(model, owner)).update({name: each for name, each in state.items() if name in OWNERS[owner]})
+        if env is not None and force_reset:
+            vars(model).pop("_last_obs", None)
+            model._last_obs = None
+        vars(model).update(changes)
         model._setup_model()
         model.set_parameters(saved["parameters"], exact_match=True, device=device)
-    for name, value in saved["variables"].items():
-        recursive_setattr(model, f"{name}.data", value.data)
-    if model.use_sde:
-        model.policy.reset_noise()
+        for name, value in saved["variables"].items():
+            recursive_setattr(model, f"{name}.data", value.data)
+        if model.use_sde:
+            model.policy.reset_noise()
     return model
 
 
-def _check_kinds(data: Mapping[str, Any]) -> None:
+def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
     """:raises Damaged: it is not what a model is made of"""
     missing = [name for name in ALWAYS if name not in data]
     if missing:
@@ -212,19 +212,38 @@ def _check_kinds(data: Mapping[str, Any]) -> None:
     are_spaces = all(isinstance(data[name], spaces.Space) for name in ("observation_space", "action_space"))
     if not is_policy or not are_spaces or not isinstance(data.get("policy_kwargs", {}), dict):
         raise Damaged("its policy or its spaces are none")
+    if _n_choices(data["action_space"]) > _n_weights(parameters):
+        raise Damaged("it has more actions than the weights that it holds could choose from")
+
+
+def _n_choices(space: spaces.Space) -> float:
+    """How many outputs choices need at least."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_n_choices, inner))
+    if isinstance(space, spaces.MultiDiscrete):
+        return float(space.nvec.sum(dtype=float))
+    if isinstance(space, spaces.MultiBinary):
+        return math.prod(map(float, space.shape))
+    return float(space.n) if isinstance(space, spaces.Discrete) else 0.0
+
+
+def _n_weights(parameters: Mapping[str, Any]) -> int:
+    """:raises Damaged: it has none"""
+    weights = parameters.get("policy")
+    if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
+        raise Damaged("it has no weights")
+    return sum(each.numel() for each in weights.values())
 
 
 @contextmanager
-def _no_more_weights_than(parameters: Mapping[str, Any]) -> Iterator[None]:
+def _built(parameters: Mapping[str, Any]) -> Iterator[None]:
     """Refuse to build larger networks than a file holds weights of: memory for them is asked for, but never touched.
 
     :param parameters: the states of all networks and optimizers in the file
     :raises Damaged: they are larger, or do not fit
     """
-    weights = parameters.get("policy") if isinstance(parameters, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
-        raise Damaged("it has no weights")
-    thread, left = threading.get_ident(), 1000 + MOST_WEIGHTS * sum(each.numel() for each in weights.values())
+    thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * _n_weights(parameters)
 
     def count(module: th.nn.Module, name: str, parameter: th.nn.Parameter) -> None:
         nonlocal left

@@ -168,7 +168,7 @@ def everything_in(space):
     return type(space), [
         (name, str(each.dtype), each.tolist()) if isinstance(each, np.ndarray) else (name, type(each), each)
         for name, each in vars(space).items()
-        if name != "_np_random"
+        if name not in ("_np_random", "low_repr", "high_repr")
     ]
 
 
@@ -216,6 +216,23 @@ def test_classes_come_back_by_name():
     assert again(kinds) == kinds
     found = again(functools.partial(th.nn.LeakyReLU, 0.3, inplace=False))
     assert (found.func, found.args, found.keywords) == (th.nn.LeakyReLU, (0.3,), {"inplace": False})
+
+
+def test_networks_come_back():
+    network = th.nn.Sequential(th.nn.Linear(3, 4), th.nn.BatchNorm1d(4), th.nn.Dropout(0.3).eval(), th.nn.GELU("tanh"))
+    network(th.ones(2, 3))
+    network[0].bias.requires_grad_(False)
+    found = again(network)
+    assert repr(found) == repr(network) and not found[2].training and not found[0].bias.requires_grad
+    assert same(list(found.state_dict().items()), list(network.state_dict().items()))
+    found, network = found.eval(), network.eval()
+    assert found(th.ones(1, 3)).equal(network(th.ones(1, 3)))
+
+
+def linear_with(**changes):
+    description, arrays = describe(th.nn.Linear(2, 1))
+    description["!torch.nn.modules.linear:Linear"].update(changes)
+    return description, arrays
 
 
 # --- what is the user's -----------------------------------------------------------------------------------------------
@@ -294,6 +311,8 @@ def test_only_what_has_a_name_is_registered():
 
 # --- what cannot be described ----------------------------------------------------------------------------------------
 
+hooked = th.nn.Linear(1, 1)
+hooked.register_forward_hook(print)
 looped: list = [1]
 looped.append({"again": looped})
 deep: list = []
@@ -326,7 +345,8 @@ UNDESCRIBABLE = {
     "datetime": (np.datetime64("2020"), "no plain number"),
     "type of structures": (np.dtype([("a", "f4")]), "no plain type"),
     "sparse": (th.eye(2).to_sparse(), "no plain tensor"),
-    "network": (th.nn.Linear(1, 1), "cannot be described"),
+    "network": (th.nn.LSTM(1, 1), "cannot be described"),
+    "hooks": (hooked, "cannot be described"),
     "optimizer": (th.optim.SGD([th.ones(1)]), "cannot be described"),
     "module": (json, "cannot be described"),
     "file": (sys.stderr, "cannot be described"),
@@ -454,6 +474,11 @@ BAD = {
     "class of a generator": ({"!Generator": {"bit_generator": "eval", "state": {}}}, {}),
     "no class": ({"!name": 3}, {}),
     "call": ({"!partial": [3, [], {}]}, {}),
+    "hooks": linear_with(_forward_hooks={"!OrderedDict": [[1, 2]]}),
+    "weights": linear_with(_parameters={"weight": 3}),
+    "parts": linear_with(_modules={"0": {"!name": "torch.nn.modules.linear:Linear"}}),
+    "a recurrent network": ({"!torch.nn.modules.rnn:LSTM": {}}, {}),
+    "no network": ({"!torch.nn.modules.linear:Linear": {}}, {}),
     "no text": ({1: 2, "!x": 3}, {}),
 }  # fmt: skip
 
