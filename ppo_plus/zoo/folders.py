@@ -4,7 +4,7 @@ logs/ppo_plus/CartPole-v1_1/
     CartPole-v1.zip                  the last model
     best_model.zip                   the one that was best in evaluation
     rl_model_10000_steps.zip         checkpoints
-    <model>_vecnormalize.pkl         the normalization statistics of each of them
+    <model>_vecnormalize.zip         the normalization statistics of each of them
     evaluations.npz                  returns of all evaluations
     0.monitor.csv, …                 training episodes of each environment
     learning_curve.png

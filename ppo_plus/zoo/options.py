@@ -14,6 +14,7 @@ class Options:
     :param n_eval_envs: environments that evaluation uses side by side
     :param save_freq: environment steps between checkpoints; 0 or less: none
     :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
+    :param trust_model: read it even if that runs code in it
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param log_interval: rollouts between two logs; ``None``: no logs
     :param progress: show progress
@@ -27,6 +28,7 @@ class Options:
     n_eval_envs: int = 1
     save_freq: int = -1
     trained_agent: str | None = None
+    trust_model: bool = False
     tensorboard_log: str | None = None
     log_interval: int | None = 1
     progress: bool = True

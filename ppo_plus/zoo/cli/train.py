@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.arguments import (
+    TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
     allowed_packages,
@@ -247,6 +248,7 @@ def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
         n_eval_envs=args.n_eval_envs,
         save_freq=args.save_freq,
         trained_agent=args.trained_agent,
+        trust_model=args.trust_model,
         tensorboard_log=tensorboard_log,
         log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
         progress=args.progress,
@@ -285,6 +287,7 @@ def _add_option_arguments(group: Any) -> None:
         help="timesteps between checkpoints; negative: none (default: %(default)s)",
     )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
+    add("--trust-model", action="store_true", help=TRUST_MODEL)
     add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
     add(
         "--log-interval",
