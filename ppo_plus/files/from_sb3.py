@@ -215,12 +215,11 @@ def _read_safely(cls: Any, path: Any, custom_objects: dict[str, Any], given: dic
     check_unread(path, old.unread, needed)
     data = {**old.data, **custom_objects}
     _check_policy(data["policy_class"])
-    parameters = {name: each for name, each in old.parameters.items() if name != "pytorch_variables"}
     seen: dict[Any, str] = {}
-    for name, weight in parameters["policy"].items():
+    for name, weight in old.parameters["policy"].items():
         # A module that is shared has its weights under several names.
         seen.setdefault((weight.data_ptr(), weight.shape), name)
-    return Source(data, parameters, list(seen.values()), None)
+    return Source(data, old.parameters, list(seen.values()), None)
 
 
 #: What a PPO has and SB3's other algorithms do not all have.

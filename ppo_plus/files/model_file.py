@@ -114,7 +114,6 @@ def load_model(
         if "_carry" in old.unread:
             # Memory and held noise are those of the last observations.
             old.data["_last_obs"] = None
-        old.parameters.pop("pytorch_variables", None)
     saved["attributes"].update(custom_objects)
     with naming(path, "saved model"):
         return _assemble(cls, saved, env, device, force_reset, changes)

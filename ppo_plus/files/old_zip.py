@@ -16,6 +16,8 @@ from ppo_plus.files.container import PathOrFile, naming, opened
 from ppo_plus.files.names import Damaged, Refused
 from ppo_plus.files.pickles import parse, value_of
 
+#: Members that PPO leaves empty.
+VARIABLES = ("pytorch_variables", "tensors")
 #: What compressed members may hold: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
@@ -96,7 +98,8 @@ def _members(file: Any) -> dict[str, bytes]:
             infos = archive.infolist()
             _check_members(infos, size)
             paths = [PurePosixPath(info.filename) for info in infos]
-            wanted = {path.stem: str(path) for path in paths if path.suffix == ".pth" and len(path.parts) == 1}
+            weights = [path for path in paths if path.suffix == ".pth" and len(path.parts) == 1]
+            wanted = {path.stem: str(path) for path in weights if path.stem not in VARIABLES}
             members = {name: archive.read(path) for name, path in {**wanted, "data": "data"}.items()}
     except Refused:
         raise
