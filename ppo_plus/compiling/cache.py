@@ -15,14 +15,22 @@ class Cache:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Constants | str, Compiled]] = {}
-        #: Of functions that the process compiled in which the model was saved: how often each was traced, and why it is
-        #: not compiled, if so.
         self._earlier: dict[str, tuple[int, str | None]] = {}
+
+    @property
+    def tries(self) -> dict[str, tuple[int, str | None]]:
+        """Of each function how often it was traced, and why it is not compiled, if so: here, or in the process that
+        the model comes from."""
+        here = {name: (compiled.n_traces, compiled.failure) for name, (_, compiled) in self._held.items()}
+        return self._earlier | here
+
+    @tries.setter
+    def tries(self, tries: dict[str, tuple[int, str | None]]) -> None:
+        self._earlier = tries
 
     def __getstate__(self) -> dict[str, Any]:
         # What is compiled stays here; copies compile for themselves.
-        now = {name: (compiled.n_traces, compiled.failure) for name, (_, compiled) in self._held.items()}
-        return {"_held": {}, "_earlier": self._earlier | now}
+        return {"_held": {}, "_earlier": self.tries}
 
     def __getitem__(self, name: str) -> Compiled:
         return self._held[name][1]

@@ -5,6 +5,7 @@ environments in the middle of their episodes, what callbacks have counted, and h
 between two rollouts, so that there is no rollout to keep.
 """
 
+import copy
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,9 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from ppo_plus.files import container, log_state, model_file, random_state
 from ppo_plus.files.callback_state import CallbackStates, tree_of
+from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged
+from ppo_plus.files.values import Undescribable
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout import env_state
 
@@ -125,12 +128,21 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "call": model.call.state(),
         # Before anything that could draw.
         "generators": random_state.get_states(),
-        "model": model_file.state_of(model),
+        "model": _copied_state(model),
         "env": env_state.get_state(model.env),
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
     }
+
+
+def _copied_state(model: Any) -> dict[str, Any]:
+    """:raises Undescribable: something that a model is made of can only be pickled"""
+    state = model_file.state_of(model)
+    needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
+    if needed:
+        raise Undescribable(f"a checkpoint cannot hold {needed[0]}")
+    return copy.deepcopy(state)
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:

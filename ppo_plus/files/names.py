@@ -123,6 +123,8 @@ def find_class_of_objects(name: str) -> type:
     found = _registered.get(name)
     if found is None and name in OBJECTS:
         found = _known(name)
+    if found is None and name.startswith("torch.nn.modules."):
+        found = find(name)
     if not isinstance(found, type):
         raise _not_allowed(name)
     return found

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback,
 from tqdm import tqdm
 
 from ppo_plus.rollout.evaluation import with_masks
-from ppo_plus.zoo.models import save_statistics, statistics_path
+from ppo_plus.zoo.models import save_statistics
 
 
 class EvalAfterUpdates(EvalCallback):
@@ -97,12 +97,14 @@ class SaveStatistics(BaseCallback):
 
 
 class SavedModels(CheckpointCallback):
-    """SB3's ``CheckpointCallback``, with statistics named as those of every other model."""
+    """SB3's ``CheckpointCallback``, with the statistics beside each model, as beside every other."""
 
-    def _checkpoint_path(self, checkpoint_type: str = "", extension: str = "") -> str:
-        if checkpoint_type == "vecnormalize_":
-            return str(statistics_path(Path(self._checkpoint_path(extension="zip"))))
-        return super()._checkpoint_path(checkpoint_type, extension)
+    def _on_step(self) -> bool:
+        if not super()._on_step():
+            return False
+        if self.n_calls % self.save_freq == 0:
+            save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
+        return True
 
 
 class Progress(BaseCallback):

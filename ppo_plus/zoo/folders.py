@@ -5,7 +5,7 @@ logs/ppo_plus/CartPole-v1_1/
     best_model.zip                   the one that was best in evaluation
     rl_model_10000_steps.zip         models saved on the way
     checkpoints/                     what `ppo-plus train --resume` goes on from, until training has ended
-    <model>_vecnormalize.pkl         the normalization statistics of each of them
+    <model>_vecnormalize.zip         the normalization statistics of each of them
     evaluations.npz                  returns of all evaluations
     0.monitor.csv, …                 training episodes of each environment
     learning_curve.png

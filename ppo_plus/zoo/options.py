@@ -17,6 +17,7 @@ class Options:
     :param keep_checkpoints: how many checkpoints to keep, the newest
     :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
     :param keep_timesteps: with a trained agent: go on counting timesteps from its
+    :param trust_model: read it even if that runs code in it
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param log_interval: rollouts between two logs; ``None``: no logs
     :param progress: show progress
@@ -32,6 +33,7 @@ class Options:
     keep_checkpoints: int = 3
     trained_agent: str | None = None
     keep_timesteps: bool = False
+    trust_model: bool = False
     tensorboard_log: str | None = None
     log_interval: int | None = 1
     progress: bool = True

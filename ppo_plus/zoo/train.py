@@ -147,7 +147,7 @@ def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Pl
     arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
     if options.trained_agent is None:
         return make_model(experiment, env, **arguments)
-    return load_model(Path(options.trained_agent), experiment, env, **arguments)
+    return load_model(Path(options.trained_agent), experiment, env, options.trust_model, **arguments)
 
 
 def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
@@ -177,7 +177,7 @@ def _saved_models(run: Run) -> list[BaseCallback]:
         return []
     # SB3 counts steps of each environment.
     every = max(run.options.save_freq // run.experiment.n_envs, 1)
-    return [SavedModels(every, str(run.folder.path), save_vecnormalize=True)]
+    return [SavedModels(every, str(run.folder.path))]
 
 
 def _save(run: Run) -> None:

@@ -191,7 +191,7 @@ def test_evaluations_and_other_callbacks_go_on(tmp_path):
 
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
-    with pytest.warns(UserWarning, match="one Interrupt that the run had is not among"):
+    with pytest.warns(UserWarning, match="one Checkpoints that the run had is not among"):
         PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
 
 

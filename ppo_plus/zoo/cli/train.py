@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.arguments import (
+    TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
     allowed_packages,
@@ -321,6 +322,7 @@ def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
         keep_checkpoints=args.keep_checkpoints,
         trained_agent=args.trained_agent,
         keep_timesteps=args.keep_timesteps,
+        trust_model=args.trust_model,
         tensorboard_log=tensorboard_log,
         log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
         progress=args.progress,
@@ -368,6 +370,7 @@ def _add_option_arguments(group: Any) -> None:
     )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
     add("--keep-timesteps", action="store_true", help="with -i: go on counting timesteps from the saved model's")
+    add("--trust-model", action="store_true", help=TRUST_MODEL)
     add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
     add(
         "--log-interval",

@@ -114,7 +114,7 @@ def test_signals_save_what_was_learned(tmp_path, number):
     assert process.returncode == 130 and stderr == ""
     assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
-    assert (folder / "CartPole-v1_vecnormalize.pkl").is_file()
+    assert (folder / "CartPole-v1_vecnormalize.zip").is_file()
 
 
 def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):
