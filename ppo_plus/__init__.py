@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.rollout.env_state import Resumable as Resumable
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
 
@@ -73,6 +74,7 @@ MODULES = {
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
     "PPO_Plus": "ppo_plus.ppo_plus",
+    "Resumable": "ppo_plus.rollout.env_state",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
     "WhiteNoise": "ppo_plus.formulas.exploration",

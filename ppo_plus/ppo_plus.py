@@ -39,6 +39,7 @@ from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
+from ppo_plus.rollout.env_state import Resumable
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.vec_env import as_vec_env
@@ -330,7 +331,13 @@ class PPO_Plus(OnPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
-        return OnPolicyAlgorithm._wrap_env(PPO_Plus._checked_env(env, verbose), verbose, monitor_wrapper)
+        made = PPO_Plus._checked_env(env, verbose)
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        if not isinstance(made, VecEnv):
+            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
+            single = wrapped.unwrapped
+            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
+        return wrapped
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, Resumable
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env, is_atari
@@ -91,7 +91,7 @@ def _make_each(
         n_envs,
         seed=seed,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
-        wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
+        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
         vec_env_cls=VEC_ENVS.get(experiment.vec_env, DummyVecEnv),
         monitor_kwargs=deepcopy(experiment.monitor_kwargs),
@@ -203,6 +203,10 @@ def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNorm
     if evaluation:
         arguments.update(training=False, norm_reward=False)
     return VecNormalize(env, **arguments)
+
+
+def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:
+    return Resumable(_wrap(env, parts))
 
 
 def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:
