@@ -361,7 +361,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
         if not isinstance(made, VecEnv):
             # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
-            single = wrapped.unwrapped
+            single: Any = wrapped.unwrapped
             single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
         warn_of_resets(wrapped)
         return wrapped

@@ -27,7 +27,7 @@ wrappers keep beyond an episode.
 import copy
 import hashlib
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +44,9 @@ from stable_baselines3.common.vec_env.stacked_observations import StackedObserva
 
 #: Plain values, which a file can hold.
 State = dict[str, Any]
+
+#: Names of attributes, and for points in time the clock they were read from.
+Clocks = dict[str, Callable[[], float] | None]
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ _PARTS = {
     RunningMeanStd: ("mean", "var", "count"),
     StackedObservations: ("stacked_obs", "sub_stacked_observations"),
 }
-_NUMBERS = (bool, int, float, str, bytes, type(None))
+_IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.values()} - {np.void, np.object_})
 
 
 class NotResumableError(RuntimeError):
@@ -179,23 +182,24 @@ def get_state(vec_env: VecEnv) -> State:
     """
     state: State = {"layers": [], "kept": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
     state["action_space"] = [_generator(space) for space in _spaces(vec_env.action_space)]
-    reasons = []
+    reasons: list[str | None] = []
     for layer in _vec_layers(vec_env):
-        state["layers"].append(type(layer).__name__)
+        state["layers"].append(_title(layer))
         kept: State = {}
-        if _speaks(layer):
-            try:
+        try:
+            if _speaks(layer):
                 kept = {"spoken": _spoken(layer)}
-            except NotResumableError as error:
-                reasons.append(str(error))
-        elif type(layer) in (DummyVecEnv, SubprocVecEnv):
-            kept = {"seeds": _plain(layer._seeds), "options": _plain(layer._options)}
-            state["envs"] = _call(layer, "get_episode_state", [()] * layer.num_envs) if _wrapped(layer) else None
-            reasons += [_NOT_WRAPPED] if state["envs"] is None else [env["reason"] for env in state["envs"]]
-        elif _name(layer) in VEC_WRAPPERS:
-            kept = _taken(layer, _all(VEC_WRAPPERS[_name(layer)]))
-        else:
-            reasons.append(_mute([layer]))
+            elif type(layer) in (DummyVecEnv, SubprocVecEnv):
+                kept = {"seeds": _plain(layer._seeds), "options": _plain(layer._options)}
+                _require_wrapped(layer)
+                state["envs"] = _call(layer, "get_episode_state", [()] * layer.num_envs)
+                reasons += [env["reason"] for env in state["envs"]]
+            elif _name(layer) in VEC_WRAPPERS:
+                kept = _taken(layer, _all(VEC_WRAPPERS[_name(layer)]))
+            else:
+                raise NotResumableError(_mute([layer]))
+        except NotResumableError as error:
+            reasons.append(str(error))
         state["kept"].append(kept)
     state["reason"] = next((reason for reason in reasons if reason is not None), None)
     return state
@@ -209,15 +213,16 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     :return: ``None``: they go on exactly as the others would have. Else the reason why they do not: reset them, their
         episodes begin anew. Generators, and what wrappers keep beyond an episode, are put back all the same
     :raises ValueError: other wrappers, or another number of environments; nothing has changed then
+    :raises NotResumableError: the other environments were in a :class:`Resumable`, and these are not
     """
     layers = list(_vec_layers(vec_env))
-    found = [type(layer).__name__ for layer in layers]
+    found = [_title(layer) for layer in layers]
     if found != state["layers"] or vec_env.num_envs != state["n_envs"]:
         raise ValueError(
             f"env={vec_env!r} is {vec_env.num_envs} environments in {' of '.join(found)}, but the state is of "
             f"{state['n_envs']} in {' of '.join(state['layers'])}: make them as they were made before"
         )
-    reasons = [state["reason"]]
+    reasons: list[str | None] = [state["reason"]]
     for space, generator in zip(_spaces(vec_env.action_space), state["action_space"], strict=True):
         _set_generator(space, generator)
     # From the inside out, so that the single environments come first.
@@ -225,20 +230,14 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
         if "spoken" in kept:
             _apply(layer, kept["spoken"])
         elif type(layer) in (DummyVecEnv, SubprocVecEnv):
-            layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
-            if state["envs"] is not None and _wrapped(layer):
+            if kept:
+                layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
+            if state["envs"] is not None:
+                _require_wrapped(layer)
                 reasons += _call(layer, "set_episode_state", [(env,) for env in state["envs"]])
-            else:
-                reasons.append(_NOT_WRAPPED)
         elif _name(layer) in VEC_WRAPPERS:
             _put(layer, _all(VEC_WRAPPERS[_name(layer)]), kept)
     return next((reason for reason in reasons if reason is not None), None)
-
-
-_NOT_WRAPPED = (
-    "the single environments are not in a ppo_plus.Resumable, outermost: make_vec_env(..., wrapper_class="
-    "ppo_plus.Resumable)"
-)
 
 
 def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
@@ -251,12 +250,19 @@ def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
         layer = layer.venv
 
 
-def _wrapped(vec_env: DummyVecEnv | SubprocVecEnv) -> bool:
-    """Whether each environment's outermost wrapper is a :class:`Resumable`."""
+def _title(layer: VecEnv) -> str:
+    """What two of a kind have in common."""
+    return "DummyVecEnv or SubprocVecEnv" if type(layer) in (DummyVecEnv, SubprocVecEnv) else type(layer).__name__
+
+
+def _require_wrapped(vec_env: DummyVecEnv | SubprocVecEnv) -> None:
+    """:raises NotResumableError: the outermost wrapper of each environment is not a :class:`Resumable`"""
     # Asked first, since an environment without such a name would end its process.
-    if not vec_env.has_attr("get_episode_state"):
-        return False
-    return set(vec_env.env_method("class_name")) == {Resumable.__name__}
+    if not vec_env.has_attr("get_episode_state") or set(vec_env.env_method("class_name")) != {Resumable.__name__}:
+        raise NotResumableError(
+            "the single environments are not in a ppo_plus.Resumable, outermost: "
+            "make_vec_env(..., wrapper_class=ppo_plus.Resumable)"
+        )
 
 
 def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -272,7 +278,7 @@ def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[A
 # --- single environments ---------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(slots=True)
 class _Episode:
     """What the present episode is made of.
 
@@ -280,7 +286,7 @@ class _Episode:
     :param generator: that of the environment, before the reset
     :param lasting: what wrappers and environment had from earlier episodes, before the reset
     :param actions: those taken since; one more than :data:`MAX_STEPS` at most
-    :param last: what the reset or the last step returned; empty: neither has been
+    :param last: what the reset or the last step returned; ``None``: neither has been
     :param reason: why it cannot be kept, or ``None``
     """
 
@@ -288,7 +294,7 @@ class _Episode:
     generator: State | None = None
     lasting: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
-    last: tuple[Any, ...] = ()
+    last: Any = None
     reason: str | None = None
 
 
@@ -320,7 +326,9 @@ class Resumable(gym.Wrapper):
     def __setattr__(self, name: str, value: Any) -> None:
         if "_touched" not in vars(self):
             return super().__setattr__(name, value)
-        self._touched.append(name)
+        # The generator is kept.
+        if name != "np_random":
+            self._touched.append(name)
         setattr(self.env, name, value)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
@@ -333,27 +341,29 @@ class Resumable(gym.Wrapper):
         :param kwargs: its arguments, ``seed`` and ``options``
         """
         episode = _Episode()
-        try:
-            episode.arguments = _plain(kwargs)
-        except NotResumableError as error:
-            episode.reason = f"{self.env} was reset with {error}"
+        if kwargs:
+            try:
+                episode.arguments = _plain(kwargs)
+            except NotResumableError as error:
+                episode.reason = f"{self.env} was reset with {error}"
         if self._replays:
             # Without a generator the reset would make one, from a seed that nobody knows.
             self._layers.base.np_random  # noqa: B018
-            _renew_world(self._layers.base)
+            if self._layers.has_world:
+                _renew_world(self._layers.base)
             episode.generator = _generator(self._layers.base)
-            episode.lasting = self._layers.taken(lasting=True)
+            episode.lasting = [_taken(*each) for each in self._layers.lasting]
         # The attribute is this object's own, and not the environment's.
         vars(self)["_episode"] = episode
         result = self.env.reset(**kwargs)
-        episode.last = result[:1]
+        episode.last = result
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        # In a few bytecodes: small environments take a step in a few microseconds.
         episode = self._episode
-        if self._replays:
-            # Copied, since callers use arrays again.
-            episode.actions.append(action.copy() if type(action) is np.ndarray else _copied(action))
+        # Copied, since callers use arrays again.
+        episode.actions.append(action if type(action) in _IMMUTABLE else _copied(action))
         episode.last = result = self.env.step(action)
         return result
 
@@ -368,16 +378,16 @@ class Resumable(gym.Wrapper):
         state: State = {
             "layers": layers.names,
             "generator": _generator(layers.base),
-            "kept": [{}] * (len(layers.wrappers) + 1),
+            "kept": [{}] * len(layers.kept),
             "episode": None,
             "reason": None,
         }
 
         def take() -> None:
-            state["kept"] = layers.taken()
+            state["kept"] = [_taken(*each) for each in layers.kept]
             if layers.mute is not None:
                 raise NotResumableError(layers.mute)
-            if self._episode.last:
+            if self._episode.last is not None:
                 state["episode"] = self._episode_state(self._episode)
 
         state["reason"] = self._tried(take)
@@ -408,7 +418,7 @@ class Resumable(gym.Wrapper):
             **state,
             "generator": episode.generator,
             "lasting": episode.lasting,
-            "made": _taken(self._layers.base, MADE.get(_name(self._layers.base), ())),
+            "made": _taken(self._layers.base, self._layers.made),
             "n_steps": len(episode.actions),
             "actions": _plain(_stacked(list(episode.actions))) if episode.actions else None,
             "fingerprint": self._fingerprint(),
@@ -426,7 +436,7 @@ class Resumable(gym.Wrapper):
 
         def put() -> None:
             _set_generator(layers.base, state["generator"])
-            layers.put(state["kept"])
+            _put_all(layers.kept, state["kept"])
 
         reason = state["reason"]
         if reason is None and state["episode"] is not None:
@@ -443,11 +453,11 @@ class Resumable(gym.Wrapper):
             _set_generator(layers.base, generator)
             _apply(layers.speaker, episode["spoken"])
             return
-        if _fingerprint(_taken(layers.base, MADE.get(_name(layers.base), ()))) != _fingerprint(episode["made"]):
+        if _fingerprint(_taken(layers.base, layers.made)) != _fingerprint(episode["made"]):
             raise NotResumableError(f"{self.env} was made with another map: pass desc or map_name")
         layers.base.np_random  # noqa: B018
         _set_generator(layers.base, episode["generator"])
-        layers.put(episode["lasting"], lasting=True)
+        _put_all(layers.lasting, episode["lasting"])
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(_row(episode["actions"], i))
@@ -458,7 +468,8 @@ class Resumable(gym.Wrapper):
 
     def _fingerprint(self) -> str:
         """Of what the environment returned last, but for the info, and of its generator."""
-        return _fingerprint([self._episode.last[:4], _generator(self._layers.base)])
+        last = self._episode.last[: 4 if self._episode.actions else 1]
+        return _fingerprint([last, _generator(self._layers.base)])
 
 
 class _Layers:
@@ -476,6 +487,8 @@ class _Layers:
         self.speaker = layers[speakers[0]] if speakers else None
         #: The wrappers around it, or all of them.
         outer = layers[: speakers[0]] if speakers else layers[:-1]
+        self.made: Clocks = dict.fromkeys(MADE.get(_name(self.base), ()))
+        self.has_world = _name(self.base) in WORLDS
         self.wrappers = [(layer, WRAPPERS.get(_name(layer), Kept())) for layer in outer]
         unknown = [layer for layer in outer if _name(layer) not in WRAPPERS]
         if self.speaker is None:
@@ -485,27 +498,12 @@ class _Layers:
         #: Why it can be neither replayed nor asked; ``None``: it can.
         self.mute = _mute(unknown) if unknown else None
 
-    def _named(self, lasting: bool) -> Iterator[tuple[Any, Mapping[str, Any] | tuple[str, ...]]]:
-        """All objects, with the names that :meth:`taken` is about."""
-        for wrapper, kept in self.wrappers:
-            if lasting:
-                yield wrapper, kept.lasting
-            # What a replay sets need not be kept, and where there is none, all must be.
-            else:
-                yield wrapper, _all(kept, episode=self.speaker is not None)
-        yield self.base, LASTING.get(_name(self.base), ()) if self.speaker is None else ()
-
-    def taken(self, lasting: bool = False) -> list[State]:
-        """What wrappers and environment keep.
-
-        :param lasting: only what must be there before an episode that is to be replayed
-        """
-        return [_taken(layer, names) for layer, names in self._named(lasting)]
-
-    def put(self, kept: list[State], lasting: bool = False) -> None:
-        """Put back what :meth:`taken` returned."""
-        for (layer, names), each in zip(self._named(lasting), kept, strict=True):
-            _put(layer, names, each)
+        base = (self.base, dict.fromkeys(LASTING.get(_name(self.base), ()) if self.speaker is None else ()))
+        #: Whose attributes a replay must find, with their names.
+        self.lasting = [(layer, dict.fromkeys(kept.lasting)) for layer, kept in self.wrappers if kept.lasting]
+        self.lasting += [base] if base[1] else []
+        #: Those to be put back where a replay is over, and where there is none; then all.
+        self.kept = [*((layer, _all(kept, episode=speakers != [])) for layer, kept in self.wrappers), base]
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -558,11 +556,11 @@ def _apply(owner: Any, state: Any) -> None:
 
 
 def _renew_world(base: Any) -> None:
-    if any(f"{kind.__module__}.{kind.__qualname__}" in WORLDS for kind in type(base).__mro__):
-        gravity = base.world.gravity
-        # Its bodies go with the world they are in.
-        base._destroy()
-        base.world = type(base.world)(gravity=gravity)
+    """Give an environment of :data:`WORLDS` a new one, before its reset."""
+    gravity = base.world.gravity
+    # Its bodies go with the world they are in.
+    base._destroy()
+    base.world = type(base.world)(gravity=gravity)
 
 
 # --- generators ------------------------------------------------------------------------------------------------------
@@ -601,19 +599,14 @@ def _spaces(space: spaces.Space) -> Iterator[spaces.Space]:
 # --- plain values ----------------------------------------------------------------------------------------------------
 
 
-def _all(kept: Kept, episode: bool = True) -> dict[str, Callable[[], float] | None]:
+def _all(kept: Kept, episode: bool = True) -> Clocks:
     """The names of what is kept, and for points in time their clock."""
     names = (*kept.lasting, *kept.record, *(kept.episode if episode else ()))
     return {**dict.fromkeys(names), **kept.clocks}
 
 
-def _taken(owner: Any, names: Any) -> State:
-    """Attributes that an object has, as plain values; points in time as the seconds since.
-
-    :param owner: the object
-    :param names: their names, or these with clocks
-    """
-    clocks = names if isinstance(names, dict) else dict.fromkeys(names)
+def _taken(owner: Any, clocks: Clocks) -> State:
+    """Attributes that an object has, as plain values; points in time as the seconds since."""
     held = vars(owner)
     return {
         name: _packed(held[name]) if clock is None else clock() - held[name]
@@ -622,9 +615,13 @@ def _taken(owner: Any, names: Any) -> State:
     }
 
 
-def _put(owner: Any, names: Any, state: State) -> None:
+def _put_all(owners: list[tuple[Any, Clocks]], states: list[State]) -> None:
+    for (owner, clocks), state in zip(owners, states, strict=True):
+        _put(owner, clocks, state)
+
+
+def _put(owner: Any, clocks: Clocks, state: State) -> None:
     """Put back what :func:`_taken` returned."""
-    clocks = names if isinstance(names, dict) else dict.fromkeys(names)
     for name, clock in clocks.items():
         if name in state:
             old = vars(owner).get(name)
@@ -633,9 +630,8 @@ def _put(owner: Any, names: Any, state: State) -> None:
 
 def _packed(value: Any) -> Any:
     """As :func:`_plain`; long lists of numbers, which ``Monitor`` keeps, as an array."""
-    if type(value) is list and value and (kind := type(value[0])) in (int, float):
-        if all(type(each) is kind for each in value):
-            return np.array(value)
+    if type(value) is list and set(map(type, value)) in ({int}, {float}):
+        return np.array(value)
     return _plain(value)
 
 
@@ -659,11 +655,12 @@ def _plain(value: Any) -> Any:
     :raises NotResumableError: something else is in it
     """
     kind = type(value)
-    if kind in _NUMBERS or isinstance(value, (np.number, np.bool_)):
+    if kind in _IMMUTABLE:
         return value
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
-    if kind is dict:
+    # Vectorized environments return observations as the latter.
+    if kind in (dict, OrderedDict):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if kind in (list, tuple, set):
         return kind(_plain(each) for each in value)
@@ -676,7 +673,7 @@ def _plain(value: Any) -> Any:
 
 def _copied(action: Any) -> Any:
     """A copy of an action, which may be a structure."""
-    return action if isinstance(action, (np.generic, int, float)) else copy.deepcopy(action)
+    return action.copy() if type(action) is np.ndarray else copy.deepcopy(action)
 
 
 def _stacked(actions: list[Any]) -> Any:
