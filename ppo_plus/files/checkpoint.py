@@ -6,6 +6,7 @@ between two rollouts, so that there is no rollout to keep.
 """
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from ppo_plus.files.values import Undescribable
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout import env_state
 
+#: The part of the time that taking the state again and again may cost, for the case of an interruption.
+SHARE = 0.01
 #: What a checkpoint's file says it is.
 KIND = "checkpoint"
 PATTERN = "checkpoint_*.zip"
@@ -238,16 +241,21 @@ class Checkpoints(BaseCallback):
             require_number("minutes (or None)", minutes, 0, 1e9, above=True)
         require_int("keep", keep, 1)
         self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
-        #: The state at the beginning of the present rollout.
+        #: The state at the beginning of the present rollout, or of one a moment before.
         self.latest: dict[str, Any] | None = None
+        self._taken, self._cost = -math.inf, 0.0
         self.written: Path | None = None
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
 
     def _on_rollout_start(self) -> None:
-        self.latest = take(self.model, self.folder, self.logs)
-        if self.written_at < 0 or self._is_due():
+        is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
+        if is_due or (start - self._taken) * SHARE >= self._cost:
+            self.latest = take(self.model, self.folder, self.logs)
+            self._taken = time.monotonic()
+            self._cost = self._taken - start
+        if is_due:
             self.write()
 
     def _is_due(self) -> bool:
@@ -260,7 +268,7 @@ class Checkpoints(BaseCallback):
         return True
 
     def write(self) -> Path | None:
-        """Write the state at the beginning of the present rollout, also in the middle of it, or after an error.
+        """Write the latest state, also in the middle of a rollout, or after an error.
 
         :return: the file; ``None`` if it could not be written
         """

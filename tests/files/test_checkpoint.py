@@ -1,5 +1,6 @@
 """A run that was interrupted and goes on ends as one that never was, to the bit: weights, optimizer, logs."""
 
+import math
 import random
 import shutil
 
@@ -18,6 +19,12 @@ from ppo_plus.files import checkpoint
 from ppo_plus.files.values import Undescribable
 
 TOTAL = 400
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """The state is taken at the start of each rollout, however long that takes."""
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
 
 
 def envs(env_id="CartPole-v1", n_envs=2, vec=DummyVecEnv, **kwargs):
@@ -297,3 +304,25 @@ def test_a_checkpoint_can_be_moved(tmp_path):
     learn(model_of("discrete"), tmp_path / "here", after=100)
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert PPO_Plus.resume(tmp_path / "there", envs()).num_timesteps == 128
+
+
+def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
+    now, taken = [0.0], []
+
+    def take(model, folder, logs):
+        now[0] += 1.0
+        taken.append(model.num_timesteps)
+        return {"num_timesteps": model.num_timesteps}
+
+    class Clock(BaseCallback):
+        def _on_step(self):
+            now[0] += 1.0  # 32 s a rollout
+            return True
+
+    monkeypatch.setattr(checkpoint, "SHARE", 0.01)
+    monkeypatch.setattr(checkpoint, "take", take)
+    monkeypatch.setattr(checkpoint, "write", lambda *_: None)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    model_of("discrete").learn(20 * 64, [Checkpoints(tmp_path, minutes=None), Clock()])
+    # Of 100 s without, 1 s.
+    assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]

@@ -1,5 +1,6 @@
 """``ppo-plus train --resume``: a run that was killed ends as one that never was."""
 
+import math
 import os
 import signal
 import subprocess
@@ -61,6 +62,7 @@ def assert_same_results(folder, other):
 
 @pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
 def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     Stop.left = 0
     whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
     assert train(whole)
