@@ -244,7 +244,6 @@ class Checkpoints(BaseCallback):
         #: The state at the beginning of the present rollout, or of one a moment before.
         self.latest: dict[str, Any] | None = None
         self._taken, self._cost = -math.inf, 0.0
-        self.written: Path | None = None
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
@@ -277,11 +276,10 @@ class Checkpoints(BaseCallback):
         # Also where it fails: not in each rollout again.
         self.written_at, self.written_time = self.latest["num_timesteps"], time.monotonic()
         try:
-            self.written = write(self.folder, self.latest, self.keep)
+            return write(self.folder, self.latest, self.keep)
         except OSError as error:
             warnings.warn(f"no checkpoint after {self.written_at} timesteps: {error}; training goes on", stacklevel=2)
             return None
-        return self.written
 
     def get_state(self) -> dict[str, Any]:
         """When the last one was written."""
