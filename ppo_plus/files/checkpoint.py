@@ -194,7 +194,7 @@ def read(folder: str | Path) -> dict[str, Any]:
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     checkpoint = read(folder)
-    model = model_file.from_state(cls, checkpoint["model"], env, device, kwargs)
+    model = model_file.assemble(cls, checkpoint["model"], env, device, False, kwargs)
     reason = env_state.set_state(model.env, checkpoint["env"])
     if reason is not None:
         warnings.warn(f"episodes begin anew: {reason}", stacklevel=3)

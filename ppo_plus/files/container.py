@@ -168,7 +168,7 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         head = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
         title, number = head["format"], head["version"]
         known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
-        if not known or not {"value", "packages"} <= head.keys():
+        if not known or "value" not in head or not isinstance(head["packages"], dict):
             raise ValueError("its head is not one")
     except Exception as error:  # a RecursionError too
         raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error

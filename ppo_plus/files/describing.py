@@ -237,4 +237,5 @@ _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level funct
 
 
 def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
-    return Undescribable(f"{path} ({repr(value)[:200]}) {problem}")
+    what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
+    return Undescribable(f"{path} ({what[:200]}) {problem}")

@@ -44,17 +44,17 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude, include)
     container.write(path, KIND, state)
     if state["missing"]:
-        reasons = "; ".join(state["missing"].values())
-        warnings.warn(f"the model is saved without {reasons}; or save(path, pickle=True)", stacklevel=3)
+        lost = "; ".join(state["missing"].values())
+        warnings.warn(f"the model is saved without {lost}; or save(path, pickle=True)", stacklevel=3)
 
 
 def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> dict[str, Any]:
-    """What is saved of a model; its weights and containers are the model's own.
+    """All that lasts of a model, as a value that files can hold; :func:`assemble` makes the model again.
 
     :param model: a :class:`~ppo_plus.PPO_Plus`
     :param exclude: attributes to leave out
     :param include: attributes to keep that would be left out
-    :return: under ``"missing"``, what has no description, with the reason
+    :return: under ``"missing"``, by name, what has no description and is left out
     """
     left_out = {*(exclude or ()), *model._excluded_save_params(), *DERIVED} - {*(include or ())}
     states, variables = model._get_torch_save_params()
@@ -72,18 +72,6 @@ def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable
         "parameters": model.get_parameters(),
         "variables": {name: recursive_getattr(model, name) for name in variables},
     }
-
-
-def from_state(cls: Any, state: dict[str, Any], env: GymEnv, device: th.device | str, changes: dict[str, Any]) -> Any:
-    """The model that a state was taken of, within the episodes that it was in.
-
-    :param cls: class of the model
-    :param state: from :func:`state_of`, and a file
-    :param env: its environments
-    :param device: where to compute
-    :param changes: arguments to change
-    """
-    return _assemble(cls, state, env, device, False, changes)
 
 
 def _states(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +112,7 @@ def load_model(
             print(
                 "== SAVED MODEL SYSTEM INFO ==",
                 *(f"{name}: {each}" for name, each in head["packages"].items()),
-                sep="\n- ",
+                sep="\n",
             )
         with naming(path, "saved model"):
             saved = _restored(head["value"], arrays, given)
@@ -138,7 +126,7 @@ def load_model(
             old.data["_last_obs"] = None
     saved["attributes"].update(custom_objects)
     with naming(path, "saved model"):
-        return _assemble(cls, saved, env, device, force_reset, changes)
+        return assemble(cls, saved, env, device, force_reset, changes)
 
 
 def load_parameters(path: PathOrFile) -> dict[str, Any]:
@@ -190,7 +178,7 @@ def _check_missing(missing: Any, needed: Collection[str]) -> None:
         raise Refused(f"it lacks {'; '.join(map(str, lacking.values()))}. Pass {remedy}")
 
 
-def _assemble(
+def assemble(
     cls: Any,
     saved: dict[str, Any],
     env: GymEnv | None,
@@ -198,7 +186,16 @@ def _assemble(
     force_reset: bool,
     changes: dict[str, Any],
 ) -> Any:
-    """The model that a file says, as SB3 makes it of one."""
+    """The model that a file says, as SB3 makes it of one.
+
+    :param cls: its class
+    :param saved: what :func:`state_of` returned
+    :param env: where to train on
+    :param device: where to compute
+    :param force_reset: begin the episodes anew, where an environment is given
+    :param changes: attributes to change
+    :raises Damaged: it says of no model
+    """
     data = {**{name: changes[name] for name in ALWAYS if name in changes}, **saved["attributes"]}
     _check_kinds(data, saved["parameters"])
     data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)

@@ -419,7 +419,7 @@ def test_rl_zoo3s_flags_are_there():
 def test_tune_knows_all_of_trains_flags():
     """Both are rl_zoo3's ``train``: what one of them does not have it names with what to do instead."""
     train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
-    assert train - tune == {"--dry-run", "--no-progress"}  # not rl_zoo3's
+    assert train - tune == {"--dry-run", "--no-progress", "--trust-model"}  # not rl_zoo3's
 
 
 @pytest.mark.parametrize(
