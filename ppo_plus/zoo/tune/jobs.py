@@ -11,6 +11,7 @@ processes agree without a lock, and if two of them replace the same dead trial, 
 
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ class Jobs:
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
-        known = {trial.user_attrs[JOB] for trial in study.get_trials(deepcopy=False)}
+        known = {trial.user_attrs.get(JOB) for trial in study.get_trials(deepcopy=False)}
         for place, job in enumerate(jobs):
             numbered = {JOB: place, **job}
             if numbered[JOB] not in known:
@@ -93,8 +94,8 @@ class Jobs:
             if is_lost(trial):
                 study.add_trial(successor(trial))
         for trial in trials:
-            if trial.state == TrialState.WAITING and standing[trial.user_attrs[JOB]] is not trial:
-                self.fail(trial, "another trial has its job")
+            if trial.state == TrialState.WAITING and standing.get(trial.user_attrs.get(JOB, -1)) is not trial:
+                self._refuse(trial)
 
     def take_back(self) -> None:
         """Give the jobs of all running trials to new ones: for a storage without heartbeats, when no worker runs."""
@@ -127,17 +128,30 @@ class Jobs:
         except UpdateFinishedTrialError:
             return
 
-    def fail(self, trial: FrozenTrial, reason: str) -> None:
+    def fail(self, trial: FrozenTrial, reason: str) -> bool:
         """Finish a trial whose own settings made it fail. Its job is done.
 
         :param trial: what :meth:`claim` returned
         :param reason: human-readable failure reason
+        :return: whether it had not ended yet
         """
         try:
             self.storage.set_trial_user_attr(trial._trial_id, REASON, reason)
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            return True
         except UpdateFinishedTrialError:
-            return
+            return False
+
+    def _refuse(self, trial: FrozenTrial) -> None:
+        """End a waiting trial that has no job."""
+        if JOB in trial.user_attrs:
+            self.fail(trial, "another trial has its job")
+        elif self.fail(trial, "it was enqueued with Optuna itself"):
+            print(
+                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is no job of "
+                "this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
+                file=sys.stderr,
+            )
 
     def _take(self, trial: FrozenTrial) -> bool:
         # Before the state: a running trial without any heartbeat would never count as dead.
@@ -154,11 +168,11 @@ class Jobs:
 def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
     """The current trial of each job.
 
-    :param trials: all trials of a study
+    :param trials: all trials of a study; those that were added with Optuna itself have no job
     :return: the current trials by the number of their job
     """
     holder: dict[int, FrozenTrial] = {}
-    for trial in sorted(trials, key=lambda trial: trial.number):
+    for trial in sorted((trial for trial in trials if JOB in trial.user_attrs), key=lambda trial: trial.number):
         job = trial.user_attrs[JOB]
         present = holder.get(job)
         if trial.user_attrs.get(REPLACES) == (None if present is None else present.number):

@@ -191,6 +191,26 @@ def test_two_that_replace_the_same_trial(jobs):
     assert [trial.number for trial in jobs.trials()] == [1]
 
 
+def test_what_was_enqueued_with_optuna_itself_is_no_job(jobs, capsys):
+    """One line says so, once; the trial ends with the same reason, and the jobs are done."""
+    jobs.study().enqueue_trial({"x": 0.5})
+    jobs.fill([{}, {}])
+    asked = jobs.study().ask()
+    while (claimed := jobs.claim()) is not None:
+        jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+        jobs.fill([{}, {}])
+    assert states(jobs) == ["RUNNING", "COMPLETE", "COMPLETE"] and asked.number == 0
+    jobs.study().enqueue_trial({"x": 0.25}, user_attrs={"memo": "mine"})
+    for _ in range(2):
+        assert jobs.claim() is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line.startswith(f"trial 3 of the study {jobs.name!r} was enqueued with Optuna itself: ") and "-params" in line
+    )
+    assert states(jobs)[3] == "FAIL" and "enqueued" in jobs.study().trials[3].user_attrs[REASON]
+    assert [trial.number for trial in jobs.trials()] == [1, 2]
+
+
 def numbered(trials):
     """Frozen trials from pairs of job and what is replaced."""
     frozen = []
