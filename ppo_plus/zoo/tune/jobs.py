@@ -210,6 +210,9 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
     )
 
 
-def worker_name() -> str:
-    """Host and process id of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def worker_name(pid: int | None = None) -> str:
+    """Host and process id of a worker.
+
+    :param pid: its process id on this machine; ``None``: of this process
+    """
+    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"
