@@ -97,7 +97,7 @@ def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) 
 def require_mapping(name: str, value: Any) -> dict[str, Any]:
     """:raises ValueError: ``value`` is no mapping"""
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a mapping of keys to values, not {_shortened(repr(value))}")
+        raise ValueError(f"{name} must be a mapping of keys to values, not {shortened(repr(value))}")
     return value
 
 
@@ -135,10 +135,11 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return _shortened(" ".join(str(error).split()) or type(error).__name__)
+    return shortened(" ".join(str(error).split()) or type(error).__name__)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """A text, cut to what a message may quote."""
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
@@ -151,7 +152,7 @@ def positive_int(name: str, value: Any) -> int:
     """
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")

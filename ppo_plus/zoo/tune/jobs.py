@@ -21,13 +21,21 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from ppo_plus.zoo.tune.attributes import (
+    DEATHS,
+    FIXED,
+    INTERRUPTED,
+    JOB,
+    REASON,
+    REPLACES,
+    WORKER,
+    check_trial,
+    undamaged,
+)
 from ppo_plus.zoo.tune.storage import record_heartbeat
 
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
-
-#: User attributes of a trial.
-JOB, REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "job", "replaces", "deaths", "worker", "reason", "interrupted"
 
 
 class Jobs:
@@ -35,11 +43,15 @@ class Jobs:
 
     :param storage: where the study is
     :param name: name of the study, which must exist
+    :param given: user attributes that each job has
+    :param results: user attributes that a complete trial has as well
     """
 
-    def __init__(self, storage: BaseStorage, name: str):
+    def __init__(self, storage: BaseStorage, name: str, given: Sequence[str] = (), results: Sequence[str] = ()):
         self.storage = storage
         self.name = name
+        self.given = given
+        self.results = results
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded.
@@ -49,8 +61,11 @@ class Jobs:
         return optuna.load_study(study_name=self.name, storage=self.storage, **options)
 
     def trials(self) -> list[FrozenTrial]:
-        """The current trial of each job."""
-        return list(holders(self.study().get_trials(deepcopy=False)).values())
+        """The current trial of each job.
+
+        :raises StorageError: a trial is damaged
+        """
+        return list(holders(self._read()).values())
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]] = ()) -> None:
         """Add the jobs that are missing. Many processes may call it, and call it again.
@@ -59,7 +74,7 @@ class Jobs:
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
-        known = {trial.user_attrs.get(JOB) for trial in study.get_trials(deepcopy=False)}
+        known = {trial.user_attrs.get(JOB) for trial in self._read()}
         for place, job in enumerate(jobs):
             numbered = {JOB: place, **job}
             if numbered[JOB] not in known:
@@ -88,7 +103,7 @@ class Jobs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             fail_stale_trials(study)
-        trials = study.get_trials(deepcopy=False)
+        trials = self._read()
         standing = holders(trials)
         for trial in standing.values():
             if is_lost(trial):
@@ -153,6 +168,15 @@ class Jobs:
                 file=sys.stderr,
             )
 
+    def _read(self) -> list[FrozenTrial]:
+        """All trials, those without a job as well; what is wrong with the jobs' ones is found here."""
+        with undamaged(self.name):
+            trials = self.study().get_trials(deepcopy=False)
+        for trial in trials:
+            if JOB in trial.user_attrs:
+                check_trial(self.name, trial, self.given, self.results)
+        return trials
+
     def _take(self, trial: FrozenTrial) -> bool:
         # Before the state: a running trial without any heartbeat would never count as dead.
         record_heartbeat(self.storage, trial._trial_id)
@@ -206,7 +230,7 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
         params=trial.params,
         distributions=trial.distributions,
         user_attrs={**kept, REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died},
-        system_attrs={key: value for key, value in trial.system_attrs.items() if key == "fixed_params"},
+        system_attrs={key: value for key, value in trial.system_attrs.items() if key == FIXED},
     )
 
 
