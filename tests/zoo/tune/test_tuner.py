@@ -408,7 +408,10 @@ def test_what_a_worker_finds_instead_of_a_study(tuned):
     with pytest.raises(ValueError, match="there is no study 'other version': start it"):
         Worker(other)
     other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
-    with pytest.raises(ValueError, match="another version of ppo_plus made the study 'other version' .its task: 'run'"):
+    with pytest.raises(
+        ValueError,
+        match="another version of ppo_plus made the study 'other version', or it is damaged .its task: 'run'",
+    ):
         Worker(other, None)
 
 
