@@ -477,18 +477,19 @@ class PPO_Plus(OnPolicyAlgorithm):
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
+            # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
+            iteration = call.iteration
             callback.on_training_start(locals(), globals())
             call.go_on(self)
-            # The loop is SB3's; a checkpoint keeps how many rollouts there have been.
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
                     break
-                call.iteration += 1
+                iteration += 1
                 self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-                if log_interval is not None and call.iteration % log_interval == 0:
-                    self.dump_logs(call.iteration)
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
                 self.train()
-                call.between_rollouts = True
+                call.iteration, call.between_rollouts = iteration, True
             callback.on_training_end()
         return self
 

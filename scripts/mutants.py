@@ -538,8 +538,8 @@ TOP = (
     Fault(
         "optimizer-shared",
         "files/from_sb3.py",
-        "copy.deepcopy(source.get_parameters())",
-        "source.get_parameters()",
+        "copy.deepcopy(source.parameters)",
+        "source.parameters",
         "tests/files/test_from_sb3.py",
     ),
     Fault(

@@ -27,6 +27,7 @@ PACKAGES = (
     "sb3_contrib.common",
     "stable_baselines3.common.buffers",
     "stable_baselines3.common.policies",
+    "stable_baselines3.common.sb2_compat",
     "stable_baselines3.common.torch_layers",
     "torch.nn.modules",
     "torch.optim",
