@@ -44,7 +44,14 @@ def make_envs(task: str, vec_env_cls: Any = DummyVecEnv) -> VecEnv:
 
 def make_model(task: str, compiled: bool, env: VecEnv | None = None, **changes: Any) -> PPO_Plus:
     """A new model of a task."""
-    given: dict[str, Any] = {"n_steps": 128, "batch_size": 64, "n_epochs": 3, "seed": 1, "device": "cpu", "n_threads": 1}
+    given: dict[str, Any] = {
+        "n_steps": 128,
+        "batch_size": 64,
+        "n_epochs": 3,
+        "seed": 1,
+        "device": "cpu",
+        "n_threads": 1,
+    }
     env = make_envs(task) if env is None else env
     return PPO_Plus(env=env, compile=compiled, **given | TASKS[task][-1] | changes)
 
