@@ -7,6 +7,7 @@ from ppo_plus.moved import MOVED, install
 
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.files.checkpoint import Checkpoints as Checkpoints
     from ppo_plus.files.names import register as register
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.rollout.env_state import Resumable as Resumable
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
@@ -52,6 +54,7 @@ MODULES = {
     "AdaptivePenalty": "ppo_plus.formulas.kl_control",
     "Batch": "ppo_plus.update.batch",
     "Carry": "ppo_plus.policy.carry",
+    "Checkpoints": "ppo_plus.files.checkpoint",
     "CnnGruPolicy": "ppo_plus.policy.recurrent",
     "CnnLstmPolicy": "ppo_plus.policy.recurrent",
     "CnnPolicy": "ppo_plus.policy.policies",
@@ -75,6 +78,7 @@ MODULES = {
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
     "PPO_Plus": "ppo_plus.ppo_plus",
+    "Resumable": "ppo_plus.rollout.env_state",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
     "VecNormalizeTransitions": "ppo_plus.rollout.normalization",

@@ -21,9 +21,14 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.files import checkpoint
+from ppo_plus.files.checkpoint import Call, calling
+from ppo_plus.files.container import is_container, opened_to_write, path_to_save
 from ppo_plus.files.from_sb3 import ATTRIBUTES, from_sb3, saved_data
+from ppo_plus.files.model_file import load_model, load_parameters, save_model
 from ppo_plus.files.old_models import adopt
-from ppo_plus.files.whole import replacing
+from ppo_plus.files.old_zip import is_of_sb3
+from ppo_plus.files.to_sb3 import to_sb3
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -39,6 +44,7 @@ from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
+from ppo_plus.rollout.env_state import Resumable
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics, warn_of_resets
 from ppo_plus.rollout.vec_env import as_vec_env
@@ -173,6 +179,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: What lasts from one update to the next.
         self.learner = Learner()
         self.compilation = Compilation()
+        self.call = Call()
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
@@ -298,6 +305,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """The environment, made if it was an id, once its spaces are known to be supported."""
         made = as_vec_env(maybe_make_env(env, verbose))
         check_env(made)
+        warn_of_resets(made)
         return made
 
     def save(
@@ -305,32 +313,56 @@ class PPO_Plus(OnPolicyAlgorithm):
         path: str | pathlib.Path | io.BufferedIOBase,
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
+        pickle: bool = False,
     ) -> None:
-        """Save the model; the arguments are SB3's. An earlier file stays as it is until the new one is whole.
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays as it is
+        until the new one is whole.
+
+        What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
+        :meth:`load`; see :func:`ppo_plus.register`.
 
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
         :param include: attributes to keep that would be left out
+        :param pickle: save as SB3 does, with everything; whoever loads the file has to trust it
         :raises OSError: it cannot be written
         """
-        if isinstance(path, io.BufferedIOBase):
-            return super().save(path, exclude, include)
-        path = pathlib.Path(path)
-        if not path.suffix:
-            path = path.with_name(f"{path.name}.zip")
-        if path.is_dir():
-            warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=2)
-            path = path.with_name(f"{path.name}_2")
-        with replacing(path) as file:
-            super().save(file, exclude, include)  # type: ignore[arg-type]
+        if isinstance(path, (str, pathlib.Path)):
+            path = path_to_save(path)
+        if not pickle:
+            return save_model(self, path, exclude, include)
+        with opened_to_write(path) as file:
+            super().save(file, exclude, include)
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's, also for a file that :meth:`save` wrote."""
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = load_parameters(load_path_or_dict)
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :raises ValueError: SB3's ``PPO`` has no such policies, spaces or exploration
+        :raises OSError: it cannot be written
+        """
+        to_sb3(self, path)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks"]
+        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call"]
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
-        wrapped = OnPolicyAlgorithm._wrap_env(PPO_Plus._checked_env(env, verbose), verbose, monitor_wrapper)
+        made = PPO_Plus._checked_env(env, verbose)
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        if not isinstance(made, VecEnv):
+            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
+            single: Any = wrapped.unwrapped
+            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
         warn_of_resets(wrapped)
         return wrapped
 
@@ -375,26 +407,35 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.gae_lambda,
         ):
             self.rollout_buffer = self._make_buffer()
-        self.learner.skipped = Skipped()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        goes_on = self.call.resumed is not None
+        if goes_on:
+            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+        else:
+            self.learner.skipped = Skipped()
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
         # A copy of the model has its own, which it may not have set up.
         self.collector.to(self.device)
         foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        self.compilation.plan(
-            self.compile, self.settings.gradient_steps(total_timesteps, self.n_envs), self.device, foreign
-        )
+        if not goes_on:
+            planned = self.settings.gradient_steps(total_timesteps, self.n_envs)
+            self.compilation.plan(self.compile, planned, self.device, foreign)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env):
+        with Explained(self.env), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
         check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        found = super()._init_callback(callback, progress_bar)
+        self.call.watch(found)
+        return found
 
     @property
     def compiled(self) -> Verdict:
@@ -432,10 +473,25 @@ class PPO_Plus(OnPolicyAlgorithm):
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
-        with torch_threads(self._choose_threads()):
-            return super().learn(
-                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+        with torch_threads(self._choose_threads()), calling(self, total_timesteps) as call:
+            total_timesteps, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
+            # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
+            iteration = call.iteration
+            callback.on_training_start(locals(), globals())
+            call.go_on(self)
+            while self.num_timesteps < total_timesteps:
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
+                    break
+                iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
+                self.train()
+                call.iteration, call.between_rollouts = iteration, True
+            callback.on_training_end()
+        return self
 
     def _choose_threads(self) -> int:
         """Torch's threads for training."""
@@ -465,6 +521,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         collector = self.collector
         rollout_buffer.reset()
         callback.on_rollout_start()
+        self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
         mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
@@ -602,6 +659,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
+        trust_pickle: bool = False,
         **kwargs: Any,
     ) -> SelfPPO_Plus:
         """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
@@ -612,10 +670,49 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param path_or_model: a saved model, or a model
         :param env: where to train on; by default the model's own, if it has one
         :param device: where to compute
+        :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
+            where that is possible without running anything, and otherwise to be passed in ``kwargs``
         :param kwargs: arguments to change on the way
         :raises TypeError: neither
+        :raises ValueError: the file is damaged, or needs to be trusted
         """
-        return from_sb3(cls, path_or_model, env, device, kwargs)
+        return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
+
+    def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
+        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+
+        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+
+        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :return: the file
+        :raises RuntimeError: a rollout is going on
+        :raises OSError: it cannot be written
+        """
+        return checkpoint.write(folder, checkpoint.take(self))
+
+    @classmethod
+    def resume(
+        cls: type[SelfPPO_Plus],
+        folder: str | pathlib.Path,
+        env: GymEnv,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
+        that call: give it the same arguments.
+
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
+        warning says why their episodes begin anew.
+
+        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param env: environments made as those were
+        :param device: where to compute
+        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :return: the model
+        :raises FileNotFoundError: there is no checkpoint
+        :raises ValueError: it is damaged, or the environments are others
+        """
+        return checkpoint.resume(cls, folder, env, device, kwargs)  # type: ignore[no-any-return]
 
     @classmethod
     def load(  # type: ignore[override]
@@ -626,10 +723,30 @@ class PPO_Plus(OnPolicyAlgorithm):
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
+        trust_pickle: bool = False,
         **kwargs: Any,
     ) -> SelfPPO_Plus:
         """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
-        :meth:`from_sb3`."""
+        :meth:`from_sb3`.
+
+        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
+        those that were given to :func:`ppo_plus.register`.
+
+        :param path: what :meth:`save` wrote, or SB3
+        :param env: where to train on
+        :param device: where to compute
+        :param custom_objects: attributes in place of those in the file
+        :param print_system_info: print with which versions it was saved
+        :param force_reset: begin the episodes anew, where an environment is given
+        :param trust_pickle: read files with pickles as SB3 does, which runs their code
+        :param kwargs: arguments to change on the way
+        :raises ValueError: the file is damaged, lacks something, or would have to be trusted
+        """
+        objects = custom_objects or {}
+        if not trust_pickle or is_container(path):
+            if is_of_sb3(path):
+                return from_sb3(cls, path, env, device, kwargs, objects)
+            return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
         if "value_clip" not in saved_data(path, custom_objects):
-            return from_sb3(cls, path, env, device, kwargs, custom_objects)
+            return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

@@ -10,14 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runs import facts  # the script beside this one
 
+from ppo_plus.files.lock import claim as claim
 from ppo_plus.files.whole import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,27 +81,6 @@ def read(folder: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
     """The results that there are."""
     paths = {job: result_path(folder, job) for job in jobs}
     return {job: json.loads(path.read_text(encoding="utf-8")) for job, path in paths.items() if path.exists()}
-
-
-@contextmanager
-def claim(path: Path) -> Iterator[bool]:
-    """Hold a lock, if no other process holds it. The file stays: deleting it would let two processes hold a lock of the
-    same name.
-
-    :return: whether it is held
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        # For people who look for the process.
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield True
 
 
 def is_claimed(path: Path) -> bool:

@@ -219,7 +219,8 @@ def run_ppo_plus(arguments: list[str], patch: pytest.MonkeyPatch) -> None:
     """Train, enjoy, record and plot shortly; of `tune`, read the arguments."""
     (command,) = entry_points(group="console_scripts", name="ppo-plus")
     main = command.load()
-    if arguments[0] in SHORTLY:
+    # What is not interrupted cannot be resumed.
+    if arguments[0] in SHORTLY and "--resume" not in arguments:
         given = arguments if "--dry-run" in arguments else [*arguments, *SHORTLY[arguments[0]]]
         if arguments[0] == "enjoy" and not list(Path("logs").glob(f"*/{arguments[arguments.index('--env') + 1]}_*")):
             only_parse(lambda: main(given), patch)

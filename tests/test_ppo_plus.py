@@ -32,6 +32,7 @@ from ppo_plus import (
     WhiteNoise,
     cosine,
     linear,
+    register,
 )
 from ppo_plus.update import flat
 
@@ -934,6 +935,7 @@ def test_networks_of_ones_own_learn_and_are_saved(kind, networks, use_sde, tmp_p
     # Gradients do not reach networks that were replaced, so there must be none; nor log_std if it has nothing to say.
     assert unchanged == []
 
+    register(Residual, sequential)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
     obs = model.get_env().reset()

@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear
+from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear, register
 
 
 def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
@@ -615,7 +615,8 @@ def test_load_changes_what_it_is_told_to(tmp_path):
 
 
 def test_load_replaces_custom_objects(tmp_path):
-    make(learning_rate=lambda progress: 1e-3).save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="saved without learning_rate .* is a lambda"):
+        make(learning_rate=lambda progress: 1e-3).save(tmp_path / "model")
     custom_objects = {"learning_rate": 0.5, "lr_schedule": lambda progress: 0.5}
     assert PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom_objects).lr_schedule(1.0) == 0.5
 
@@ -703,6 +704,7 @@ def test_a_policy_class_with_a_network_of_its_own_that_was_written_for_sb3_learn
     assert isinstance(model.policy, TowerPolicy)
     assert isinstance(model.policy.mlp_extractor, TwoTowers)
     assert not any(th.equal(weight, before[name]) for name, weight in model.policy.state_dict().items())
+    register(TowerPolicy)
     model.save(tmp_path / "model")
     assert th.equal(weights(PPO_Plus.load(tmp_path / "model", device="cpu")), weights(model))
 

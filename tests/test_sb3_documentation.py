@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from torch import nn
 
 from ppo_plus import PPO_Plus as PPO
+from ppo_plus import register
 
 SMALL = dict(n_steps=64, n_epochs=2, device="cpu")
 
@@ -193,6 +194,8 @@ def test_policy_class_written_for_sb3(tmp_path):
     assert isinstance(model.policy.mlp_extractor, TwoTowers)
     obs = np.zeros((3, 4), dtype=np.float32)
     model.save(tmp_path / "model")
+    # The one line more than with SB3: files name only classes that they may.
+    register(TowerPolicy)
     loaded = PPO.load(tmp_path / "model")
     assert np.array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 

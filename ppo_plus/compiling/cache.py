@@ -15,6 +15,22 @@ class Cache:
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Constants | str, Compiled]] = {}
+        self._earlier: dict[str, tuple[int, str | None]] = {}
+
+    @property
+    def tries(self) -> dict[str, tuple[int, str | None]]:
+        """Of each function how often it was traced, and why it is not compiled, if so: here, or in the process that
+        the model comes from."""
+        here = {name: (compiled.n_traces, compiled.failure) for name, (_, compiled) in self._held.items()}
+        return self._earlier | here
+
+    @tries.setter
+    def tries(self, tries: dict[str, tuple[int, str | None]]) -> None:
+        self._earlier = tries
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is compiled stays here; copies compile for themselves.
+        return {"_held": {}, "_earlier": self.tries}
 
     def __getitem__(self, name: str) -> Compiled:
         return self._held[name][1]
@@ -43,11 +59,13 @@ class Cache:
         if held is not None and held[0] == constants:
             return held[1]
         compiled = Compiled(function, name, n_mutable, strict, partial(_read, **reads))
-        compiled.n_traces = 0 if held is None else held[1].n_traces
+        n_traces, failure = self._earlier.pop(name, (0, None)) if held is None else (held[1].n_traces, held[1].failure)
+        # The last of the earlier traces is repeated now.
+        compiled.n_traces = n_traces if held is not None or failure else max(n_traces - 1, 0)
         if isinstance(constants, str):
             compiled.fail(constants)
-        elif held is not None and compiled.n_traces >= MAX_TRACES and held[1].failure:
-            compiled.failure = held[1].failure  # has been said
+        elif compiled.n_traces >= MAX_TRACES and failure:
+            compiled.failure = failure  # has been said
         elif held is not None and compiled.n_traces >= MAX_TRACES:
             changed = "what it reads" if isinstance(held[0], str) else first_difference(held[0], constants)
             compiled.fail(f"{changed} changed {MAX_TRACES} times, and each time it had to be traced anew")
@@ -56,6 +74,7 @@ class Cache:
 
     def start_counting(self) -> None:
         """What changes from now on counts as changing all the time if it does so often."""
+        self._earlier.clear()
         for compiled in self.values():
             compiled.n_traces = 0
 

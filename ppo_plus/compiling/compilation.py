@@ -90,8 +90,14 @@ class Compilation:
         #: Why a function cannot be compiled, by its name.
         self.unable: dict[str, str] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cache": Cache()}
+    @property
+    def tries(self) -> dict[str, tuple[int, str | None]]:
+        """See :attr:`ppo_plus.compiling.cache.Cache.tries`."""
+        return self.cache.tries
+
+    @tries.setter
+    def tries(self, tries: dict[str, tuple[int, str | None]]) -> None:
+        self.cache.tries = tries
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, foreign: str | None = None) -> None:
         """Decide for a call of ``learn``; the parameters are those of :func:`decide`.

@@ -8,6 +8,7 @@ compressed, so reading takes no more memory than a few times the file; the archi
 import io
 import json
 import platform
+import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
     description, arrays = describe(value, kind)
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": _packages(), "value": description}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
-    with _opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(DESCRIPTION, text)
         with archive.open(ARRAYS, "w", force_zip64=True) as member:
             member.write(safetensors.torch.save(arrays))
@@ -102,8 +103,12 @@ def opened(path_or_file: PathOrFile) -> Any:
 
 
 @contextmanager
-def naming(path_or_file: PathOrFile) -> Any:
-    """Let what is said of a file begin with its name."""
+def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
+    """Let what is said of a file begin with its name.
+
+    :param path_or_file: the file
+    :param what: what it should be
+    """
     is_path = isinstance(path_or_file, (str, Path))
     name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
     try:
@@ -112,19 +117,29 @@ def naming(path_or_file: PathOrFile) -> Any:
         if str(error).startswith(f"{name} is "):
             raise
         text = " ".join(str(error).split())
-        raise type(error)(f"{name} {_REASONS[isinstance(error, Damaged)]}: {text}") from error.__cause__
-
-
-_REASONS = {False: "is not read", True: "is damaged or truncated, or no file of ppo_plus"}
+        problem = f"is damaged or truncated, or no {what}" if isinstance(error, Damaged) else "is not read"
+        raise type(error)(f"{name} {problem}: {text}") from error.__cause__
 
 
 @contextmanager
-def _opened_to_write(path_or_file: PathOrFile) -> Any:
+def opened_to_write(path_or_file: PathOrFile) -> Any:
+    """A file to write, whole or not at all; an open one stays open."""
     if isinstance(path_or_file, (str, Path)):
         with replacing(path_or_file) as file:
             yield file
     else:
         yield path_or_file
+
+
+def path_to_save(path: str | Path) -> Path:
+    """Where SB3 saves: with ``.zip`` where there is no suffix, and beside a folder of that name."""
+    path = Path(path)
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.zip")
+    if path.is_dir():
+        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
+        path = path.with_name(f"{path.name}_2")
+    return path
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
@@ -153,7 +168,7 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         head = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
         title, number = head["format"], head["version"]
         known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
-        if not known or not {"value", "packages"} <= head.keys():
+        if not known or "value" not in head or not isinstance(head["packages"], dict):
             raise ValueError("its head is not one")
     except Exception as error:  # a RecursionError too
         raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error

@@ -21,6 +21,7 @@ import torch as th
 
 from ppo_plus.files.dtypes import ARRAY_KINDS, NATIVE, STORED, dtype_name
 from ppo_plus.files.generators import generator_facts
+from ppo_plus.files.modules import module_facts
 from ppo_plus.files.names import is_registered, name_of
 from ppo_plus.files.spaces import ATTRIBUTES, facts
 
@@ -119,9 +120,11 @@ class _Writer:
         number = value.item()
         if type(number) not in (bool, *_NUMBERS) or value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
             raise _undescribable(path, value, "is no plain number: convert it")
-        if value.dtype.type(number).tobytes() != value.tobytes():
+        # Of NaN there are many.
+        plain = number if number == number else float("nan")
+        if value.dtype.type(plain).tobytes() != value.tobytes():
             return {"!scalar": [dtype_name(value.dtype), {"!bytes": base64.b64encode(value.tobytes()).decode()}]}
-        return {"!scalar": [dtype_name(value.dtype), self.write(number, path)]}
+        return {"!scalar": [dtype_name(value.dtype), self.write(plain, path)]}
 
     def _array(self, value: np.ndarray, path: str) -> Any:
         if value.dtype.kind not in ARRAY_KINDS or not value.dtype.itemsize or type(value) is not np.ndarray:
@@ -159,6 +162,8 @@ class _Writer:
             state = dict(zip(cls._fields, value, strict=True))
         elif isinstance(value, enum.Enum) and value.name in cls.__members__:
             state = {"name": value.name}
+        elif isinstance(value, th.nn.Module) and module_facts(value) is not None:
+            state = module_facts(value) or {}
         elif _is_plain(cls):
             state = dict(vars(value))
         else:
@@ -232,4 +237,5 @@ _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level funct
 
 
 def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
-    return Undescribable(f"{path} ({repr(value)[:200]}) {problem}")
+    what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
+    return Undescribable(f"{path} ({what[:200]}) {problem}")

@@ -5,7 +5,7 @@ import inspect
 import io
 import pathlib
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch as th
 from gymnasium import spaces
@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
 
 from ppo_plus.files.old_models import adopt
+from ppo_plus.files.old_zip import check_unread, read_old_zip
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
@@ -40,30 +41,33 @@ def from_sb3(
     device: th.device | str,
     kwargs: dict[str, Any],
     custom_objects: dict[str, Any] | None = None,
+    trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
     unknown = kwargs.keys() - _changeable(cls)
     if unknown:
         raise TypeError(f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}")
-    source = _load(path_or_model, device, custom_objects)
+    given = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+    source = _source(cls, path_or_model, device, custom_objects or {}, given, trust_pickle)
+    data = source.attributes
     if env is None:
-        env = source.get_env()
+        env = source.env
     else:
-        env = cls._wrap_env(cls._checked_env(env, source.verbose), source.verbose)
-        check_for_correct_spaces(env, source.observation_space, source.action_space)
-    model = cls(source.policy_class, env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+        env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
+        check_for_correct_spaces(env, data["observation_space"], data["action_space"])
+    model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     # Containers are copied, so that the two models share nothing that either changes.
     vars(model).update(
         {
             name: copy.copy(value) if isinstance(value, (dict, deque)) else value
-            for name, value in vars(source).items()
+            for name, value in data.items()
             if name not in OWN
         }
     )
     adopt(model)
-    trainer, name = _CONTRIB.get(_name(source.policy_class), ("PPO", ""))
-    model.policy_class = model.policy_aliases.get(name, source.policy_class)
-    model.n_envs = source.n_envs if model.env is None else model.env.num_envs
+    trainer, name = _CONTRIB.get(_name(data["policy_class"]), ("PPO", ""))
+    model.policy_class = model.policy_aliases.get(name, data["policy_class"])
+    model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
     if model.env is not source.env or trainer == "RecurrentPPO":
         # Episodes begin anew: what was remembered of them does not come along.
         model._last_obs = None
@@ -71,18 +75,18 @@ def from_sb3(
     if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
         model.rollout_buffer_class = None
     model.value_clip = "plain"
-    vars(model).update({ATTRIBUTES.get(name, name): value for name, value in kwargs.items()})
+    vars(model).update(given)
     # Seeding again with the old seed would replay the random numbers of the beginning.
     seed = model.seed
     model.seed = kwargs.get("seed")
     model._setup_model()
     model.seed = seed
     # Copies: torch's optimizers would go on with the very same state.
-    parameters = copy.deepcopy(source.get_parameters())
+    parameters = copy.deepcopy(source.parameters)
     if trainer == "MaskablePPO":
         model._expects_masks = True
-        if isinstance(source.action_space, spaces.MultiBinary):
-            _join_logits(parameters, [name for name, _ in source.policy.named_parameters()])
+        if isinstance(data["action_space"], spaces.MultiBinary):
+            _join_logits(parameters, source.names)
     model.set_parameters(parameters, device=device)  # type: ignore[arg-type]
     return model
 
@@ -131,6 +135,11 @@ def saved_data(path: Path, custom_objects: dict[str, Any] | None = None) -> dict
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
+def attributes_of_arguments(cls: type[Any]) -> set[str]:
+    """Where the arguments are kept that a model has."""
+    return {ATTRIBUTES.get(name, name) for name in _changeable(cls)}
+
+
 def _changeable(cls: type[Any]) -> set[str]:
     """Names of the arguments that may be changed on the way."""
     constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
@@ -159,27 +168,81 @@ def _trainer(policy_class: Any) -> str:
     return next((_CONTRIB[_name(base)][0] for base in bases if _name(base) in _CONTRIB), "PPO")
 
 
-def _load(path_or_model: Path | BaseAlgorithm, device: th.device | str, custom_objects: dict[str, Any] | None) -> Any:
+class Source(NamedTuple):
+    """What is taken over.
+
+    :param attributes: of the model
+    :param parameters: the states of its networks and optimizers
+    :param names: of its weights, in the optimizer's order
+    :param env: its environment, if it has one
+    """
+
+    attributes: dict[str, Any]
+    parameters: dict[str, Any]
+    names: list[str]
+    env: Any
+
+
+def _source(
+    cls: Any,
+    path_or_model: Path | BaseAlgorithm,
+    device: th.device | str,
+    custom_objects: dict[str, Any],
+    given: dict[str, Any],
+    trust_pickle: bool,
+) -> Source:
     source: Any = path_or_model
-    if not isinstance(source, BaseAlgorithm):
+    if isinstance(source, (str, pathlib.Path)) or hasattr(source, "read"):
+        if not trust_pickle:
+            return _read_safely(cls, source, custom_objects, given)
         # What SB3's other algorithms save lacks one or another of these.
         data = saved_data(source, custom_objects)
-        if {"clip_range", "n_epochs", "gae_lambda"} <= data.keys():
+        if data.keys() >= _OF_PPO:
             source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
     if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):
-        raise TypeError(
-            f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
-            "path of one"
-        )
-    trainer = _trainer(source.policy_class)
-    if trainer != "PPO" and _name(source.policy_class) not in _CONTRIB:
+        raise _no_ppo(path_or_model)
+    _check_policy(source.policy_class)
+    names = [name for name, _ in source.policy.named_parameters()]
+    return Source(vars(source), source.get_parameters(), names, source.get_env())
+
+
+def _read_safely(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any]) -> Source:
+    """A saved model, without running the pickles in it."""
+    old = read_old_zip(path, {*custom_objects, *given})
+    if not {*old.data, *old.unread, *custom_objects, *given} >= _OF_PPO:
+        raise _no_ppo(path)
+    needed = {"policy_class", "observation_space", "action_space", *attributes_of_arguments(cls)}
+    check_unread(path, old.unread, needed)
+    data = {**old.data, **custom_objects}
+    _check_policy(data["policy_class"])
+    seen: dict[Any, str] = {}
+    for name, weight in old.parameters["policy"].items():
+        # A module that is shared has its weights under several names.
+        seen.setdefault((weight.data_ptr(), weight.shape), name)
+    return Source(data, old.parameters, list(seen.values()), None)
+
+
+#: What a PPO has and SB3's other algorithms do not all have.
+_OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
+
+
+def _no_ppo(path_or_model: Any) -> TypeError:
+    return TypeError(
+        f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
+        "path of one"
+    )
+
+
+def _check_policy(policy_class: Any) -> None:
+    """:raises ValueError: a policy of the user's that sb3-contrib trains"""
+    trainer = _trainer(policy_class)
+    if trainer != "PPO" and _name(policy_class) not in _CONTRIB:
         raise ValueError(
-            f"policy={source.policy_class!r} is a {trainer} policy of your own: derive it from "
+            f"policy={policy_class!r} is a {trainer} policy of your own: derive it from "
             + ("ppo_plus.ActorCriticPolicy, which takes masks as well", "ppo_plus.MlpLstmPolicy")[
                 trainer != "MaskablePPO"
             ]
         )
-    return source
 
 
 def _algorithm(policy_class: Any) -> type[BaseAlgorithm]:

@@ -27,6 +27,7 @@ PACKAGES = (
     "sb3_contrib.common",
     "stable_baselines3.common.buffers",
     "stable_baselines3.common.policies",
+    "stable_baselines3.common.sb2_compat",
     "stable_baselines3.common.torch_layers",
     "torch.nn.modules",
     "torch.optim",
@@ -123,6 +124,8 @@ def find_class_of_objects(name: str) -> type:
     found = _registered.get(name)
     if found is None and name in OBJECTS:
         found = _known(name)
+    if found is None and name.startswith("torch.nn.modules."):
+        found = find(name)
     if not isinstance(found, type):
         raise _not_allowed(name)
     return found

@@ -14,6 +14,7 @@ import torch as th
 from ppo_plus.files.describing import MAX_DEPTH
 from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
 from ppo_plus.files.generators import make_generator
+from ppo_plus.files.modules import make_module
 from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, name_of
 from ppo_plus.files.spaces import ATTRIBUTES, make_space
 
@@ -131,6 +132,8 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         return cls[state["name"]]
     if issubclass(cls, tuple):
         return cls(**state)
+    if issubclass(cls, th.nn.Module):
+        return make_module(cls, state)
     if dataclasses.is_dataclass(cls):
         fields = {each.name: each.init for each in dataclasses.fields(cls)}
         if not state.keys() <= fields.keys():

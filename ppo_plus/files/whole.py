@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+#: What the names of files match that are being written, or were when their process was killed.
+UNFINISHED = ".*.part"
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:

@@ -122,7 +122,8 @@ def _explanation(error: Exception) -> Exception | None:
     frame = frames[-1]
     module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
-    if not module.startswith(("stable_baselines3.", "gymnasium.")) or "self" not in found:
+    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.env_state")
+    if not module.startswith(callers) or "self" not in found:
         return None
     env = found["self"]
     if hasattr(env, "envs") and "env_idx" in found:

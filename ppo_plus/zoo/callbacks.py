@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback,
 from tqdm import tqdm
 
 from ppo_plus.rollout.evaluation import with_masks
-from ppo_plus.zoo.models import save_statistics, statistics_path
+from ppo_plus.zoo.models import save_statistics
 
 
 class EvalAfterUpdates(EvalCallback):
@@ -68,13 +68,11 @@ class EvalAfterUpdates(EvalCallback):
 class EvalLine(BaseCallback):
     """One line after each evaluation (SB3's ``callback_after_eval``), above the progress bar if there is one."""
 
-    best = -np.inf
-
     def _on_step(self) -> bool:
-        evaluation: Any = self.parent
-        rewards = evaluation.evaluations_results[-1]
-        best = " (new best)" if evaluation.best_mean_reward > self.best else ""
-        self.best = evaluation.best_mean_reward
+        results = self.parent.evaluations_results  # type: ignore[union-attr]
+        rewards = results[-1]
+        is_best = np.mean(rewards) > max(map(np.mean, results[:-1]), default=-np.inf)
+        best = " (new best)" if is_best else ""
         tqdm.write(
             f"evaluation after {self.num_timesteps:,} timesteps: return {np.mean(rewards):.2f} +/- "
             f"{np.std(rewards):.2f} over {len(rewards)} episodes{best}",
@@ -98,13 +96,15 @@ class SaveStatistics(BaseCallback):
         return True
 
 
-class Checkpoints(CheckpointCallback):
-    """SB3's ``CheckpointCallback``, with statistics named as those of every other model."""
+class SavedModels(CheckpointCallback):
+    """SB3's ``CheckpointCallback``, with the statistics beside each model, as beside every other."""
 
-    def _checkpoint_path(self, checkpoint_type: str = "", extension: str = "") -> str:
-        if checkpoint_type == "vecnormalize_":
-            return str(statistics_path(Path(self._checkpoint_path(extension="zip"))))
-        return super()._checkpoint_path(checkpoint_type, extension)
+    def _on_step(self) -> bool:
+        if not super()._on_step():
+            return False
+        if self.n_calls % self.save_freq == 0:
+            save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
+        return True
 
 
 class Progress(BaseCallback):
@@ -117,6 +117,13 @@ class Progress(BaseCallback):
         super().__init__()
         self.shows_bar = sys.stderr.isatty() if bar is None else bar
         self.bar: tqdm | None = None
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: of a run that goes on the progress since then is shown."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
     def _on_training_start(self) -> None:
         self.first = self.model.num_timesteps

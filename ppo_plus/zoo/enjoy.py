@@ -1,6 +1,6 @@
 """Watch and record what a run has learned."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -18,10 +18,13 @@ from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.folders import ALGO, RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.models import load_statistics
 
 #: Viewers show faster GIFs slowly.
 MAX_GIF_FPS = 50
+#: What a model that only plays does without; schedules are what files of SB3 often need to be trusted for.
+NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 #: Formats of videos, for which ``imageio[ffmpeg]`` must be installed.
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi")
 
@@ -61,6 +64,8 @@ def make_player(
     deterministic: bool | None = None,
     env_kwargs: dict[str, Any] | None = None,
     monitor_dir: Path | None = None,
+    packages: Collection[str] | None = ALLOWED_PACKAGES,
+    trust_pickle: bool = False,
 ) -> Player:
     """A model of a run, with the statistics saved beside it, in the environments that it was trained for.
 
@@ -72,31 +77,37 @@ def make_player(
     :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
     :param env_kwargs: arguments of the environment that replace the run's; ``render_mode``, for instance
     :param monitor_dir: folder for ``monitor.csv`` files; ``None``: none
+    :param packages: what the run's settings may import from; ``None``: from anywhere
+    :param trust_pickle: run what a model of SB3 is made of, where it cannot be read otherwise
     :raises FileNotFoundError: a file is missing
+    :raises ValueError: a file is damaged, or would have to be trusted
     """
     if not model.is_file():
         raise FileNotFoundError(f"there is no model {model}")
-    experiment = saved_experiment(folder)
+    experiment = saved_experiment(folder, packages)
     env = make_envs(experiment, n_envs, seed, evaluation=True, monitor_dir=monitor_dir, **(env_kwargs or {}))
     # rl_zoo3 keeps one file of statistics for all models of a run.
     shared = folder.settings / "vecnormalize.pkl" if _arguments(folder).get("algo") != ALGO else None
-    load_statistics(model, env, shared)
-    loaded = PPO_Plus.load(model, env=env, device=device, seed=seed)
+    load_statistics(model, env, shared, trust_pickle)
+    loaded = PPO_Plus.load(
+        model, env=env, device=device, custom_objects=dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed
+    )
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
 
 
-def saved_experiment(folder: RunFolder) -> Experiment:
-    """The experiment of a run, of rl_zoo3's as well. Its settings may import from anywhere: a model that is loaded can
-    run code anyway.
+def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
+    """The experiment of a run, of rl_zoo3's as well.
 
     :param folder: the run's folder
+    :param packages: what its settings may import from; ``None``: from anywhere
     :raises FileNotFoundError: it is no run's folder
+    :raises ValueError: its settings import from elsewhere
     """
     settings = read_mapping(folder.settings / "config.yml", RunLoader)
     arguments = _arguments(folder)
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
-    experiment = parse_settings(folder.env_id, settings, packages=None)
+    experiment = parse_settings(folder.env_id, settings, packages)
     return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
 
 

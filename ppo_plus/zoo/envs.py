@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, Resumable
 from ppo_plus.rollout.normalization import VecNormalizeTransitions
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
@@ -42,6 +42,7 @@ def make_envs(
     *,
     evaluation: bool = False,
     monitor_dir: Path | None = None,
+    append: bool = False,
     **env_kwargs: Any,
 ) -> VecEnv:
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
@@ -53,6 +54,7 @@ def make_envs(
     :param evaluation: rewards as the environment gives them, and statistics that do not change. SB3's ``EvalCallback``
         copies them from the training environments before it evaluates
     :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
+    :param append: go on with those that are there
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     :return: the environments
     :raises gymnasium.error.Error: there is no such environment, or its package is not installed
@@ -69,7 +71,7 @@ def make_envs(
     together = not evaluation and experiment.vec_env in BATCHED
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-    env = (_make_batched if together else _make_each)(experiment, n_envs, seed, monitor_dir, kwargs)
+    env = (_make_batched if together else _make_each)(experiment, n_envs, seed, monitor_dir, append, kwargs)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -80,7 +82,7 @@ def make_envs(
 
 
 def _make_each(
-    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
+    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, append: bool, kwargs: dict[str, Any]
 ) -> VecEnv:
     """Environments made one by one."""
     make = partial(gym.make, find_env(experiment.env_id))
@@ -92,15 +94,15 @@ def _make_each(
         n_envs,
         seed=seed,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
-        wrapper_class=partial(_wrap, parts=experiment.env_wrapper),
+        wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
         vec_env_cls=VEC_ENVS.get(experiment.vec_env, DummyVecEnv),
-        monitor_kwargs=deepcopy(experiment.monitor_kwargs),
+        monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
     )
 
 
 def _make_batched(
-    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, kwargs: dict[str, Any]
+    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, append: bool, kwargs: dict[str, Any]
 ) -> VecEnv:
     """Environments that are one object, which steps all of them at once."""
     if experiment.env_wrapper or experiment.monitor_kwargs:
@@ -111,7 +113,7 @@ def _make_batched(
     env: VecEnv = as_vec_env(BATCHED[experiment.vec_env](experiment.env_id, n_envs, seed, kwargs))
     if experiment.vec_env != "envpool":
         env.seed(seed)
-    return env if monitor_dir is None else EpisodeLog(env, experiment.env_id, monitor_dir / "all.monitor.csv")
+    return env if monitor_dir is None else EpisodeLog(env, experiment.env_id, monitor_dir / "all.monitor.csv", append)
 
 
 class EpisodeLog(VecEnvWrapper):
@@ -122,11 +124,13 @@ class EpisodeLog(VecEnvWrapper):
     :param venv: environments that report episodes in their infos
     :param env_id: their id
     :param path: the file
+    :param append: go on with it
     """
 
-    def __init__(self, venv: VecEnv, env_id: str, path: Path):
+    def __init__(self, venv: VecEnv, env_id: str, path: Path, append: bool = False):
         super().__init__(venv)
-        self.writer = ResultsWriter(str(path), header={"t_start": time.time(), "env_id": env_id})
+        header: dict[str, float | str] = {"t_start": time.time(), "env_id": env_id}
+        self.writer = ResultsWriter(str(path), header=header, override_existing=not append)
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -204,6 +208,10 @@ def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNorm
     if evaluation:
         arguments.update(training=False, norm_reward=False)
     return (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
+
+
+def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:
+    return Resumable(_wrap(env, parts))
 
 
 def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:

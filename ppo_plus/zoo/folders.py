@@ -3,8 +3,9 @@
 logs/ppo_plus/CartPole-v1_1/
     CartPole-v1.zip                  the last model
     best_model.zip                   the one that was best in evaluation
-    rl_model_10000_steps.zip         checkpoints
-    <model>_vecnormalize.pkl         the normalization statistics of each of them
+    rl_model_10000_steps.zip         models saved on the way
+    checkpoints/                     what `ppo-plus train --resume` goes on from, until training has ended
+    <model>_vecnormalize.zip         the normalization statistics of each of them
     evaluations.npz                  returns of all evaluations
     0.monitor.csv, …                 training episodes of each environment
     learning_curve.png
@@ -16,11 +17,14 @@ logs/ppo_plus/CartPole-v1_1/
 
 import re
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+
+from ppo_plus.files.lock import claim
+from ppo_plus.files.whole import UNFINISHED
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.
@@ -47,6 +51,24 @@ class RunFolder:
     def best_model(self) -> Path:
         """The model that was best in evaluation."""
         return self.path / "best_model.zip"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of what an interrupted run goes on from."""
+        return self.path / "checkpoints"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only process that writes here; what a killed one left unfinished is removed.
+
+        :raises BlockingIOError: another process is
+        """
+        with claim(self.checkpoints / ".lock") as held:
+            if not held:
+                raise BlockingIOError(f"{self.path}: another process is training this run")
+            for unfinished in self.path.rglob(UNFINISHED):
+                unfinished.unlink()
+            yield
 
     def checkpoint(self, timesteps: int | None = None) -> Path:
         """A checkpoint.

@@ -1,5 +1,6 @@
 """Settings files: YAML in the format of rl_zoo3. The package's own is ``hyperparams/ppo_plus.yml``."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,17 @@ import yaml
 
 from ppo_plus.zoo.registry import is_atari
 
-#: The most values that a file may have once its anchors are written out. Tuned files have a few thousand.
+#: The most bytes of a file. Tuned files have some ten thousand.
+MAX_BYTES = 2**20
+#: The most keys and values that a file may have once its anchors and merges are written out. Tuned files have a few
+#: thousand.
 MAX_VALUES = 100_000
+#: The most characters of a number: reading a longer one can take time that grows with the square of its length.
+MAX_DIGITS = 100
+#: So many characters of a text count as one value: a long one may stand in many places by its anchor.
+VALUE_LENGTH = 100
+#: The most characters that a message quotes.
+MAX_MESSAGE = 500
 #: No number of anything is larger: 64 bits hold it.
 MAX_NUMBER = 10**18
 
@@ -64,39 +74,73 @@ RunLoader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
 def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
     """The contents of a YAML file that must be a mapping; no object other than plain data can be in it.
 
-    :param source: YAML file
+    :param source: YAML file, at most :data:`MAX_BYTES` long
     :param loader: how it is read; :class:`RunLoader` for what is kept with a run
-    :raises ValueError: broken YAML, no mapping, or more than :data:`MAX_VALUES` values
+    :raises ValueError: broken YAML, no mapping, a longer file, more than :data:`MAX_VALUES` values, or a number of more
+        than :data:`MAX_DIGITS` characters
     :raises OSError: the file cannot be read
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file")
+    with source.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{source} has more than {MAX_BYTES} bytes: that is no file of settings")
     try:
-        entries = yaml.load(source.read_bytes(), loader)
-        size = _size(entries, {})
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{source} is no valid YAML: {error}") from None
-    if size > MAX_VALUES:
-        raise ValueError(f"{source} has more than {MAX_VALUES} values, or one that contains itself")
+        entries = _parse(text, loader)
+    except Exception as error:
+        # Any kind: of text that claims to be a number, PyYAML's constructors raise whatever their code runs into.
+        raise ValueError(f"{source} is no valid YAML: {_one_line(error)}") from None
     return require_mapping(str(source), entries)
 
 
 def require_mapping(name: str, value: Any) -> dict[str, Any]:
     """:raises ValueError: ``value`` is no mapping"""
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a mapping of keys to values, not {value!r}")
+        raise ValueError(f"{name} must be a mapping of keys to values, not {shortened(repr(value))}")
     return value
 
 
-def _size(value: Any, sizes: dict[int, int]) -> int:
-    """Values within plain data, what is shared by anchors counted wherever it stands."""
-    if not isinstance(value, (dict, list, tuple)):
-        return 1
-    if id(value) not in sizes:
-        sizes[id(value)] = MAX_VALUES  # seen again while it is being counted: it contains itself
-        items = value.values() if isinstance(value, dict) else value
-        sizes[id(value)] = 1 + sum(_size(item, sizes) for item in items)
-    return sizes[id(value)]
+def _parse(text: bytes, kind: type[yaml.SafeLoader]) -> Any:
+    """Read YAML. Its size is known before anything is made of it: PyYAML copies what is merged (``<<``), so that a few
+    lines of nested merges would fill the memory."""
+    loader = kind(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values, or one that contains itself")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Keys and values within a node, what is shared by anchors or merged counted wherever it stands.
+
+    :param node: the node
+    :param sizes: sizes of the nodes seen so far, by their ids
+    :raises ValueError: a number with too many characters
+    """
+    if isinstance(node, yaml.ScalarNode):
+        if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float")):
+            raise ValueError(f"a number has {len(node.value)} characters; the most are {MAX_DIGITS}")
+        return 1 + len(node.value) // VALUE_LENGTH
+    if id(node) not in sizes:
+        sizes[id(node)] = MAX_VALUES  # seen again while it is being counted: it contains itself
+        items = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        sizes[id(node)] = 1 + sum(_size(item, sizes) for item in items)
+    return sizes[id(node)]
+
+
+def _one_line(error: Exception) -> str:
+    return shortened(" ".join(str(error).split()) or type(error).__name__)
+
+
+def shortened(text: str) -> str:
+    """A text, cut to what a message may quote."""
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -108,7 +152,7 @@ def positive_int(name: str, value: Any) -> int:
     """
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
     if isinstance(value, bool) or number < 1 or not number.is_integer():
         raise ValueError(f"{name} must be a positive whole number, not {value!r}")

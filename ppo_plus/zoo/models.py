@@ -4,12 +4,15 @@ import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files import statistics
+from ppo_plus.files.values import Refused
 from ppo_plus.files.whole import replacing
 from ppo_plus.process import torch_threads
 from ppo_plus.rollout.normalization import are_finite
@@ -42,20 +45,22 @@ def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
     return [part() for part in experiment.callback]
 
 
-def load_model(path: Path, experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
+def load_model(
+    path: Path, experiment: Experiment, env: VecEnv, trust_pickle: bool = False, **arguments: Any
+) -> PPO_Plus:
     """A saved model, to be trained on with the experiment's hyperparameters. Its networks stay as they are.
 
     :param path: the ``.zip`` file
     :param experiment: the experiment
     :param env: its training environments; the statistics saved beside the model are loaded into them
+    :param trust_pickle: run what files of SB3 are made of, where they cannot be read otherwise
     :param arguments: further arguments, such as ``verbose``
     :raises ValueError: the model does not fit the environments
     """
-    load_statistics(path, env)
+    load_statistics(path, env, trust_pickle=trust_pickle)
     hyperparams = deepcopy(experiment.hyperparams)
-    return PPO_Plus.load(
-        path, env=env, device=experiment.device, **{**hyperparams, "seed": experiment.seed, **arguments}
-    )
+    changes = {**hyperparams, "seed": experiment.seed, **arguments}
+    return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
 def save_model(model: PPO_Plus, path: Path) -> None:
@@ -76,34 +81,38 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Save normalization statistics as SB3 does, whole or not at all.
+    """Write normalization statistics, whole or not at all.
 
     :param normalize: the environments that have them
-    :param path: the file
+    :param path: the file; one that ends in ``.pkl`` is written as SB3 does, for rl_zoo3
     :raises ValueError: they are not finite
     """
     _require_finite(normalize, path)
+    if path.suffix != ".pkl":
+        return statistics.write_statistics(normalize, path)
     with replacing(path) as file:
         pickle.dump(normalize, file)
 
 
-def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> None:
+def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
     """Put the statistics that were saved with a model into environments; how these use them is left as it is.
 
     :param path: the model's file
     :param env: environments; if they do not normalize, nothing is loaded
-    :param statistics: the statistics' file; ``None``: the one beside the model
+    :param source: the statistics' file; ``None``: the one beside the model
+    :param trust_pickle: run what SB3's files are made of, where it cannot be read otherwise
     :raises FileNotFoundError: they do, and there is no file
-    :raises ValueError: the file is damaged, or its statistics are not finite
+    :raises ValueError: the file is damaged, or its statistics are not finite, or of other spaces
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    source = statistics or statistics_path(path)
+    source = source or _saved_statistics(path)
     try:
-        saved = VecNormalize.load(str(source), normalize.venv)
-    except (OSError, AssertionError):
-        raise  # not there, or of other spaces
+        saved = SimpleNamespace(**statistics.read_statistics(source, trust_pickle))
+        _check_fit(saved, normalize)
+    except (OSError, Refused):
+        raise  # not there, or told what is wrong
     except Exception as error:
         raise ValueError(f"{source} is damaged, or no VecNormalize ({type(error).__name__}: {error})") from None
     _require_finite(saved, source)
@@ -112,7 +121,21 @@ def load_statistics(path: Path, env: VecEnv, statistics: Path | None = None) -> 
         normalize.obs_rms = saved.obs_rms
 
 
-def _require_finite(normalize: VecNormalize, path: Path) -> None:
+def _check_fit(saved: Any, normalize: VecNormalize) -> None:
+    """:raises Refused: statistics are of other observations"""
+    if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
+        raise Refused(
+            f"the statistics are of observations {saved.observation_space}, not {normalize.observation_space}"
+        )
+
+
+def _shapes(moments: Any) -> Any:
+    if isinstance(moments, dict):
+        return {key: _shapes(each) for key, each in moments.items()}
+    return moments.mean.shape, moments.var.shape
+
+
+def _require_finite(normalize: Any, path: Path) -> None:
     """:raises ValueError: statistics are not finite"""
     if not are_finite(normalize):
         raise ValueError(
@@ -122,5 +145,12 @@ def _require_finite(normalize: VecNormalize, path: Path) -> None:
 
 
 def statistics_path(path: Path) -> Path:
-    """Where the statistics of a model are: ``best_model.zip`` has ``best_model_vecnormalize.pkl``."""
-    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.pkl")
+    """Where the statistics of a model are: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
+    return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
+
+
+def _saved_statistics(path: Path) -> Path:
+    """Where they were saved; earlier versions pickled them."""
+    present = statistics_path(path)
+    old = present.with_suffix(".pkl")
+    return old if old.is_file() and not present.is_file() else present

@@ -12,8 +12,12 @@ class Options:
     :param eval_freq: environment steps between evaluations; 0 or less: none
     :param eval_episodes: episodes of each evaluation
     :param n_eval_envs: environments that evaluation uses side by side
-    :param save_freq: environment steps between checkpoints; 0 or less: none
+    :param save_freq: environment steps between checkpoints, and between models that are saved; 0 or less: no models,
+        and checkpoints every ten minutes only
+    :param keep_checkpoints: how many checkpoints to keep, the newest
     :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
+    :param keep_timesteps: with a trained agent: go on counting timesteps from its
+    :param trust_model: read it even if that runs code in it
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param log_interval: rollouts between two logs; ``None``: no logs
     :param progress: show progress
@@ -26,7 +30,10 @@ class Options:
     eval_episodes: int = 5
     n_eval_envs: int = 1
     save_freq: int = -1
+    keep_checkpoints: int = 3
     trained_agent: str | None = None
+    keep_timesteps: bool = False
+    trust_model: bool = False
     tensorboard_log: str | None = None
     log_interval: int | None = 1
     progress: bool = True

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -144,12 +144,23 @@ def read_lineage(folder: Path, read: Callable[[Path], Returns]) -> Returns:
 
 def read_origin(folder: Path) -> tuple[Path | None, int]:
     """Where a run continues another one: that one's folder, if it is there, and the timesteps trained before."""
-    saved = next(folder.glob("*/args.yml"), None)
-    continues = read_mapping(saved, RunLoader).get("continues") if saved is not None else None
+    continues = _continues(folder)
     if not continues:
         return None, 0
     origin = (folder / continues["run"]).resolve() if continues["run"] else None
     return (origin if origin is not None and origin.is_dir() else None), continues["timesteps"]
+
+
+def uncounted(folder: Path) -> int:
+    """Of the timesteps trained before a run, those that its model does not count."""
+    continues = _continues(folder)
+    return continues["timesteps"] - continues.get("counted", 0) if continues else 0
+
+
+def _continues(folder: Path) -> dict[str, Any] | None:
+    """What a run says of the one that it continues."""
+    saved = next(folder.glob("*/args.yml"), None)
+    return None if saved is None else read_mapping(saved, RunLoader).get("continues")
 
 
 def read_evaluations(folder: Path) -> Returns:
@@ -158,7 +169,7 @@ def read_evaluations(folder: Path) -> Returns:
     if not path.is_file():
         return np.empty(0), np.empty(0)
     with np.load(path) as saved:
-        return saved["timesteps"].astype(float) + read_origin(folder)[1], saved["results"].mean(axis=1)
+        return saved["timesteps"].astype(float) + uncounted(folder), saved["results"].mean(axis=1)
 
 
 def read_training(folder: Path) -> Returns:

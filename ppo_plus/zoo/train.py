@@ -16,14 +16,15 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.files.whole import write_text
-from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, EvalLine, Progress
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.options import Options
-from ppo_plus.zoo.plot import plot_learning_curve, read_origin
+from ppo_plus.zoo.plot import plot_learning_curve, uncounted
 
 
 @dataclass(frozen=True)
@@ -79,22 +80,39 @@ def train(run: Run) -> bool:
 
     :param run: a run made by :func:`set_up`
     :return: whether it was trained to its end, and not interrupted
+    :raises BlockingIOError: another process trains it
     """
+    with run.folder.held():
+        return _train(run)
+
+
+def _train(run: Run) -> bool:
     progress = [Progress()] if run.options.progress else []
     evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
-    callbacks: list[BaseCallback] = [*progress, *_checkpoints(run), *make_callbacks(run.experiment), *evaluations]
+    checkpoints = _checkpoints(run)
+    own = make_callbacks(run.experiment)
+    callbacks: list[BaseCallback] = [checkpoints, *progress, *_saved_models(run), *own, *evaluations]
     start, finished = time.monotonic(), False
     if run.options.progress:
         print(_beginning(run), file=sys.stderr, flush=True)
     try:
-        run.model.learn(run.experiment.n_timesteps, callback=callbacks, log_interval=run.options.log_interval)  # type: ignore[arg-type]
+        run.model.learn(
+            run.experiment.n_timesteps,
+            callback=callbacks,
+            log_interval=run.options.log_interval,  # type: ignore[arg-type]
+            reset_num_timesteps=not run.options.keep_timesteps,
+        )
         finished = True
     except KeyboardInterrupt:
         print("interrupted: saving what was learned", file=sys.stderr)
     finally:
         for callback in progress:
             callback.on_training_end()
+        if not finished:
+            checkpoints.write()
         _save(run)
+    if finished:
+        shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     _close(run.model, run.eval_env)
     print(_summary(run, evaluations, time.monotonic() - start))
@@ -116,7 +134,12 @@ def _beginning(run: Run) -> str:
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
     """The model with its training environments, and the evaluation environments, if there are to be any."""
     model = _make_model(experiment, options, make_envs(experiment, monitor_dir=monitor_dir))
-    return model, make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
+    return model, make_eval_envs(experiment, options)
+
+
+def make_eval_envs(experiment: Experiment, options: Options) -> VecEnv | None:
+    """The evaluation environments; ``None`` if there are to be none."""
+    return make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
 
 
 def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:
@@ -124,7 +147,7 @@ def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Pl
     arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
     if options.trained_agent is None:
         return make_model(experiment, env, **arguments)
-    return load_model(Path(options.trained_agent), experiment, env, **arguments)
+    return load_model(Path(options.trained_agent), experiment, env, options.trust_model, **arguments)
 
 
 def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
@@ -139,12 +162,22 @@ def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
     )
 
 
-def _checkpoints(run: Run) -> list[BaseCallback]:
+def _checkpoints(run: Run) -> Checkpoints:
+    """What the run can go on from, should it be interrupted: every ten minutes, too."""
+    return Checkpoints(
+        run.folder.checkpoints,
+        save_freq=run.options.save_freq if run.options.save_freq > 0 else None,
+        keep=run.options.keep_checkpoints,
+        logs=["../*.monitor.csv"],
+    )
+
+
+def _saved_models(run: Run) -> list[BaseCallback]:
     if run.options.save_freq <= 0:
         return []
     # SB3 counts steps of each environment.
     every = max(run.options.save_freq // run.experiment.n_envs, 1)
-    return [Checkpoints(every, str(run.folder.path), save_vecnormalize=True)]
+    return [SavedModels(every, str(run.folder.path))]
 
 
 def _save(run: Run) -> None:
@@ -171,7 +204,9 @@ def _origin(options: Options, folder: RunFolder, model: PPO_Plus) -> dict[str, A
     # Relative, so that the folder of all runs can be moved.
     return {
         "run": os.path.relpath(origin, folder.path) if is_run else None,
-        "timesteps": model.num_timesteps + read_origin(origin)[1],
+        "timesteps": model.num_timesteps + uncounted(origin),
+        # Of these, what the model goes on counting from.
+        "counted": model.num_timesteps if options.keep_timesteps else 0,
     }
 
 

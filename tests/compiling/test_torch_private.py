@@ -9,6 +9,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch.fx.graph_module import _loader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -277,3 +278,10 @@ def test_a_buffer_that_is_replaced_while_others_stand_in_is_written_into_its_sta
         module.running_mean = module.running_mean + 1
     assert th.equal(other, th.full((2,), 2.0))
     assert module.running_mean is own and th.equal(own, th.zeros(2))
+
+
+def test_inductor_is_told_the_width_of_vectors(monkeypatch):
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert torch_private.options()["cpp.simdlen"] == 0
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    assert torch_private.options() == torch_private.OPTIONS | {"cpp.simdlen": pick_vec_isa().bit_width()}

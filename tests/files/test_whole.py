@@ -11,9 +11,9 @@ import time
 
 import pytest
 from envs import ACTIONS, vec
-from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.statistics import read_statistics
 from ppo_plus.files.whole import replacing, write_text
 
 
@@ -119,8 +119,8 @@ def test_no_kill_breaks_a_saved_model(tmp_path):
             # Stopped is as good as killed for a moment: what is on the disk now is what a kill would leave.
             child.send_signal(signal.SIGSTOP)
             model = PPO_Plus.load(path, device="cpu")
-            statistics = VecNormalize.load(str(tmp_path / "model_vecnormalize.pkl"), vec(ACTIONS["discrete"]))
-            assert model.n_steps == 8 and statistics.norm_obs
+            statistics = read_statistics(tmp_path / "model_vecnormalize.zip")
+            assert model.n_steps == 8 and statistics["norm_obs"]
             child.send_signal(signal.SIGCONT)
     finally:
         child.kill()

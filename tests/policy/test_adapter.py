@@ -10,7 +10,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy
 from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus
+from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, register
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.policy.adapter import adapt_policy_class, overridden
 
@@ -99,6 +99,7 @@ def test_squashed_actions_reach_the_bounds():
 @pytest.mark.parametrize("case", ["box", "dict"])
 def test_it_is_saved_loaded_and_evaluated(case, tmp_path):
     model = learned(PPO_Plus, case)
+    register(model.policy_class)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=model.get_env(), device="cpu")
     for mine, theirs in zip(loaded.policy.parameters(), model.policy.parameters(), strict=True):

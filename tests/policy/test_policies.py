@@ -101,7 +101,8 @@ def test_lazy_layers_find_their_sizes(space, share, tmp_path):
     before = weight.detach().clone()
     model.learn(32).save(tmp_path / "model")
     assert not th.equal(weight, before)
-    loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
+    custom = {"policy_kwargs": kwargs}
+    loaded = PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom)
     assert th.equal(loaded.policy.pi_features_extractor.layers[1].weight, weight)
 
 

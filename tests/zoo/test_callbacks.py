@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnRewardThreshold
-from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus.zoo.callbacks import Checkpoints, EvalAfterUpdates, Progress
+from ppo_plus.files.statistics import read_statistics
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
@@ -83,8 +83,8 @@ def test_evaluation_changes_nothing_of_the_training():
 def test_the_best_model_has_its_own_statistics(tmp_path):
     model, callback, snapshot = learn(640, 64, log_path=str(tmp_path), best_model_save_path=str(tmp_path))
     best = int(np.argmax([np.mean(rewards) for rewards in callback.evaluations_results]))
-    saved = VecNormalize.load(str(tmp_path / "best_model_vecnormalize.pkl"), make_envs(EXPERIMENT).venv)
-    np.testing.assert_array_equal(saved.obs_rms.mean, snapshot.means[best])
+    saved = read_statistics(tmp_path / "best_model_vecnormalize.zip")
+    np.testing.assert_array_equal(saved["obs_rms"].mean, snapshot.means[best])
     assert (tmp_path / "best_model.zip").is_file() and (tmp_path / "evaluations.npz").is_file()
 
 
@@ -97,8 +97,8 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
 
 
 def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, Checkpoints(16, str(tmp_path), save_vecnormalize=True))
-    names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.pkl")}
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, SavedModels(16, str(tmp_path)))
+    names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.zip")}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 

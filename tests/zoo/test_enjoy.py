@@ -1,5 +1,11 @@
 """Watching and recording."""
 
+import base64
+import json
+import os
+import pickle
+import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -12,6 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.enjoy import (
     VIDEOS,
     Player,
@@ -210,3 +217,75 @@ def test_broken_ordered_dictionaries(tmp_path):
     (tmp_path / "config.yml").write_text("!!python/object/apply:collections.OrderedDict\n- - [[a], b]\n")
     with pytest.raises(ValueError, match="no valid YAML"):
         read_mapping(tmp_path / "config.yml", RunLoader)
+
+
+# --- what is not trusted ---------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Makes a folder when it is read."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def poison(path, attribute, evil):
+    """Put a pickle in place of an attribute of a model of SB3."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(members["data"])
+    data[attribute] = {":type:": "x", ":serialized:": base64.b64encode(pickle.dumps(evil)).decode()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | {"data": json.dumps(data).encode()}).items():
+            archive.writestr(name, content)
+
+
+def enjoy_by_hand(folder, *flags):
+    where = ["--env", "CartPole-v1", "-f", str(folder), "--exp-id", "-1"]
+    return main(["enjoy", *where, "-n", "5", "--no-render", *flags])
+
+
+def test_a_run_whose_model_is_poisoned_runs_nothing_unless_trusted(tmp_path, capsys):
+    write_rl_zoo3_run(tmp_path)
+    poison(tmp_path / "CartPole-v1.zip", "ent_coef", Evil(tmp_path / "ran"))
+    with pytest.raises(SystemExit) as ended:
+        enjoy_by_hand(tmp_path)
+    assert ended.value.code == 2 and not (tmp_path / "ran").exists()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "ent_coef (it would call posix:mkdir)" in line and "--trust-model" in line
+    with pytest.raises((SystemExit, ValueError, TypeError)):
+        enjoy_by_hand(tmp_path, "--trust-model")
+    assert (tmp_path / "ran").exists()
+
+
+def test_statistics_that_are_poisoned_run_nothing(tmp_path, capsys):
+    write_rl_zoo3_run(tmp_path)
+    (tmp_path / "CartPole-v1" / "vecnormalize.pkl").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(SystemExit) as ended:
+        enjoy_by_hand(tmp_path)
+    assert ended.value.code == 2 and "vecnormalize.pkl" in capsys.readouterr().err and not (tmp_path / "ran").exists()
+
+
+def test_schedules_of_a_model_that_only_plays_are_not_read(tmp_path, capsys):
+    write_rl_zoo3_run(tmp_path)
+    for name in ("learning_rate", "clip_range", "lr_schedule"):
+        poison(tmp_path / "CartPole-v1.zip", name, Evil(tmp_path / "ran"))
+    enjoy_by_hand(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_settings_of_a_run_import_from_known_packages_unless_trusted(tmp_path, capsys, monkeypatch):
+    write_rl_zoo3_run(tmp_path)
+    settings = tmp_path / "CartPole-v1" / "config.yml"
+    entry = yaml.load(settings.read_text(), RunLoader) | {"env_wrapper": "evil_wrappers.Wrapper"}
+    settings.write_text(yaml.dump(dict(entry)))
+    (tmp_path / "evil_wrappers.py").write_text("import gymnasium\nclass Wrapper(gymnasium.Wrapper): pass\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        enjoy_by_hand(tmp_path)
+    assert "evil_wrappers" in capsys.readouterr().err and "evil_wrappers" not in sys.modules
+    enjoy_by_hand(tmp_path, "--trust-model")
+    assert sys.modules.pop("evil_wrappers")

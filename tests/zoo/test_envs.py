@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus import PPO_Plus
+from ppo_plus.rollout.env_state import get_state, set_state
 from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
@@ -43,8 +44,10 @@ def test_order_of_wrappers():
     assert isinstance(env, VecFrameStack)
     assert isinstance(env.venv, VecNormalize)
     assert type(env.venv.venv).__name__ == "VecCheckNan"
+    # Outermost the wrapper that lets them go on where they stood.
+    assert env.env_method("class_name") == ["Resumable"] * 2
     (first, _) = env.get_attr("env")
-    assert isinstance(first, Monitor)
+    assert isinstance(first.env, Monitor)
     assert env.observation_space.shape == (15,)
 
 
@@ -54,6 +57,22 @@ def test_images_are_transposed_for_evaluation_as_for_training():
         assert isinstance(env, VecTransposeImage)
         assert env.observation_space.shape == (2, 64, 64)
         env.close()
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_they_go_on_where_they_stood(vec_env, evaluation):
+    experiment = CARTPOLE.replace(vec_env=vec_env, normalize={}, frame_stack=2)
+    env, other = (make_envs(experiment, 1, evaluation=evaluation) for _ in range(2))
+    env.reset()
+    for _ in range(30):
+        env.step(np.ones(1, dtype=int))
+    assert set_state(other, get_state(env)) is None
+    for _ in range(30):
+        (ours, _, _, _), (theirs, _, _, _) = (each.step(np.zeros(1, dtype=int)) for each in (env, other))
+        np.testing.assert_array_equal(theirs, ours)
+    env.close()
+    other.close()
 
 
 @pytest.mark.parametrize(("normalize", "gamma"), [({}, 0.98), ({"gamma": 0.5}, 0.98)])

@@ -1,8 +1,9 @@
 """Settings files: which entry, and what is no file."""
 
 import pytest
+import yaml
 
-from ppo_plus.zoo.hyperparams import positive_int, read_entry
+from ppo_plus.zoo.hyperparams import RunLoader, positive_int, read_entry, read_mapping
 
 
 def test_an_exact_id_comes_first_then_atari_then_default(settings):
@@ -71,6 +72,80 @@ def test_yaml_cannot_run_code(settings, tmp_path):
 def test_anchors_that_never_end(settings, text):
     with pytest.raises(ValueError, match="more than 100000 values, or one that contains itself"):
         read_entry("a", settings(text))
+
+
+def nested_merges(levels, copies=10):
+    """Mappings that each merge the one before, several times: so many copies in all as the last level has keys."""
+    lines = [f"a{i + 1}: &a{i + 1} {{<<: [{', '.join([f'*a{i}'] * copies)}]}}" for i in range(levels)]
+    return "\n".join(["a0: &a0 {x: 1}", *lines])
+
+
+#: What is short and takes much: its expansion is a million values, which a reader without bounds still survives.
+BOMBS = {
+    "nested merges": nested_merges(6),
+    "merges of one mapping": "a0: &a0 {x: 1}\na: {<<: [" + "*a0, " * 50_000 + "]}",
+    "key": "a0: &a0 !!python/tuple [1]\n"
+    + "".join(f"a{i + 1}: &a{i + 1} !!python/tuple [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(6))
+    + "? *a6\n: 1",
+    "text": f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 1_000}]",
+}
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, RunLoader])
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_what_expands_too_much(settings, text, loader):
+    with pytest.raises(ValueError, match="no valid YAML: it has more than 100000 values") as error:
+        read_mapping(settings(text), loader)
+    assert "\n" not in str(error.value)
+
+
+def test_nested_merges_are_refused_before_they_are_expanded(settings, monkeypatch):
+    """The bomb of 567 bytes: nothing is constructed of it."""
+    monkeypatch.setattr(yaml.SafeLoader, "construct_document", lambda *_: pytest.fail("it would be expanded"))
+    with pytest.raises(ValueError, match="more than 100000 values"):
+        read_mapping(settings(nested_merges(11)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 10_000, "recursion"),
+        ("a: " + "{b: " * 10_000, "recursion"),
+        ("\n".join(" " * i + "a:" for i in range(1_000)), "recursion"),
+        ("a: " + "9" * 50_000, "a number has 50000 characters"),
+        ("a: 0x" + "f" * 50_000, "a number has 50002 characters"),
+        ("a: 1" + ":1" * 20_000, "a number has 40001 characters"),
+        ("a: 1" + ":1" * 1_000 + ".5", "a number has 2003 characters"),
+        (f"a: !!float '{'9' * 5_000}'", "a number has 5000 characters"),
+        ("a: !!float ''", "no valid YAML"),
+        ("a: !!int ''", "no valid YAML"),
+        ("a: !!bool maybe", "no valid YAML"),
+        ("a: !!timestamp now", "no valid YAML"),
+        ("a: 2023-99-99", "no valid YAML"),
+        ("? [1]\n: 2", "unhashable"),
+        ("x" * 2**20 + "x", "has more than 1048576 bytes"),
+        ("x" * 2**19, "settings.yml must be a mapping"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_damaged_yaml_is_one_short_line(settings, text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_mapping(settings(text))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 2_000
+
+
+def test_ordinary_merges_of_all_kinds(settings):
+    """One mapping, several (the first one counts), merged ones merged, an alias of plain data, numbers of all kinds."""
+    path = settings(
+        "A: &a {x: 1, y: 2}\nB: &b {<<: *a, y: 3}\nC: {<<: [*b, {y: 4, z: 0x10}], w: &w [1e3, 1.5e+3, 1_000]}\n"
+        "D: {<<: *b, w: *w, n: 123456789012345678901234567890}"
+    )
+    assert read_mapping(path) == {
+        "A": {"x": 1, "y": 2},
+        "B": {"x": 1, "y": 3},
+        "C": {"x": 1, "y": 3, "z": 16, "w": ["1e3", 1500.0, 1000]},
+        "D": {"x": 1, "y": 3, "w": ["1e3", 1500.0, 1000], "n": 123456789012345678901234567890},
+    }
 
 
 def test_missing_file(tmp_path):

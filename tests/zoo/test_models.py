@@ -52,7 +52,7 @@ def test_a_model_goes_with_its_statistics(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
     path = tmp_path / "best_model.zip"
     save_model(model, path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.pkl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["best_model.zip", "best_model_vecnormalize.zip"]
     loaded = load_model(path, EXPERIMENT.with_hyperparams({"gamma": 0.5}), make_envs(EXPERIMENT))
     statistics = loaded.get_vec_normalize_env()
     np.testing.assert_array_equal(statistics.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
@@ -72,13 +72,13 @@ def test_without_normalization_there_are_no_statistics(tmp_path):
 
 
 def test_missing_statistics_are_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="m_vecnormalize.pkl"):
+    with pytest.raises(FileNotFoundError, match="m_vecnormalize.zip"):
         load_statistics(tmp_path / "m.zip", make_envs(EXPERIMENT))
 
 
 def test_path_of_statistics(tmp_path):
-    assert statistics_path(tmp_path / "rl_model_10_steps.zip") == tmp_path / "rl_model_10_steps_vecnormalize.pkl"
-    assert statistics_path(tmp_path / "a.b") == tmp_path / "a.b_vecnormalize.pkl"
+    assert statistics_path(tmp_path / "rl_model_10_steps.zip") == tmp_path / "rl_model_10_steps_vecnormalize.zip"
+    assert statistics_path(tmp_path / "a.b") == tmp_path / "a.b_vecnormalize.zip"
 
 
 def test_callbacks_are_made_anew():
@@ -93,10 +93,10 @@ def test_statistics_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
     path, statistics = tmp_path / "model.zip", model.get_vec_normalize_env()
     statistics.obs_rms.var[1] = np.nan
-    with pytest.raises(ValueError, match="statistics of VecNormalize for .*model_vecnormalize.pkl are not finite"):
+    with pytest.raises(ValueError, match="statistics of VecNormalize for .*model_vecnormalize.zip are not finite"):
         save_model(model, path)
     statistics.save(str(statistics_path(path)))
-    with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.pkl are not finite"):
+    with pytest.raises(ValueError, match=r"statistics of VecNormalize for .*model_vecnormalize\.zip are not finite"):
         load_statistics(path, make_envs(EXPERIMENT))
 
 
@@ -104,5 +104,5 @@ def test_statistics_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
 def test_damaged_statistics_are_called_so(tmp_path, contents):
     path = tmp_path / "model.zip"
     statistics_path(path).write_bytes(contents)
-    with pytest.raises(ValueError, match=r"model_vecnormalize\.pkl is damaged, or no VecNormalize"):
+    with pytest.raises(ValueError, match=r"model_vecnormalize\.zip is damaged or truncated, or no VecNormalize"):
         load_statistics(path, make_envs(EXPERIMENT))

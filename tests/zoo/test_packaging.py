@@ -83,7 +83,7 @@ main("plot -e CartPole-v1".split())
     done = installed("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
-    for path in (run / "CartPole-v1.zip", run / "best_model_vecnormalize.pkl", run / "CartPole-v1.gif"):
+    for path in (run / "CartPole-v1.zip", run / "best_model_vecnormalize.zip", run / "CartPole-v1.gif"):
         assert path.is_file()
     assert (tmp_path / "curves.png").is_file()
 

@@ -1,11 +1,14 @@
 """Training runs, in process."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import yaml
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.statistics import read_statistics
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
@@ -28,7 +31,7 @@ def test_layout_of_the_log_folder(tmp_path, capsys):
     models = ["CartPole-v1", "best_model", "rl_model_256_steps", "rl_model_512_steps"]
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
         *(f"{model}.zip" for model in models),
-        *(f"{model}_vecnormalize.pkl" for model in models),
+        *(f"{model}_vecnormalize.zip" for model in models),
         *(f"{i}.monitor.csv" for i in range(2)),
         "evaluations.npz",
         "learning_curve.png",
@@ -88,8 +91,11 @@ def test_normalization_is_saved_and_uses_the_discount_of_the_algorithm(tmp_path)
     experiment = SHORT.replace(normalize={})
     made = run(tmp_path, experiment)
     raw = make_envs(experiment.replace(normalize=None))
-    for path in ("CartPole-v1_vecnormalize.pkl", "CartPole-v1/vecnormalize.pkl"):
-        loaded = VecNormalize.load(str(made.folder.path / path), raw)
+    # rl_zoo3 reads the second.
+    for loaded in (
+        SimpleNamespace(**read_statistics(made.folder.path / "CartPole-v1_vecnormalize.zip")),
+        VecNormalize.load(str(made.folder.path / "CartPole-v1" / "vecnormalize.pkl"), raw),
+    ):
         assert loaded.gamma == made.model.gamma == 0.98
         assert loaded.obs_rms.count > 500
         assert not np.allclose(loaded.obs_rms.var, 1)

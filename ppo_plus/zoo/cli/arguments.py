@@ -87,6 +87,10 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
     command.add_argument("--device", type=device, default="auto", help="cpu, cuda or auto (default: auto)")
 
 
+#: Help of ``--trust-model``.
+TRUST_MODEL = "read a model of SB3 that holds pickles, which run code, and let the settings of its run import anything"
+
+
 def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
     """What settings may import from; ``None``: from anywhere.
 

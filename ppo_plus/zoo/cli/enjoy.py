@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli.arguments import (
+    TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
     refuse,
@@ -15,7 +16,7 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.folders import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
-from ppo_plus.zoo.imports import import_packages
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_packages
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.enjoy import Player
@@ -32,9 +33,7 @@ def add_parser(commands: Any) -> None:
 
     :param commands: the program's subparsers
     """
-    command = commands.add_parser(
-        "enjoy", help="watch a trained model (models are pickles: load only those that you trust)"
-    )
+    command = commands.add_parser("enjoy", help="watch a trained model")
     command.set_defaults(prepare=prepare_enjoy)
     _add_arguments(command)
     command.add_argument("--no-render", action="store_true", help="show nothing, print the returns")
@@ -110,6 +109,8 @@ def _player(
         deterministic=args.deterministic,
         env_kwargs={**mode, **dict(args.env_kwargs or [])},
         monitor_dir=monitor_dir,
+        packages=None if args.trust_model else (*ALLOWED_PACKAGES, *args.gym_packages),
+        trust_pickle=args.trust_model,
     )
 
 
@@ -119,6 +120,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     refuse(command, REMEDIES)
     add = command.add_argument
     add("--exp-id", type=int, default=0, metavar="N", help="number of the run; 0: the last, -1: the folder itself")
+    add("--trust-model", action="store_true", help=TRUST_MODEL)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--load-best", action="store_true", help="the model that was best in evaluation")
     which.add_argument("--load-checkpoint", type=whole_number, metavar="N", help="the checkpoint after N timesteps")

@@ -1,6 +1,7 @@
 """``ppo-plus train``: rl_zoo3's flags, where they mean something for PPO_Plus."""
 
 import argparse
+import errno
 import shlex
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ppo_plus.zoo.cli.arguments import (
+    TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
     allowed_packages,
@@ -28,6 +30,7 @@ from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
+    from ppo_plus.zoo.train import Run
 
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool")
@@ -65,8 +68,11 @@ def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "train", help="train, evaluate and save a model, and plot its learning curve", description=DESCRIPTION
     )
-    command.set_defaults(prepare=prepare)
-    add_env_arguments(command, "--log-folder")
+    command.set_defaults(prepare=partial(prepare, command))
+    add_env_arguments(command, "--log-folder", env_required=False)
+    command.add_argument(
+        "--resume", metavar="RUN", help="folder of a run that was interrupted, to go on with as if it had not been"
+    )
     add_algo_argument(command, "for rl_zoo3's command lines; PPO_Plus is trained either way")
     add_experiment_arguments(command)
     _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
@@ -168,10 +174,20 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     return experiment
 
 
-def prepare(args: argparse.Namespace) -> Callable[[], None]:
-    """Build the run, or describe it."""
+def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
+    """Build the run, or describe it.
+
+    :param command: the parser
+    :param args: what it read
+    """
+    if args.resume is not None:
+        return _prepare_to_go_on(command, args)
+    if args.env is None:
+        raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
+    if args.keep_timesteps and args.trained_agent is None:
+        raise ValueError("--keep-timesteps goes on counting from a saved model: name it with -i")
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -186,22 +202,74 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
         run = set_up(experiment, options)
 
     def work() -> None:
-        with _one_interrupt():
+        with _one_interrupt() as came:
             if name:
                 track(args, experiment, name)
-            finished = train(run)
-            print(f"watch it: {_enjoy_command(args)}")
-            if not finished:
-                sys.exit(INTERRUPTED)
+            _train(train, run, args, came)
 
     return work
 
 
-def _enjoy_command(args: argparse.Namespace) -> str:
-    """The command that plays with the model just trained."""
-    folder = [] if args.log_folder == "logs" else ["-f", args.log_folder]
+#: What may be said anew when a run goes on.
+ANEW = {"resume", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"}
+
+
+def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
+    """Build an interrupted run as it stood."""
+    others = [name for name, value in vars(args).items() if name not in ANEW and value != command.get_default(name)]
+    if others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
+    from ppo_plus.zoo.resume import find_run, set_up_again
+    from ppo_plus.zoo.train import train
+
+    folder = find_run(Path(args.resume))
+    import_packages(args.gym_packages)
+    run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose)
+
+    def work() -> None:
+        with _one_interrupt() as came:
+            _train(train, run, args, came)
+
+    return work
+
+
+def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace, came: list[int]) -> None:
+    """Train, and say what can be done next.
+
+    Where training does not reach its end the exit code says why: 128 plus the signal's number, or the operating
+    system's number of a full disk (28) or of too little memory (12).
+
+    :param train: trains a run
+    :param run: the run
+    :param args: what it was asked for
+    :param came: the signal that came, once it has
+    """
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
-    return shlex.join(["ppo-plus", "enjoy", "--env", args.env, *folder, *packages])
+    trust = ["--trust-config"] if args.trust_config else []
+    finished, code = False, INTERRUPTED
+    try:
+        finished = train(run)
+        folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
+        print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
+    except MemoryError as error:
+        code = _told(errno.ENOMEM, f"there is too little memory ({error})")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        code = _told(errno.ENOSPC, str(error))
+    finally:
+        if not finished and any(run.folder.checkpoints.glob("*.zip")):
+            resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *packages, *trust]
+            print(f"go on: {shlex.join(resume)}", flush=True)
+    if not finished:
+        sys.exit(128 + came[0] if came else code)
+
+
+def _told(code: int, reason: str) -> int:
+    """Tell in one line what ended a run, and return its exit code."""
+    print(f"ppo-plus train: error: {reason}", file=sys.stderr)
+    return code
 
 
 def _settings_file(name: str) -> Path:
@@ -214,18 +282,23 @@ def _settings_file(name: str) -> Path:
 
 
 @contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving."""
+def _one_interrupt() -> Iterator[list[int]]:
+    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving.
 
-    def interrupt(*_: object) -> NoReturn:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
+    :return: the signal that came, once it has
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        came.append(number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     # A shell's background job ignores Ctrl-C, which is left so.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
-    yield
+    yield came
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -246,7 +319,10 @@ def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
         eval_episodes=args.eval_episodes,
         n_eval_envs=args.n_eval_envs,
         save_freq=args.save_freq,
+        keep_checkpoints=args.keep_checkpoints,
         trained_agent=args.trained_agent,
+        keep_timesteps=args.keep_timesteps,
+        trust_model=args.trust_model,
         tensorboard_log=tensorboard_log,
         log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
         progress=args.progress,
@@ -282,9 +358,19 @@ def _add_option_arguments(group: Any) -> None:
         type=int,
         default=default.save_freq,
         metavar="N",
-        help="timesteps between checkpoints; negative: none (default: %(default)s)",
+        help="timesteps between checkpoints, each beside a model that stays; negative: a checkpoint every ten minutes, "
+        "and no models (default: %(default)s)",
+    )
+    add(
+        "--keep-checkpoints",
+        type=whole_number,
+        default=default.keep_checkpoints,
+        metavar="N",
+        help="how many checkpoints to keep for --resume (default: %(default)s)",
     )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
+    add("--keep-timesteps", action="store_true", help="with -i: go on counting timesteps from the saved model's")
+    add("--trust-model", action="store_true", help=TRUST_MODEL)
     add("-tb", "--tensorboard-log", metavar="DIR", help="folder for TensorBoard")
     add(
         "--log-interval",

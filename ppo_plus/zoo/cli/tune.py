@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -120,7 +121,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     tell_budget(experiment.n_timesteps, task)
     print(standing(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
-    workers = Workers(args.workers, url, args.heartbeat_interval, args.grace_period)
+    workers = Workers(args.workers, url, args.heartbeat_interval, args.grace_period, args.run_timeout)
     return partial(_tune, study, task, folder, workers)
 
 
@@ -132,6 +133,7 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
+    from ppo_plus.zoo.tune.processes import Workers, supervise
     from ppo_plus.zoo.tune.stages import Study, only_study
     from ppo_plus.zoo.tune.worker import Worker
 
@@ -141,7 +143,13 @@ def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     for package in args.gym_packages:
         import_module(package)
     storage = _open(url, args, must_exist=True)
-    return partial(_work, Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args)))
+    worker = Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args))
+    if args.run_timeout is None:
+        return partial(_work, worker.work)
+    # This process watches another one, and imports what its own arguments allow, not what the study names.
+    task = replace(worker.task, packages=allowed_packages(args), gym_packages=tuple(args.gym_packages))
+    workers = Workers(1, url, args.heartbeat_interval, args.grace_period, args.run_timeout)
+    return partial(_work, partial(supervise, worker.study, task, workers))
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
@@ -161,12 +169,13 @@ def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
             print(f"train with them: {retrain_command(task, entry)}")
 
 
-def _work(worker: Any) -> None:
+def _work(work: Callable[[], None]) -> None:
+    from ppo_plus.zoo.tune.processes import WorkersDied
     from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped
 
-    with exit_codes({StudyStopped: 1, CannotCompile: 1, StorageError: 2}, _interrupted()):
-        worker.work()
+    with exit_codes({StudyStopped: 1, CannotCompile: 1, WorkersDied: 1, StorageError: 2}, _interrupted()):
+        work()
 
 
 def _interrupted() -> str:
@@ -258,3 +267,5 @@ def _add_study_arguments(group: Any, storage: str, study_name: str) -> None:
         "a worker (%(default)s)")  # fmt: skip
     add("--grace-period", type=whole_number, default=60, metavar="S", help="seconds of silence after which a worker "
         "counts as dead; the same for all workers of a study (%(default)s)")  # fmt: skip
+    add("--run-timeout", type=whole_number, metavar="S", help="seconds that a run may take here: the trial of a "
+        "longer one, whose environment may hang, has failed, and its worker is replaced (any time)")  # fmt: skip

@@ -11,6 +11,7 @@ processes agree without a lock, and if two of them replace the same dead trial, 
 
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,13 +21,21 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from ppo_plus.zoo.tune.attributes import (
+    DEATHS,
+    FIXED,
+    INTERRUPTED,
+    JOB,
+    REASON,
+    REPLACES,
+    WORKER,
+    check_trial,
+    undamaged,
+)
 from ppo_plus.zoo.tune.storage import record_heartbeat
 
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
-
-#: User attributes of a trial.
-JOB, REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "job", "replaces", "deaths", "worker", "reason", "interrupted"
 
 
 class Jobs:
@@ -34,11 +43,15 @@ class Jobs:
 
     :param storage: where the study is
     :param name: name of the study, which must exist
+    :param given: user attributes that each job has
+    :param results: user attributes that a complete trial has as well
     """
 
-    def __init__(self, storage: BaseStorage, name: str):
+    def __init__(self, storage: BaseStorage, name: str, given: Sequence[str] = (), results: Sequence[str] = ()):
         self.storage = storage
         self.name = name
+        self.given = given
+        self.results = results
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded.
@@ -48,8 +61,11 @@ class Jobs:
         return optuna.load_study(study_name=self.name, storage=self.storage, **options)
 
     def trials(self) -> list[FrozenTrial]:
-        """The current trial of each job."""
-        return list(holders(self.study().get_trials(deepcopy=False)).values())
+        """The current trial of each job.
+
+        :raises StorageError: a trial is damaged
+        """
+        return list(holders(self._read()).values())
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]] = ()) -> None:
         """Add the jobs that are missing. Many processes may call it, and call it again.
@@ -58,7 +74,7 @@ class Jobs:
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
-        known = {trial.user_attrs[JOB] for trial in study.get_trials(deepcopy=False)}
+        known = {trial.user_attrs.get(JOB) for trial in self._read()}
         for place, job in enumerate(jobs):
             numbered = {JOB: place, **job}
             if numbered[JOB] not in known:
@@ -87,14 +103,14 @@ class Jobs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             fail_stale_trials(study)
-        trials = study.get_trials(deepcopy=False)
+        trials = self._read()
         standing = holders(trials)
         for trial in standing.values():
             if is_lost(trial):
                 study.add_trial(successor(trial))
         for trial in trials:
-            if trial.state == TrialState.WAITING and standing[trial.user_attrs[JOB]] is not trial:
-                self.fail(trial, "another trial has its job")
+            if trial.state == TrialState.WAITING and standing.get(trial.user_attrs.get(JOB, -1)) is not trial:
+                self._refuse(trial)
 
     def take_back(self) -> None:
         """Give the jobs of all running trials to new ones: for a storage without heartbeats, when no worker runs."""
@@ -127,17 +143,39 @@ class Jobs:
         except UpdateFinishedTrialError:
             return
 
-    def fail(self, trial: FrozenTrial, reason: str) -> None:
+    def fail(self, trial: FrozenTrial, reason: str) -> bool:
         """Finish a trial whose own settings made it fail. Its job is done.
 
         :param trial: what :meth:`claim` returned
         :param reason: human-readable failure reason
+        :return: whether it had not ended yet
         """
         try:
             self.storage.set_trial_user_attr(trial._trial_id, REASON, reason)
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            return True
         except UpdateFinishedTrialError:
-            return
+            return False
+
+    def _refuse(self, trial: FrozenTrial) -> None:
+        """End a waiting trial that has no job."""
+        if JOB in trial.user_attrs:
+            self.fail(trial, "another trial has its job")
+        elif self.fail(trial, "it was enqueued with Optuna itself"):
+            print(
+                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is no job of "
+                "this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
+                file=sys.stderr,
+            )
+
+    def _read(self) -> list[FrozenTrial]:
+        """All trials, those without a job as well; what is wrong with the jobs' ones is found here."""
+        with undamaged(self.name):
+            trials = self.study().get_trials(deepcopy=False)
+        for trial in trials:
+            if JOB in trial.user_attrs:
+                check_trial(self.name, trial, self.given, self.results)
+        return trials
 
     def _take(self, trial: FrozenTrial) -> bool:
         # Before the state: a running trial without any heartbeat would never count as dead.
@@ -154,11 +192,11 @@ class Jobs:
 def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
     """The current trial of each job.
 
-    :param trials: all trials of a study
+    :param trials: all trials of a study; those that were added with Optuna itself have no job
     :return: the current trials by the number of their job
     """
     holder: dict[int, FrozenTrial] = {}
-    for trial in sorted(trials, key=lambda trial: trial.number):
+    for trial in sorted((trial for trial in trials if JOB in trial.user_attrs), key=lambda trial: trial.number):
         job = trial.user_attrs[JOB]
         present = holder.get(job)
         if trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
@@ -192,10 +230,13 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
         params=trial.params,
         distributions=trial.distributions,
         user_attrs={**kept, REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died},
-        system_attrs={key: value for key, value in trial.system_attrs.items() if key == "fixed_params"},
+        system_attrs={key: value for key, value in trial.system_attrs.items() if key == FIXED},
     )
 
 
-def worker_name() -> str:
-    """Host and process id of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def worker_name(pid: int | None = None) -> str:
+    """Host and process id of a worker.
+
+    :param pid: its process id on this machine; ``None``: of this process
+    """
+    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"

@@ -3,10 +3,12 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
+from ppo_plus.zoo.hyperparams import MAX_NUMBER, shortened
 from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
 #: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, so with a smaller stride runs
@@ -52,9 +54,16 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, lowest in LOWEST.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {lowest}")
+        for name, (lowest, highest) in LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name}={shortened(repr(value))} must be a whole number")
+            if value < lowest:
+                raise ValueError(f"{name}={value} must be at least {lowest}")
+            if value > highest:
+                raise ValueError(f"{name}={shortened(repr(value))} must be at most {highest}")
+        if isinstance(self.race_share, bool) or not isinstance(self.race_share, (int, float)):
+            raise ValueError(f"race_share={shortened(repr(self.race_share))} must be a number")
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
@@ -126,18 +135,19 @@ class Plan:
         return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
 
 
-#: The minimum of each number of a plan.
-LOWEST = {
-    "n_timesteps": 1,
-    "n_evals": 1,
-    "n_eval_episodes": 1,
-    "n_eval_envs": 1,
-    "last_evals": 1,
-    "n_seeds": 1,
-    "race_seeds": 0,
-    "n_finalists": 1,
-    "confirm_seeds": 0,
-    "seed": 0,
+#: The least and the most that each number of a plan may be. The most is what a study could never need: a plan is read
+#: from a database, and its numbers decide how much memory is taken.
+LIMITS = {
+    "n_timesteps": (1, MAX_NUMBER),
+    "n_evals": (1, MAX_NUMBER),
+    "n_eval_episodes": (1, 10**6),
+    "n_eval_envs": (1, 10**4),
+    "last_evals": (1, MAX_NUMBER),
+    "n_seeds": (1, 1_000),
+    "race_seeds": (0, 1_000),
+    "n_finalists": (1, 1_000),
+    "confirm_seeds": (0, 1_000),
+    "seed": (0, 2**32),
 }
 
 
@@ -243,12 +253,19 @@ class Task:
 
         :param data: from a storage, which others can write to as well
         :param allowed: the packages that it may import from; ``None``: any
-        :raises ValueError: it asks for others; nothing has been imported then
+        :raises ValueError: it asks for others; nothing has been imported then; or a setting has a wrong value
+        :raises KeyError: something is missing
+        :raises TypeError: something is of a wrong kind, or too much
         """
-        packages = None if data["packages"] is None else tuple(data["packages"])
+        _check_kinds("task", data, KINDS)
+        _check_kinds("run", data["run"], RUN)
+        packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
         _check_allowed(data["env_id"], packages, allowed)
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**data["run"])
-        return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(data["gym_packages"]))
+        plan = Plan(**data["plan"])
+        if plan.n_evals > plan.n_timesteps:
+            raise ValueError(f"n_evals={plan.n_evals} must be at most n_timesteps={plan.n_timesteps}")
+        return cls(experiment, data["space"], plan, packages, tuple(map(str, data["gym_packages"])))
 
 
 def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple[str, ...] | None) -> None:
@@ -267,8 +284,29 @@ def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple
         )
 
 
-#: Fields of an experiment that are not settings, and the same in all runs of a study.
-RUN = ("device", "vec_env", "eval_env_kwargs")
+#: Fields of an experiment that are not settings, and the same in all runs of a study; and of what kind they are.
+RUN = {"device": str, "vec_env": str, "eval_env_kwargs": (dict, type(None))}
+
+#: What a task is as plain data.
+KINDS = {
+    "env_id": str,
+    "settings": dict,
+    "run": dict,
+    "space": dict,
+    "plan": dict,
+    "packages": (list, type(None)),
+    "gym_packages": list,
+}
+
+
+def _check_kinds(what: str, data: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(data[name], kind):
+            raise TypeError(f"{name} is of a wrong kind")
+    unknown = sorted(set(data) - set(kinds))
+    if unknown:
+        # Others would replace what has been checked: an environment's id, say, which Gymnasium imports.
+        raise TypeError(f"{what} has the unknown key {shortened(repr(unknown[0]))}")
 
 
 def make_task(

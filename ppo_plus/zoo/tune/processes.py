@@ -7,20 +7,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 
 import optuna
+from optuna.trial import FrozenTrial, TrialState
 
 from ppo_plus.zoo.tune.interrupts import exit_codes, shielded_children
+from ppo_plus.zoo.tune.jobs import WORKER, Jobs, worker_name
 from ppo_plus.zoo.tune.plan import Task
-from ppo_plus.zoo.tune.stages import ERROR, Study
+from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, has_heartbeats, open_storage
-from ppo_plus.zoo.tune.watch import Watch
+from ppo_plus.zoo.tune.watch import Watch, name
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
 Process = subprocess.Popen[str]
+
+#: A run: its stage, the number of its trial, and how many runs of the trial are done before it.
+Run = tuple[str, int, int]
+
+#: Seconds that an interrupted worker has to put its job back.
+END_PATIENCE = 60
+
+#: What runs are timed with.
+clock = time.monotonic
 
 
 class WorkersDied(Exception):
@@ -35,12 +47,20 @@ class Workers:
     :param url: URL of the storage
     :param heartbeat_interval: see :func:`ppo_plus.zoo.tune.storage.open_storage`
     :param grace_period: see there
+    :param run_timeout: seconds that a run may take; a longer one's trial has failed, and another process takes the
+        place of its worker. ``None``: any time. What is usual differs more than tenfold between settings and between
+        machines, so no default would tell a hanging environment from a slow run.
     """
 
     n: int
     url: str
     heartbeat_interval: int = 15
     grace_period: int = 60
+    run_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.run_timeout is not None and not self.run_timeout > 0:
+            raise ValueError(f"run_timeout={self.run_timeout} must be more than 0 seconds, or None for any time")
 
 
 def supervise(study: Study, task: Task, workers: Workers) -> None:
@@ -56,7 +76,7 @@ def supervise(study: Study, task: Task, workers: Workers) -> None:
     try:
         for _ in range(workers.n):
             _start(study, task, workers, processes)
-        _wait(study, task, processes)
+        _wait(study, task, workers, processes)
     except BaseException:
         # They put their jobs back and end.
         for process in processes:
@@ -64,7 +84,7 @@ def supervise(study: Study, task: Task, workers: Workers) -> None:
         raise
     finally:
         for process in processes:
-            process.wait()
+            _end(process, workers)
     if all(process.returncode for process in processes):
         error = study.attributes().get(ERROR)
         if error:
@@ -112,6 +132,8 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
             # Progress and errors are in the study.
             stdout=subprocess.DEVNULL,
             text=True,
+            # So that the processes of its environments can be killed with it.
+            start_new_session=workers.run_timeout is not None,
         )
         processes.append(process)
         assert process.stdin is not None
@@ -120,28 +142,110 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
             process.stdin.flush()
 
 
-def _wait(study: Study, task: Task, processes: list[Process]) -> None:
+def _wait(study: Study, task: Task, workers: Workers, processes: list[Process]) -> None:
     """Show progress until all workers have ended."""
-    lost: set[int] = set()
+    told: set[int] = set()
+    runs = Runs(study, task, workers, processes)
     with Watch(study, task.plan).running() as watch:
         while any(process.poll() is None for process in processes):
-            _tell_lost(watch, processes, lost)
+            _tell_lost(watch, processes, told)
             # Without the storage there is nothing to show; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 watch.update()
                 _check_journal(study, processes)
+                for line in runs.end_overdue():
+                    watch.tell(line)
             time.sleep(1)
-        _tell_lost(watch, processes, lost)
+        _tell_lost(watch, processes, told)
         with suppress(*STORAGE_ERRORS):
             watch.update()
 
 
-def _tell_lost(watch: Watch, processes: list[Process], lost: set[int]) -> None:
+class Runs:
+    """Ends runs that take too long.
+
+    The tuner does, not the worker itself: an environment that hangs in C code may keep all threads of its process from
+    running.
+
+    :param study: the study
+    :param task: its task
+    :param workers: how they are started
+    :param processes: the workers; a new one takes the place of one that is ended
+    """
+
+    def __init__(self, study: Study, task: Task, workers: Workers, processes: list[Process]):
+        self.study, self.task, self.workers, self.processes = study, task, workers, processes
+        #: By process id: its run, and since when it is at it on this process's clock.
+        self._seen: dict[int, tuple[Run, float]] = {}
+
+    def end_overdue(self) -> Iterator[str]:
+        """End the runs that have taken too long since they were first seen.
+
+        :return: a line about each
+        """
+        if self.workers.run_timeout is None:
+            return
+        present, now = self._present(), clock()
+        self._seen = {
+            pid: self._seen[pid] if pid in self._seen and self._seen[pid][0] == run else (run, now)
+            for pid, (run, _, _) in present.items()
+        }
+        for pid, (_, since) in self._seen.items():
+            if now - since > self.workers.run_timeout:
+                yield self._replace(pid, *present[pid][1:])
+
+    def _present(self) -> dict[int, tuple[Run, Jobs, FrozenTrial]]:
+        """What each process is at, by its process id."""
+        names = {worker_name(process.pid): process.pid for process in self.processes if process.poll() is None}
+        present = {}
+        for stage, jobs in stage_names(self.study):
+            for trial in jobs.trials():
+                pid = names.get(trial.user_attrs.get(WORKER, ""))
+                if trial.state == TrialState.RUNNING and pid is not None:
+                    # A trial may have several runs, one after the other.
+                    n_done = (trial.last_step or 0) // self.task.plan.n_timesteps
+                    present[pid] = ((stage, trial.number, n_done), jobs, trial)
+        return present
+
+    def _replace(self, pid: int, jobs: Jobs, trial: FrozenTrial) -> str:
+        # The trial first: if the storage is unavailable, everything stays as it is, and is tried again.
+        why = f"a run took longer than {self.workers.run_timeout:g} seconds (--run-timeout)"
+        jobs.fail(trial, why)
+        process = next(process for process in self.processes if process.pid == pid)
+        _kill(process, self.workers)
+        self.processes.remove(process)
+        _start(self.study, self.task, self.workers, self.processes)
+        # It may have gone on to the next trial in between.
+        for _, jobs in stage_names(self.study):
+            for other in jobs.trials():
+                if other.state == TrialState.RUNNING and other.user_attrs.get(WORKER) == worker_name(pid):
+                    jobs.interrupt(other)
+        return f"{name(trial)} has failed: {why}; process {self.processes[-1].pid} takes the place of its worker, {pid}"
+
+
+def _end(process: Process, workers: Workers) -> None:
+    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed."""
+    try:
+        process.wait(END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        _kill(process, workers)
+
+
+def _kill(process: Process, workers: Workers) -> None:
+    """End a process for sure; with it, where runs have a limit, the processes of its environments."""
+    if workers.run_timeout is not None and hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _tell_lost(watch: Watch, processes: list[Process], told: set[int]) -> None:
     """Print, once for each, which workers ended before the study did."""
     for number, process in enumerate(processes, 1):
         code = process.poll()
-        if code and number not in lost:
-            lost.add(number)
+        if code and process.pid not in told:
+            told.add(process.pid)
             what = f"ended with exit code {code}"
             if code < 0:
                 what = f"was killed by {_signal_name(-code)}: its trial, if it had one, is run again"

@@ -5,16 +5,17 @@ from importlib.util import find_spec
 
 import numpy as np
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
+from ppo_plus.zoo.tune.cma import CmaSampler
 from ppo_plus.zoo.tune.plan import Plan
 
-#: Samplers, and the packages that they need besides Optuna.
+#: Samplers, and the packages that they need besides Optuna. A study says which one: none may run what it reads there.
 SAMPLERS: dict[str, tuple[Callable[[int], BaseSampler], tuple[str, ...]]] = {
     "tpe": (lambda seed: TPESampler(multivariate=True, constant_liar=True, seed=seed), ()),
     "random": (lambda seed: RandomSampler(seed=seed), ()),
     "gp": (lambda seed: GPSampler(seed=seed), ("scipy", "torch")),
-    "cmaes": (lambda seed: CmaEsSampler(seed=seed, warn_independent_sampling=False), ("cmaes",)),
+    "cmaes": (CmaSampler, ("cmaes",)),
 }
 PRUNERS = ("median", "hyperband", "none")
 

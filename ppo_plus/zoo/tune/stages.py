@@ -8,6 +8,7 @@ so all workers find the same ones.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,20 +18,26 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.jobs import JOB, Jobs, is_done
+from ppo_plus.zoo.tune.attributes import (
+    BASELINE,
+    BUDGET,
+    CANDIDATE,
+    ERROR,
+    ID,
+    JOB,
+    MAX_TRIALS,
+    SCORES,
+    SEED,
+    SETTINGS,
+    TASK,
+    check_study,
+    undamaged,
+)
+from ppo_plus.zoo.tune.jobs import Jobs, is_done
 from ppo_plus.zoo.tune.plan import Plan, Task, counted
-
-#: User attributes of a study.
-TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
-
-#: A number above the number of any trial, see :func:`_run`.
-MAX_TRIALS = 2**20
 
 #: Seconds that a process waits for another one to add the jobs of a stage.
 PATIENCE = 10
-
-#: User attributes of jobs and their trials.
-BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,16 @@ class Study:
     storage: BaseStorage
 
     def attributes(self) -> dict[str, Any]:
-        """The user attributes of the study."""
-        return optuna.load_study(study_name=self.name, storage=self.storage).user_attrs
+        """The user attributes of the study.
+
+        :raises KeyError: there is no such study
+        :raises StorageError: one of them is damaged
+        """
+        study_id = self.storage.get_study_id_from_name(self.name)
+        with undamaged(self.name):
+            attributes = self.storage.get_study_user_attrs(study_id)
+        check_study(self.name, attributes)
+        return attributes
 
     @property
     def id(self) -> str | None:
@@ -63,7 +78,7 @@ class Study:
     @property
     def screening(self) -> Jobs:
         """The trials of the search."""
-        return Jobs(self.storage, self.name)
+        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES))
 
     def runs(self, stage: str, max_total_trials: int) -> Jobs:
         """The runs of a later stage. A larger budget has its own stages, because other trials may be best then.
@@ -71,7 +86,7 @@ class Study:
         :param stage: ``"race"`` or ``"confirmation"``
         :param max_total_trials: the budget of the screening
         """
-        return Jobs(self.storage, f"{self.name}, {stage} after {max_total_trials}")
+        return Jobs(self.storage, f"{self.name}, {stage} after {max_total_trials}", given=(CANDIDATE, SEED))
 
 
 def create(study: Study, task: Task, max_total_trials: int) -> None:
@@ -119,7 +134,8 @@ def only_study(storage: BaseStorage) -> str:
 
     :raises ValueError: there are none, or several
     """
-    names = [study.study_name for study in optuna.get_all_study_summaries(storage) if TASK in study.user_attrs]
+    named = map(partial(Study, storage=storage), optuna.get_all_study_names(storage))
+    names = [study.name for study in named if TASK in study.attributes()]
     if len(names) != 1:
         found = ", ".join(map(repr, names)) or "none yet: start one with `ppo-plus tune`"
         raise ValueError(f"--study-name is needed to choose a study; the storage has {found}")

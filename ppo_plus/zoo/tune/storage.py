@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages._rdb.models import TrialHeartbeatModel, TrialModel
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,6 +27,38 @@ STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
+
+
+class Database(RDBStorage):
+    """Optuna's database. A worker counts as dead when its heartbeat has not *changed* for the grace period, as seen by
+    the process that looks, on its own monotonic clock.
+
+    Optuna compares the heartbeat's date with the present: dates that a clock ahead of time has left would keep a dead
+    worker's trial running until that time has come, and a clock that jumps ahead would end the living ones' trials.
+    """
+
+    def __init__(self, url: str, **options: Any):
+        super().__init__(url, **options)
+        self.clock = time.monotonic
+        #: By study and trial: the heartbeat, and since when it is the same.
+        self._seen: dict[int, dict[int, tuple[datetime, float]]] = {}
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        trial, beat = TrialModel, TrialHeartbeatModel
+        query = (
+            sqlalchemy.select(trial.trial_id, beat.heartbeat)
+            .join(beat, beat.trial_id == trial.trial_id)
+            .where(trial.study_id == study_id, trial.state == TrialState.RUNNING)
+        )
+        with self.engine.begin() as connection:
+            beats = {trial_id: heartbeat for trial_id, heartbeat in connection.execute(query)}
+        now, before = self.clock(), self._seen.get(study_id, {})
+        seen = {
+            trial_id: before[trial_id] if trial_id in before and before[trial_id][0] == heartbeat else (heartbeat, now)
+            for trial_id, heartbeat in beats.items()
+        }
+        self._seen[study_id] = seen
+        return [trial_id for trial_id, (_, since) in seen.items() if now - since >= (self.grace_period or 0)]
 
 
 class StorageError(ValueError):
@@ -38,7 +73,7 @@ def open_storage(
     :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
         ``journal:file.log``, which has no heartbeats
     :param heartbeat_interval: seconds between two heartbeats of a worker, at least 1
-    :param grace_period: seconds without heartbeats after which a worker counts as dead
+    :param grace_period: seconds without a new heartbeat, on this process's clock, after which a worker counts as dead
     :param must_exist: refuse to create a file
     :return: the storage
     :raises StorageError: it cannot be used; the message is one line, without the password
@@ -153,7 +188,7 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int, mus
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        storage = RDBStorage(
+        storage = Database(
             address.render_as_string(hide_password=False),
             engine_kwargs=options,
             heartbeat_interval=heartbeat_interval,

@@ -6,6 +6,7 @@ from typing import Any
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.tune.attributes import MAX_TRIALS
 from ppo_plus.zoo.tune.plan import Plan, Task, make_task, tell_budget
 from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
@@ -56,6 +57,8 @@ def begin(study: Study, task: Task, max_total_trials: int, folder: Path) -> None
     """Create a study, or resume it; for the parameters see :func:`tune`."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
+    if max_total_trials > MAX_TRIALS:
+        raise ValueError(f"max_total_trials={max_total_trials} must be at most {MAX_TRIALS}")
     check_folder(study, folder)
     create(study, task, max_total_trials)
     if not has_heartbeats(study.storage):

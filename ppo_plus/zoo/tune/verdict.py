@@ -20,6 +20,7 @@ from ppo_plus.zoo.tune.stages import (
     stage_names,
 )
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
+from ppo_plus.zoo.tune.storage import StorageError
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
@@ -132,6 +133,9 @@ def decide(study: Study, plan: Plan) -> Verdict:
     trials = {trial.user_attrs[JOB]: trial for trial in screening}
     # Baselines without runs as well: what was not compared with them is not confirmed.
     baselines = {trial.user_attrs[BASELINE]: _finalist(trial, runs) for trial in screening if is_baseline(trial)}
+    unknown = {run.user_attrs[CANDIDATE] for run in runs} - set(trials)
+    if unknown:
+        raise StorageError(f"the study {study.name!r} is damaged: it has no trial {min(unknown)}, but runs of it")
     searched = [job for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs) if not is_baseline(trials[job])]
     verdict = compare(baselines, [_finalist(trials[job], runs) for job in searched])
     return verdict if runs else replace(verdict, reason=_why_none(stages, plan))

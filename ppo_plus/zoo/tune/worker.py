@@ -11,11 +11,13 @@ from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus import CompileError
+from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
+from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.plan import Task
-from ppo_plus.zoo.tune.search import make_pruner, make_sampler
+from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
 from ppo_plus.zoo.tune.stages import (
     BASELINE,
     BUDGET,
@@ -31,7 +33,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, heartbeats, named_errors, reason
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, heartbeats, named_errors, reason
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
@@ -51,6 +53,7 @@ class Worker:
     :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
     :param packages: the packages that the study may import from in this process; ``None``: any
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
+    :raises StorageError: it is damaged
     """
 
     def __init__(self, study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES):
@@ -61,11 +64,15 @@ class Worker:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
         try:
             self.task = Task.from_json(data, packages)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"another version of ppo_plus made the study {study.name!r} (its task: {reason(error)}): "
-                "start a new one with `ppo-plus tune` and another --study-name"
+            self.task.search_space()
+            check_search(self.task.plan)
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise StorageError(
+                f"another version of ppo_plus made the study {study.name!r}, or it is damaged (its task: "
+                f"{shortened(reason(error))}): start a new one with `ppo-plus tune` and another --study-name"
             ) from None
+        except ValueError as error:
+            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(str(error))}") from None
 
     def work(self) -> None:
         """Do jobs until the study is finished.
@@ -119,7 +126,7 @@ class Worker:
         except CompileError as error:
             jobs.interrupt(claimed)
             raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
-        except STORAGE_ERRORS:
+        except (*STORAGE_ERRORS, StorageError):
             # Not the study's fault. The job cannot be put back, but without heartbeats it is soon free again.
             raise
         except Exception:
@@ -144,7 +151,10 @@ class Worker:
     def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
         trial = jobs.trial(claimed, pruner=NopPruner())
-        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
+        with undamaged(jobs.name):
+            settings = claimed.user_attrs[SETTINGS]
+            self.task.read(settings)
+        return self._score(trial, settings, claimed.user_attrs[SEED], 0)
 
     def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
         plan = self.task.plan
@@ -164,4 +174,4 @@ class Worker:
         """:raises StudyStopped: another worker has stopped the study"""
         error = self.study.attributes().get(ERROR)
         if error:
-            raise StudyStopped(error.strip().splitlines()[-1])
+            raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
-from silence import LONG_AGO, last_heartbeat, silence
+from silence import date_heartbeat, last_heartbeat, pass_by
 
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, MAX_DEATHS, REASON, REPLACES, Jobs, holders, is_done, is_lost
 from ppo_plus.zoo.tune.storage import heartbeats, open_storage
 
+#: The grace period of the storage, in seconds.
+GRACE = 3600
 ROOT = Path(__file__).parents[3]
 names = (f"study {os.getpid()} {number}" for number in count())
 
@@ -92,14 +95,18 @@ def test_parameters_of_an_interrupted_trial_are_tried_again(jobs):
 def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     jobs.fill([{}])
     claimed = jobs.claim()
-    assert silence(jobs.storage, claimed._trial_id)
+    assert jobs.claim() is None
+    first = last_heartbeat(jobs.storage, claimed._trial_id)
     with heartbeats(jobs.storage, claimed._trial_id):
         deadline = time.monotonic() + 600
-        while last_heartbeat(jobs.storage, claimed._trial_id) == LONG_AGO:
+        while last_heartbeat(jobs.storage, claimed._trial_id) == first:
             assert time.monotonic() < deadline, "no heartbeat"
             time.sleep(0.05)
-        assert jobs.claim() is None
-    assert silence(jobs.storage, claimed._trial_id)
+    pass_by(jobs.storage, GRACE + 1)
+    assert jobs.claim() is None
+    pass_by(jobs.storage, GRACE - 1)
+    assert jobs.claim() is None
+    pass_by(jobs.storage, 1)
     again = jobs.claim()
     assert again.user_attrs[REPLACES] == claimed.number and again.user_attrs[DEATHS] == 1
     # The silent worker wakes up: its result is not wanted any more.
@@ -109,6 +116,32 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     jobs.interrupt(claimed)
     jobs.tell(again, TrialState.COMPLETE, 2.0)
     assert states(jobs) == ["FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("hours", [-10_000, -1, 1, 10_000])
+def test_dates_of_heartbeats_mean_nothing(jobs, hours):
+    """Clocks differ and jump: a worker lives as long as its heartbeats change, whatever they say, and no longer."""
+    jobs.fill([{}])
+    claimed = jobs.claim()
+    date = datetime(2026, 1, 1) + timedelta(hours=hours)
+    for second in range(3):
+        assert date_heartbeat(jobs.storage, claimed._trial_id, date + timedelta(seconds=second))
+        assert jobs.claim() is None
+        pass_by(jobs.storage, GRACE - 1)
+        assert jobs.claim() is None
+    pass_by(jobs.storage, 1)
+    assert jobs.claim().user_attrs[REPLACES] == claimed.number
+
+
+def test_who_looks_again_after_long_finds_the_living_alive(jobs):
+    """A worker looks only between its own trials; what has changed meanwhile is alive."""
+    jobs.fill([{}])
+    claimed = jobs.claim()
+    for second in range(3):
+        assert date_heartbeat(jobs.storage, claimed._trial_id, datetime(2026, 1, 1, second=second))
+        assert jobs.claim() is None
+        pass_by(jobs.storage, 100 * GRACE)
+    assert jobs.claim() is not None
 
 
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
@@ -172,7 +205,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert states(jobs) == ["RUNNING"] and jobs.claim() is None
-    assert silence(jobs.storage, jobs.trials()[0]._trial_id)
+    pass_by(jobs.storage, GRACE)
     assert jobs.claim() is not None
     assert states(jobs) == ["FAIL", "RUNNING"]
 
@@ -189,6 +222,26 @@ def test_two_that_replace_the_same_trial(jobs):
     assert jobs.claim() is None
     assert states(jobs) == ["FAIL", "COMPLETE", "FAIL"]
     assert [trial.number for trial in jobs.trials()] == [1]
+
+
+def test_what_was_enqueued_with_optuna_itself_is_no_job(jobs, capsys):
+    """One line says so, once; the trial ends with the same reason, and the jobs are done."""
+    jobs.study().enqueue_trial({"x": 0.5})
+    jobs.fill([{}, {}])
+    asked = jobs.study().ask()
+    while (claimed := jobs.claim()) is not None:
+        jobs.tell(claimed, TrialState.COMPLETE, 1.0)
+        jobs.fill([{}, {}])
+    assert states(jobs) == ["RUNNING", "COMPLETE", "COMPLETE"] and asked.number == 0
+    jobs.study().enqueue_trial({"x": 0.25}, user_attrs={"memo": "mine"})
+    for _ in range(2):
+        assert jobs.claim() is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line.startswith(f"trial 3 of the study {jobs.name!r} was enqueued with Optuna itself: ") and "-params" in line
+    )
+    assert states(jobs)[3] == "FAIL" and "enqueued" in jobs.study().trials[3].user_attrs[REASON]
+    assert [trial.number for trial in jobs.trials()] == [1, 2]
 
 
 def numbered(trials):

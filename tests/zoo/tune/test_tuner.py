@@ -21,7 +21,6 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
-from silence import silence
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_plus.compiling.compiled import CompileError
@@ -130,12 +129,11 @@ def wait_for_study(url, name):
 def test_a_killed_worker_loses_nothing_but_its_trials_progress(url, tmp_path):
     """Two workers, one killed -9 in the middle of a trial: exactly the budget, each trial once, none left running."""
     command = ["tune", *SEARCH, *ALONE, "--study-name", "kill", "--search-space", write_space(tmp_path)]
-    tuning = start(tmp_path, url, *command, "--workers", "2")
+    # Short of the default, so that a dead worker is found soon.
+    tuning = start(tmp_path, url, *command, "--workers", "2", "--heartbeat-interval", "1", "--grace-period", "20")
     study = wait_for_study(url, "kill")
     killed, pid = stop_in_a_trial(study)
     os.kill(pid, signal.SIGKILL)
-    trial = patiently(study.get_trials, False)[killed]
-    assert patiently(silence, study._storage, trial._trial_id)
     out = finish(tuning)
     assert "No confirmation: confirm_seeds is 0." in out
     line = r"worker \d of 2 \(process \d+\) was killed by SIGKILL: its trial, if it had one, is run again\n"
@@ -410,7 +408,10 @@ def test_what_a_worker_finds_instead_of_a_study(tuned):
     with pytest.raises(ValueError, match="there is no study 'other version': start it"):
         Worker(other)
     other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
-    with pytest.raises(ValueError, match="another version of ppo_plus made the study 'other version' .its task: 'run'"):
+    with pytest.raises(
+        ValueError,
+        match="another version of ppo_plus made the study 'other version', or it is damaged .its task: 'run'",
+    ):
         Worker(other, None)
 
 

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, make_study
+from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SCORES, SEED, SETTINGS, Study, make_study
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.watch import Watch
 
@@ -19,7 +19,7 @@ def study(tmp_path):
     study = Study("Pendulum-v1", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize")
     study.set(BUDGET, 4)
-    study.screening.fill([{}] * 4)
+    study.screening.fill([{SETTINGS: {}, SCORES: [1.0]}] * 4)
     first, second, third = (study.screening.claim() for _ in range(3))
     study.screening.tell(first, TrialState.COMPLETE, -200.5)
     study.screening.fail(second, "it diverged")

@@ -1,0 +1,294 @@
+"""Checkpoints: all that training needs to go on exactly where it stood.
+
+A model file has what a model is. A checkpoint has what a process knows besides: the generators of random numbers, the
+environments in the middle of their episodes, what callbacks have counted, and how far logs are written. It is taken
+between two rollouts, so that there is no rollout to keep.
+"""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+
+from ppo_plus.files import container, log_state, model_file, random_state
+from ppo_plus.files.callback_state import CallbackStates, tree_of
+from ppo_plus.files.from_sb3 import attributes_of_arguments
+from ppo_plus.files.names import Damaged
+from ppo_plus.files.values import Undescribable
+from ppo_plus.require import require_int, require_number
+from ppo_plus.rollout import env_state
+
+#: The part of the time that taking the state again and again may cost, for the case of an interruption.
+SHARE = 0.01
+#: What a checkpoint's file says it is.
+KIND = "checkpoint"
+PATTERN = "checkpoint_*.zip"
+
+
+class Call:
+    """A call of ``learn``, and how far it is.
+
+    :param total_timesteps: what it was asked for; ``None``: there is no call
+    """
+
+    def __init__(self, total_timesteps: float | None = None):
+        self.total_timesteps = total_timesteps
+        #: Rollouts that it has completed.
+        self.iteration = 0
+        #: Whether there is no rollout that has not been learned from.
+        self.between_rollouts = True
+        self.callbacks: CallbackStates | None = None
+        #: The checkpoint that it goes on from, until it does.
+        self.resumed: dict[str, Any] | None = None
+
+    def watch(self, callback: BaseCallback) -> None:
+        """Know the callback of this call. Checkpoints come before what others do at the start of a rollout, which is
+        done again where a checkpoint is resumed."""
+        for each in tree_of(callback):
+            if isinstance(each, CallbackList):
+                each.callbacks = sorted(each.callbacks, key=lambda one: not _has_checkpoints(one))
+        self.callbacks = CallbackStates(callback)
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of it."""
+        if self.total_timesteps is None or self.callbacks is None:
+            return None
+        return {
+            "total_timesteps": self.total_timesteps,
+            "iteration": self.iteration,
+            "callbacks": self.callbacks.get(),
+        }
+
+    @contextmanager
+    def logs(self, model: Any) -> Iterator[None]:
+        """While the model sets up its logger: have it go on with the logs of the call that was interrupted."""
+        if self.resumed is None:
+            yield
+            return
+        log_state.cut(**self.resumed["logs"])
+        logger = None if model._custom_logger else log_state.reopen(self.resumed["log"], model.verbose)
+        if logger is None:
+            yield
+            return
+        model.set_logger(logger)
+        yield
+        model._custom_logger = False
+
+    def go_on(self, model: Any) -> None:
+        """Put the rest of the checkpoint in place, now that the call has begun again."""
+        if self.resumed is None:
+            return
+        resumed, self.resumed = self.resumed, None
+        assert self.callbacks is not None
+        for warning in self.callbacks.set(resumed["call"]["callbacks"]):
+            warnings.warn(warning, stacklevel=3)
+        log_state.set_state(model.logger, resumed["log"])
+        # Last, since what comes before may draw.
+        random_state.set_states(resumed["generators"])
+
+
+@contextmanager
+def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
+    """A call of a model's ``learn``, for as long as it goes on: the one that was interrupted where there is one.
+
+    :raises ValueError: that one was asked for another number of timesteps
+    """
+    if model.call.resumed is None:
+        model.call = Call(total_timesteps)
+    elif total_timesteps != model.call.total_timesteps:
+        raise ValueError(
+            f"total_timesteps={total_timesteps}: the call of learn that was interrupted, which this one goes on with, "
+            f"had {model.call.total_timesteps}. Pass the same"
+        )
+    try:
+        yield model.call
+    finally:
+        model.call = Call()
+
+
+def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
+    """A checkpoint of a model as it is now; nothing in it changes with the model.
+
+    :param model: a :class:`~ppo_plus.PPO_Plus` with environments
+    :param folder: where it is going to be written
+    :param logs: patterns of files that are only appended to, below ``folder``; see :class:`Checkpoints`
+    :raises RuntimeError: it is in the middle of a rollout
+    """
+    if not model.call.between_rollouts:
+        raise RuntimeError(
+            "a checkpoint can be taken only between two rollouts: do it in a callback's on_rollout_start, or after "
+            "learn, or use ppo_plus.Checkpoints"
+        )
+    return {
+        "call": model.call.state(),
+        # Before anything that could draw.
+        "generators": random_state.get_states(),
+        "model": _copied_state(model),
+        "env": env_state.get_state(model.env),
+        "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
+        "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
+        "num_timesteps": model.num_timesteps,
+    }
+
+
+def _copied_state(model: Any) -> dict[str, Any]:
+    """:raises Undescribable: something that a model is made of can only be pickled"""
+    state = model_file.state_of(model)
+    needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
+    if needed:
+        raise Undescribable(f"a checkpoint cannot hold {needed[0]}")
+    return copy.deepcopy(state)
+
+
+def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
+    """Write a checkpoint, whole or not at all.
+
+    :param folder: where to
+    :param checkpoint: from :func:`take`
+    :param keep: how many to leave in the folder, at least 1; ``None``: all
+    :return: its file
+    :raises OSError: it cannot be written
+    :raises Undescribable: it holds what can only be pickled
+    """
+    path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
+    container.write(path, KIND, checkpoint)
+    for old in files(folder)[keep:] if keep is not None else []:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def files(folder: str | Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    return sorted(Path(folder).glob(PATTERN), reverse=True)
+
+
+def read(folder: str | Path) -> dict[str, Any]:
+    """The newest checkpoint in a folder that is whole.
+
+    :param folder: the folder, or the file of a checkpoint
+    :raises FileNotFoundError: there is none
+    :raises Damaged: none is whole
+    """
+    found = [Path(folder)] if Path(folder).is_file() else files(folder)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")
+    for i, path in enumerate(found):
+        try:
+            checkpoint = container.read(path, KIND)
+            return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+        except Damaged as error:
+            if i + 1 == len(found):
+                raise
+            warnings.warn(f"{error}; going on from the one before", stacklevel=3)
+    raise AssertionError
+
+
+def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+    """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
+    checkpoint = read(folder)
+    model = model_file.assemble(cls, checkpoint["model"], env, device, False, kwargs)
+    reason = env_state.set_state(model.env, checkpoint["env"])
+    if reason is not None:
+        warnings.warn(f"episodes begin anew: {reason}", stacklevel=3)
+        if model.seed is not None:
+            # With the seed itself, the episodes of the beginning would come again.
+            model.env.seed(int(np.random.SeedSequence([model.seed, model.num_timesteps]).generate_state(1)[0]))
+        model.collector.interrupt()
+    random_state.set_states(checkpoint["generators"])
+    call = checkpoint["call"]
+    if call is not None:
+        model.call = Call(call["total_timesteps"])
+        model.call.iteration, model.call.resumed = call["iteration"], checkpoint
+    return model
+
+
+class Checkpoints(BaseCallback):
+    """Writes checkpoints during ``learn``, which :meth:`ppo_plus.PPO_Plus.resume` goes on from as if nothing had been.
+
+    One is written at the beginning, and then at the start of the first rollout after each multiple of ``save_freq`` and
+    after ``minutes``. Where writing fails, a warning says so and training goes on; the files before are whole.
+
+    :param folder: where to; it gets ``checkpoint_<timesteps>.zip``
+    :param save_freq: environment steps between two of them, over all environments together, at least 1; ``None``: by
+        time only
+    :param minutes: time between two of them, above 0; ``None``: by steps only
+    :param keep: how many to keep, the newest, at least 1
+    :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: where
+        training goes on from a checkpoint they are cut to what they were then
+    :raises ValueError: an argument is out of range
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        save_freq: int | None = None,
+        minutes: float | None = 10.0,
+        keep: int = 3,
+        logs: Sequence[str] = (),
+    ):
+        super().__init__()
+        if save_freq is not None:
+            require_int("save_freq (or None)", save_freq, 1)
+        if minutes is not None:
+            require_number("minutes (or None)", minutes, 0, 1e9, above=True)
+        require_int("keep", keep, 1)
+        self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
+        #: The state at the beginning of the present rollout, or of one a moment before.
+        self.latest: dict[str, Any] | None = None
+        self._taken, self._cost = -math.inf, 0.0
+
+    def _on_training_start(self) -> None:
+        self.written_at, self.written_time = -1, time.monotonic()
+
+    def _on_rollout_start(self) -> None:
+        is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
+        if is_due or (start - self._taken) * SHARE >= self._cost:
+            self.latest = take(self.model, self.folder, self.logs)
+            self._taken = time.monotonic()
+            self._cost = self._taken - start
+        if is_due:
+            self.write()
+
+    def _is_due(self) -> bool:
+        by_steps = (
+            self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
+        )
+        return by_steps or (self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def write(self) -> Path | None:
+        """Write the latest state, also in the middle of a rollout, or after an error.
+
+        :return: the file; ``None`` if it could not be written
+        """
+        if self.latest is None:
+            return None
+        # Also where it fails: not in each rollout again.
+        self.written_at, self.written_time = self.latest["num_timesteps"], time.monotonic()
+        try:
+            return write(self.folder, self.latest, self.keep)
+        except OSError as error:
+            warnings.warn(f"no checkpoint after {self.written_at} timesteps: {error}; training goes on", stacklevel=2)
+            return None
+
+    def get_state(self) -> dict[str, Any]:
+        """When the last one was written."""
+        return {"written_at": self.written_at}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on in the same steps."""
+        self.written_at = state["written_at"]
+
+
+def _has_checkpoints(callback: BaseCallback) -> bool:
+    return any(isinstance(each, Checkpoints) for each in tree_of(callback))

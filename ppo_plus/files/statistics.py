@@ -1,0 +1,59 @@
+"""Normalization statistics as a file that cannot run code, and those that SB3 pickled."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus.files import container
+from ppo_plus.files.container import naming
+from ppo_plus.files.names import Damaged
+from ppo_plus.files.pickles import Call, parse, value_of
+
+KIND = "statistics"
+#: What is kept: the statistics, and how they were used.
+ATTRIBUTES = (
+    "observation_space obs_rms ret_rms training norm_obs norm_obs_keys norm_reward clip_obs clip_reward gamma epsilon"
+).split()
+_PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
+
+
+def write_statistics(normalize: VecNormalize, path: Path) -> None:
+    """Write the statistics of environments to a file, whole or not at all.
+
+    :param normalize: the environments
+    :param path: the file
+    :raises OSError: it cannot be written
+    """
+    container.write(path, KIND, {name: getattr(normalize, name, None) for name in ATTRIBUTES})
+
+
+def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
+    """The statistics in a file, by the names of ``VecNormalize``'s attributes.
+
+    :param path: what :func:`write_statistics` wrote, or SB3
+    :param trust_pickle: run what SB3's is made of. Without it, it is read without running anything
+    :raises Refused: it is damaged or something else, or would have to be run
+    :raises OSError: it cannot be opened
+    """
+    if container.is_container(path):
+        found = container.read(path, KIND)
+    elif trust_pickle:
+        with path.open("rb") as file:
+            found = vars(pickle.load(file))
+    else:
+        data = path.read_bytes()
+        with naming(path, "VecNormalize"):
+            found = _pickled(data)
+    if not isinstance(found, dict) or not {"obs_rms", "ret_rms"} <= found.keys():
+        with naming(path, "VecNormalize"):
+            raise Damaged("it has no statistics")
+    return found
+
+
+def _pickled(data: bytes) -> dict[str, Any]:
+    parsed = parse(data)
+    if not isinstance(parsed, Call) or parsed.name != _PICKLED or type(parsed.state) is not dict:
+        raise Damaged("it is the pickle of something else")
+    return {name: value_of(parsed.state[name], len(data)) for name in ATTRIBUTES if name in parsed.state}

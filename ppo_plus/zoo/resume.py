@@ -1,0 +1,64 @@
+"""Going on with a training run that was interrupted, as if it had not been."""
+
+from collections.abc import Collection
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ppo_plus import PPO_Plus
+from ppo_plus.files import checkpoint
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import Experiment, parse_settings
+from ppo_plus.zoo.folders import RunFolder
+from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.imports import ALLOWED_PACKAGES
+from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.train import Run, make_eval_envs
+
+
+def find_run(path: Path) -> RunFolder:
+    """The folder of a run.
+
+    :param path: the folder
+    :raises FileNotFoundError: it is none
+    """
+    saved = next(path.glob("*/args.yml"), None)
+    if saved is None:
+        raise FileNotFoundError(f"--resume {path}: this is no run's folder, such as logs/ppo_plus/CartPole-v1_1")
+    return RunFolder(path, read_mapping(saved, RunLoader)["env"])
+
+
+def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
+    """A run as it stood at its last checkpoint, ready to go on.
+
+    :param folder: its folder
+    :param packages: what its settings may import from; ``None``: from anywhere
+    :param changes: what is to be shown otherwise than before, of :class:`~ppo_plus.zoo.options.Options`
+    :raises FileNotFoundError: it has no checkpoint, since it was trained to its end or never begun
+    :raises ValueError: a file is damaged
+    :raises BlockingIOError: another process is training it
+    """
+    arguments = read_mapping(folder.settings / "args.yml", RunLoader)
+    experiment = saved_experiment(folder, arguments, packages)
+    options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
+    if not checkpoint.files(folder.checkpoints):
+        raise FileNotFoundError(
+            f"--resume {folder.path}: there is no checkpoint. A run that was trained to its end has none left: "
+            f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
+        )
+    with folder.held():
+        env = make_envs(experiment, monitor_dir=folder.path, append=True)
+        model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
+    return Run(experiment, options, folder, model, make_eval_envs(experiment, options))
+
+
+def saved_experiment(folder: RunFolder, arguments: dict[str, Any], packages: Collection[str] | None) -> Experiment:
+    """What a run trains.
+
+    :param folder: its folder
+    :param arguments: what it was started with
+    :param packages: see :func:`set_up_again`
+    """
+    settings = read_mapping(folder.settings / "config.yml", RunLoader)
+    names = ("seed", "device", "vec_env", "eval_env_kwargs")
+    return parse_settings(folder.env_id, settings, packages).replace(**{name: arguments[name] for name in names})

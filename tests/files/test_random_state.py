@@ -1,0 +1,20 @@
+"""The generators that a process shares go on where they stood."""
+
+import random
+
+import numpy as np
+import torch as th
+
+from ppo_plus.files import random_state
+
+
+def draw():
+    return random.random(), random.gauss(0, 1), np.random.random(), np.random.standard_normal(), th.rand(2).tolist()
+
+
+def test_they_draw_the_same_again():
+    draw()  # so that the second numbers of normal pairs are waiting
+    states = random_state.get_states()
+    expected = [draw() for _ in range(3)]
+    random_state.set_states(states)
+    assert [draw() for _ in range(3)] == expected

@@ -1,0 +1,111 @@
+"""SB3's ``PPO`` reads what is exported for it, and acts the same."""
+
+import io
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, IMAGE, VECTOR, KeyMaskedEnv, MaskedEnv, vec
+from gymnasium import spaces
+from stable_baselines3 import PPO
+
+from ppo_plus import ColoredNoise, MlpPolicy, PPO_Plus, StateDependentNoise
+
+DICT = spaces.Dict(image=IMAGE, vector=VECTOR, choice=spaces.Discrete(3))
+CASES = {
+    "discrete": {},
+    "box": {"env": vec(ACTIONS["box"]), "learning_rate": "lin_1e-3", "clip_range_vf": 0.1, "value_clip": "plain"},
+    "multidiscrete": {"env": vec(ACTIONS["multidiscrete"]), "policy_kwargs": {"net_arch": [8]}},
+    "multibinary": {"env": vec(ACTIONS["multibinary"]), "target_kl": 0.1},
+    "gsde": {"env": vec(ACTIONS["box"]), "use_sde": True},
+    "images": {"env": vec(ACTIONS["discrete"], IMAGE), "policy": "CnnPolicy"},
+    "dict": {"env": vec(ACTIONS["box"], DICT), "policy": "MultiInputPolicy"},
+    "rmsprop": {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}},
+}
+
+
+def make(policy="MlpPolicy", env=None, **kwargs):
+    defaults = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False)
+    return PPO_Plus(policy, env or vec(ACTIONS["discrete"]), **defaults | kwargs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sb3_acts_the_same_and_learns_on(case, tmp_path, recwarn):
+    model = make(**CASES[case]).learn(32)
+    model.to_sb3(tmp_path / "exported")
+    assert not [each for each in recwarn if "learns without" in str(each.message)]
+    theirs = PPO.load(tmp_path / "exported", env=model.get_env(), device="cpu")
+    obs = model.get_env().reset()
+    ours, found = (each.predict(obs, deterministic=True)[0] for each in (model, theirs))
+    np.testing.assert_allclose(found, ours, atol=1e-6)
+    assert (theirs.num_timesteps, theirs.gamma, theirs.n_steps) == (32, model.gamma, model.n_steps)
+    for progress in (1.0, 0.3):
+        assert theirs.lr_schedule(progress) == pytest.approx(model.lr_schedule(progress))
+    states = [each.policy.optimizer.state_dict()["state"] for each in (theirs, model)]
+    assert all(th.equal(states[0][i][name], each) for i, state in states[1].items() for name, each in state.items())
+    theirs.learn(32, reset_num_timesteps=False)
+    # And back.
+    assert type(PPO_Plus.load(tmp_path / "exported", device="cpu")) is PPO_Plus
+
+
+def test_it_is_written_into_an_open_file_and_draws_no_numbers():
+    model, file = make(), io.BytesIO()
+    th.manual_seed(3), np.random.seed(3)
+    model.to_sb3(file)
+    drawn = th.rand(1).item(), np.random.random()
+    th.manual_seed(3), np.random.seed(3)
+    assert drawn == (th.rand(1).item(), np.random.random())
+    assert PPO.load(file, device="cpu").n_steps == 16
+
+
+class OwnPolicy(MlpPolicy):
+    pass
+
+
+UNKNOWN = {
+    "memory": ({"policy": "MlpLstmPolicy"}, "a memory"),
+    "mixed": ({"env": vec(ACTIONS["mixed"])}, "action_space=Dict"),
+    "start": ({"env": vec(ACTIONS["discrete_start"])}, "action_space=Discrete"),
+    "integers": ({"env": vec(ACTIONS["box_int"])}, "action_space=Box"),
+    "mask key": (
+        {
+            "env": vec(ACTIONS["multibinary"], DICT, env_class=KeyMaskedEnv),
+            "policy": "MultiInputPolicy",
+            "action_mask_key": "mask",
+        },
+        "action_mask_key='mask'",
+    ),
+    "gsde": ({"use_sde": True}, "use_sde=True"),
+    "exploration": ({"env": vec(ACTIONS["box"]), "exploration": StateDependentNoise()}, "exploration="),
+    "policy": ({"policy": OwnPolicy}, "policy=OwnPolicy"),
+    "squashed": ({"env": vec(ACTIONS["box"]), "policy_kwargs": {"squash_output": True}}, "squash_output"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_sb3_does_not_know_is_named(case, tmp_path):
+    options, message = UNKNOWN[case]
+    with pytest.raises(ValueError, match=message):
+        make(**options).to_sb3(tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_was_trained_with_masks_is_refused(tmp_path):
+    model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv)).learn(32)
+    with pytest.raises(ValueError, match="action masks"):
+        model.to_sb3(tmp_path / "exported")
+
+
+def test_what_sb3_learns_without_is_said(tmp_path):
+    model = make(
+        env=vec(ACTIONS["box"]),
+        kl_control="penalty",
+        target_kl="lin_0.1",
+        exploration=ColoredNoise(0.5, 16),
+        clip_range=None,
+        sde_sample_freq="episode",
+    )
+    message = "learns without clip_range=None, exploration=.*kl_control='penalty', sde_sample_freq='episode', target_kl"
+    with pytest.warns(UserWarning, match=message):
+        model.to_sb3(tmp_path / "exported")
+    assert PPO.load(tmp_path / "exported", device="cpu").target_kl is None

@@ -1,0 +1,161 @@
+"""``ppo-plus train --resume``: a run that was killed ends as one that never was."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+
+from ppo_plus import PPO_Plus
+from ppo_plus.files import checkpoint
+from ppo_plus.zoo.experiment import Part, load_experiment
+from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.plot import read_evaluations, read_training
+from ppo_plus.zoo.resume import find_run, set_up_again
+from ppo_plus.zoo.train import set_up, train
+
+SETTINGS = {"n_timesteps": 1024, "n_envs": 2, "n_steps": 64, "batch_size": 64, "n_epochs": 2, "compile": False}
+NORMALIZED = load_experiment("Pendulum-v1", overrides={**SETTINGS, "normalize": True, "use_sde": True}).replace(seed=7)
+
+
+class Stop(BaseCallback):
+    """Raises after so many steps of each environment, once."""
+
+    left = 0
+
+    def _on_step(self):
+        Stop.left -= 1
+        if Stop.left == 0:
+            raise KeyboardInterrupt
+        return True
+
+
+STOPPING = NORMALIZED.replace(callback=(Part("tests.Stop", Stop, {}),))
+
+
+def options(tmp_path, **changes):
+    settings = {"eval_freq": 256, "eval_episodes": 2, "save_freq": 200, "progress": False, "log_folder": str(tmp_path)}
+    return Options(**settings | changes)
+
+
+def episodes(folder):
+    """Of each environment the episodes' returns and lengths, as they stand in its file."""
+    files = sorted(folder.path.glob("*.monitor.csv"))
+    return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
+
+
+def assert_same_results(folder, other):
+    model, expected = (PPO_Plus.load(each.last_model).get_parameters() for each in (folder, other))
+    for name in expected["policy"]:
+        assert th.equal(model["policy"][name], expected["policy"][name])
+    assert episodes(folder) == episodes(other) and any(episodes(folder))
+    with np.load(folder.path / "evaluations.npz") as ours, np.load(other.path / "evaluations.npz") as theirs:
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert {path.name for path in folder.path.iterdir()} == {path.name for path in other.path.iterdir()}
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
+def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    Stop.left = 0
+    whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
+    assert train(whole)
+    cut = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb")))
+    for Stop.left in (150, 170):
+        assert not train(cut)
+        monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
+        cut = set_up_again(find_run(cut.folder.path))
+        assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
+    assert cut.model.num_timesteps == 512
+    assert train(cut)
+    assert_same_results(cut.folder, whole.folder)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "ppo_plus", "train", *arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
+    given = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
+    given += ["--vec-env", vec_env]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command(*given, "-f", str(tmp_path / "whole")), check=True, env=environment)
+    run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
+    arguments = [*given, "-f", str(tmp_path / "cut")]
+    for wait in np.random.default_rng(sum(map(ord, vec_env))).uniform(0, 0.5, size=2):
+        process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
+        # So that it comes further each time; then at any moment.
+        before = names_of(run / "checkpoints")
+        while names_of(run / "checkpoints") <= before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        arguments = ["--resume", str(run), "--no-progress"]
+    subprocess.run(command(*arguments), check=True, env=environment)
+    assert_same_results(find_run(run), find_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
+
+
+def names_of(folder):
+    return {path.name for path in folder.glob("*.zip")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
+    given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 -f {tmp_path}".split()
+    process = subprocess.Popen(command(*given), stdout=subprocess.PIPE, text=True)
+    run = tmp_path / "ppo_plus" / "CartPole-v1_1"
+    while not any(path.stat().st_size > 300 for path in run.glob("*.monitor.csv")):
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert f"go on: ppo-plus train --resume {run}" in output.splitlines()
+    assert checkpoint.read(run / "checkpoints")["num_timesteps"] > 0
+
+
+def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
+    run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
+    assert train(run)
+    with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
+        set_up_again(find_run(run.folder.path))
+
+
+def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
+    run = set_up(NORMALIZED, options(tmp_path))
+    checkpoint.write(run.folder.checkpoints, checkpoint.take(run.model))
+    with run.folder.held():
+        for resume in (set_up_again, lambda _: train(run)):
+            with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
+                resume(run.folder)
+    assert set_up_again(run.folder).model.num_timesteps == 0
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: this is no run's folder"):
+        find_run(tmp_path)
+
+
+def test_trained_on_it_can_go_on_counting(tmp_path):
+    short = NORMALIZED.replace(n_timesteps=256)
+    first = set_up(short, options(tmp_path))
+    train(first)
+    kept = options(tmp_path, trained_agent=str(first.folder.last_model), keep_timesteps=True)
+    second = set_up(short, kept)
+    train(second)
+    third = set_up(short, options(tmp_path, trained_agent=str(second.folder.last_model)))
+    train(third)
+    assert [run.model.num_timesteps for run in (first, second, third)] == [256, 512, 256]
+    assert [read_evaluations(run.folder.path)[0].tolist() for run in (first, second, third)] == [[256], [512], [768]]
+    ends = [read_training(run.folder.path)[0] for run in (second, third)]
+    assert (ends[0] > 256).all() and (ends[0] <= 512).all() and (ends[1] > 512).all()
