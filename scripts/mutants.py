@@ -537,7 +537,7 @@ TOP = (
     ),
     Fault(
         "generators-forgotten",
-        "files/checkpoint.py",
+        "files/call.py",
         'random_state.set_states(resumed["generators"])',
         "pass",
         "tests/files/test_checkpoint.py",

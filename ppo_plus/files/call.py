@@ -1,0 +1,96 @@
+"""A call of ``learn``: how far it is, and how one that was interrupted goes on."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+
+from ppo_plus.files import log_state, random_state
+from ppo_plus.files.callback_state import CallbackStates, tree_of
+
+
+class Call:
+    """A call of ``learn``, and how far it is.
+
+    :param total_timesteps: what it was asked for; ``None``: there is no call
+    """
+
+    def __init__(self, total_timesteps: float | None = None):
+        self.total_timesteps = total_timesteps
+        #: Rollouts that it has completed.
+        self.iteration = 0
+        #: Whether there is no rollout that has not been learned from.
+        self.between_rollouts = True
+        self.callbacks: CallbackStates | None = None
+        #: The checkpoint that it goes on from, until it does.
+        self.resumed: dict[str, Any] | None = None
+
+    def watch(self, callback: BaseCallback) -> None:
+        """Know the callback of this call, and order it: what takes checkpoints (``comes_first``) comes before what
+        others do at the start of a rollout, since that is done again where a checkpoint is resumed."""
+        for each in tree_of(callback):
+            if isinstance(each, CallbackList):
+                each.callbacks = sorted(each.callbacks, key=lambda one: not _comes_first(one))
+        self.callbacks = CallbackStates(callback)
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps of it."""
+        if self.total_timesteps is None or self.callbacks is None:
+            return None
+        return {
+            "total_timesteps": self.total_timesteps,
+            "iteration": self.iteration,
+            "callbacks": self.callbacks.get(),
+        }
+
+    @contextmanager
+    def logs(self, model: Any) -> Iterator[None]:
+        """While the model sets up its logger: have it go on with the logs of the call that was interrupted."""
+        if self.resumed is None:
+            yield
+            return
+        log_state.cut(**self.resumed["logs"])
+        logger = None if model._custom_logger else log_state.reopen(self.resumed["log"], model.verbose)
+        if logger is None:
+            yield
+            return
+        model.set_logger(logger)
+        yield
+        model._custom_logger = False
+
+    def go_on(self, model: Any) -> None:
+        """Put the rest of the checkpoint in place, now that the call has begun again."""
+        if self.resumed is None:
+            return
+        resumed, self.resumed = self.resumed, None
+        assert self.callbacks is not None
+        for warning in self.callbacks.set(resumed["call"]["callbacks"]):
+            warnings.warn(warning, stacklevel=3)
+        log_state.set_state(model.logger, resumed["log"])
+        # Last, since what comes before may draw.
+        random_state.set_states(resumed["generators"])
+
+
+def _comes_first(callback: BaseCallback) -> bool:
+    return any(getattr(each, "comes_first", False) for each in tree_of(callback))
+
+
+@contextmanager
+def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
+    """A call of a model's ``learn``, for as long as it goes on: the one that was interrupted where there is one.
+
+    :raises ValueError: that one was asked for another number of timesteps
+    """
+    if model.call.resumed is None:
+        model.call = Call(total_timesteps)
+    elif total_timesteps != model.call.total_timesteps:
+        raise ValueError(
+            f"total_timesteps={total_timesteps}: the call of learn that was interrupted, which this one goes on with, "
+            f"had {model.call.total_timesteps}. Pass the same"
+        )
+    try:
+        yield model.call
+    finally:
+        model.call = Call()
