@@ -10,7 +10,7 @@ replay gives last is compared with what was last, bit by bit.
 What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
-- wrappers listed in :data:`WRAPPERS`, with what they keep beyond an episode;
+- wrappers listed in ``WRAPPERS``, with what they keep beyond an episode;
 - classes that say ``replayable = True`` in their body: with the same ``np_random``, arguments of ``reset`` and actions,
   an episode of theirs is always the same, whatever was before it.
 
