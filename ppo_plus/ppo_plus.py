@@ -47,6 +47,7 @@ from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.env_state import Resumable
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics, warn_of_resets
+from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
@@ -491,6 +492,16 @@ class PPO_Plus(OnPolicyAlgorithm):
                 call.between_rollouts = True
             callback.on_training_end()
         return self
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what was logged.
+
+        :param iteration: rollouts so far in this call of ``learn``
+        """
+        single = self.env and self.env.unwrapped
+        if isinstance(single, SupervisedVecEnv) and single.restarts:
+            self.logger.record("faults/env_restarts", single.n_restarts)
+        super().dump_logs(iteration)
 
     def _choose_threads(self) -> int:
         """Torch's threads for training."""

@@ -59,9 +59,9 @@ class Explained:
         if self._unchecked is not None:
             del vars(self._unchecked)["_save_obs"]
             self._unchecked = None
-        explanation = _explanation(error) if isinstance(error, Exception) else None
-        if explanation is not None:
-            raise explanation from error
+        found = explanation(error) if isinstance(error, Exception) else None
+        if found is not None:
+            raise found from error
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
@@ -114,15 +114,19 @@ def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return found == expected or math.prod(found) == math.prod(expected) == 1
 
 
-def _explanation(error: Exception) -> Exception | None:
-    """The error in other words; ``None``: it is no mistake known here, or has been explained."""
+def explanation(error: Exception) -> Exception | None:
+    """An error of code that called an environment, in other words.
+
+    :param error: the error
+    :return: ``None``: it is no mistake known here, or has been explained
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(_module(frame) == "gymnasium.vector.utils.space_utils" for frame in frames):
         return _not_stackable(frames)
     frame = frames[-1]
     module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
-    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.env_state")
+    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.env_state", "ppo_plus.rollout.supervised")
     if not module.startswith(callers) or "self" not in found:
         return None
     env = found["self"]
