@@ -426,7 +426,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env), self.call.logs(self):
+        with Explained(self.env, lambda: self.num_timesteps // self.n_envs), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -540,7 +540,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         length = self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
-        explained = Explained(env)
+        explained = Explained(env, lambda: self.num_timesteps // env.num_envs)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None
@@ -552,16 +552,17 @@ class PPO_Plus(OnPolicyAlgorithm):
 
             with explained:
                 new_obs, rewards, starts, infos = env.step(clipped_actions)
-            dones = ended(starts, infos)
-            self.num_timesteps += env.num_envs
-            collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
+                dones = ended(starts, infos)
+                self.num_timesteps += env.num_envs
+                collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
-            collector.store(decision, rewards, starts, infos, env)
+            with explained:
+                collector.store(decision, rewards, starts, infos, env)
         collector.finish()
 
         callback.update_locals(locals())

@@ -140,7 +140,7 @@ class Collector:
     def restart(self, env: VecEnv, step: int) -> None:
         """Reset the environments; parameters as for :meth:`begin`."""
         self._statistics = Statistics(env)
-        with Explained(env):
+        with Explained(env, lambda: step):
             self.obs = env.reset()
         check_reset(env, self.obs, step, self._statistics)
         self.starts = np.ones((env.num_envs,), dtype=bool)

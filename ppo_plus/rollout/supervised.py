@@ -45,7 +45,7 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import LARGEST, is_finite, require_int, require_number
-from ppo_plus.rollout.env_errors import RESET, explanation
+from ppo_plus.rollout.env_errors import RESET, described, explanation
 from ppo_plus.rollout.vec_env import row_of
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -273,10 +273,7 @@ class SupervisedVecEnv(VecEnv):
         return error
 
     def _who(self, i: int) -> str:
-        seed = self.env_seeds[i]
-        return (
-            f"environment {i}, {self._names[i]}, {'unseeded' if seed is None else f'seed {seed}'}, step {self.n_steps}:"
-        )
+        return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -615,10 +612,11 @@ class _Process:
         if self.waiting:
             # Somebody was interrupted before it was read.
             self.receive(time.monotonic() + CLOSING, CLOSING)
-        # That there is nobody is noticed where the answer is read.
-        with suppress(OSError):
-            self.remote.send(message)
         self.waiting = True
+        try:
+            self.remote.send(message)
+        except OSError:
+            """That there is nobody is noticed where the answer is read."""
 
     def receive(self, deadline: float | None, seconds: float | None) -> Any:
         try:
@@ -719,7 +717,8 @@ def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
         return {key: _stack([row[key] for row in rows], sub) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_stack([row[i] for row in rows], sub) for i, sub in enumerate(space))
-    stacked = np.empty((len(rows), *(space.shape or ())), space.dtype)
+    shape = space.shape or ()
+    stacked = np.empty((len(rows), *shape), space.dtype)
     for i, row in enumerate(rows):
-        stacked[i] = np.reshape(row, space.shape or ())
+        stacked[i] = row if type(row) is np.ndarray and row.shape == shape else np.reshape(row, shape)
     return stacked
