@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
     from ppo_plus.rollout.env_state import Resumable as Resumable
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
+    from ppo_plus.rollout.supervised import EnvFault as EnvFault
+    from ppo_plus.rollout.supervised import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
 
@@ -62,6 +64,7 @@ MODULES = {
     "ColoredNoise": "ppo_plus.formulas.exploration",
     "CompileError": "ppo_plus.compiling.compiled",
     "EarlyStop": "ppo_plus.formulas.kl_control",
+    "EnvFault": "ppo_plus.rollout.supervised",
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.carry",
@@ -81,6 +84,7 @@ MODULES = {
     "Resumable": "ppo_plus.rollout.env_state",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
+    "SupervisedVecEnv": "ppo_plus.rollout.supervised",
     "VecNormalizeTransitions": "ppo_plus.rollout.normalization",
     "WhiteNoise": "ppo_plus.formulas.exploration",
     "as_vec_env": "ppo_plus.rollout.vec_env",

@@ -40,6 +40,7 @@ from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.env_state import Resumable
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics, warn_of_resets
+from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
@@ -371,7 +372,7 @@ class PPO_Plus(Lasting):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env), self.call.logs(self):
+        with Explained(self.env, lambda: self.num_timesteps // self.n_envs), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -439,6 +440,16 @@ class PPO_Plus(Lasting):
             callback.on_training_end()
         return self
 
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what was logged.
+
+        :param iteration: rollouts so far in this call of ``learn``
+        """
+        single = self.env and self.env.unwrapped
+        if isinstance(single, SupervisedVecEnv) and single.restarts:
+            self.logger.record("faults/env_restarts", single.n_restarts)
+        super().dump_logs(iteration)
+
     def _choose_threads(self) -> int:
         """Torch's threads for training."""
         if self.n_threads != "auto":
@@ -476,7 +487,7 @@ class PPO_Plus(Lasting):
         length = self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self.num_timesteps // env.num_envs)
-        explained = Explained(env)
+        explained = Explained(env, lambda: self.num_timesteps // env.num_envs)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None
@@ -488,16 +499,17 @@ class PPO_Plus(Lasting):
 
             with explained:
                 new_obs, rewards, starts, infos = env.step(clipped_actions)
-            dones = ended(starts, infos)
-            self.num_timesteps += env.num_envs
-            collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
+                dones = ended(starts, infos)
+                self.num_timesteps += env.num_envs
+                collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
-            collector.store(decision, rewards, starts, infos, env)
+            with explained:
+                collector.store(decision, rewards, starts, infos, env)
         collector.finish()
 
         callback.update_locals(locals())

@@ -65,6 +65,18 @@ def is_finite(values: np.ndarray) -> bool:
     )
 
 
+class NotFiniteError(FloatingPointError):
+    """An environment returned a number that is not finite.
+
+    :param message: says what, where and when
+    :param env: the index of the environment
+    """
+
+    def __init__(self, message: str, env: int):
+        super().__init__(message)
+        self.env = env
+
+
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
     """Refuse NaN and infinity from the environments, and what is infinity in single precision.
 
@@ -72,7 +84,7 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
     :param values: array ``(n_envs, ...)``, or a dict of them
     :param step: how many steps each environment has taken, for the message
     :param env: the environment that ``values`` come from, if they are of one only
-    :raises FloatingPointError: not finite; names what, in which environment and when
+    :raises NotFiniteError: not finite; names what, in which environment and when
     """
     if isinstance(values, dict):
         for key, value in values.items():
@@ -85,9 +97,10 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
         env = next(i for i, row in enumerate(values) if not is_finite(row))
         values = values[env]
     kind = "too large for single precision" if np.isfinite(values).all() else "not finite"
-    raise FloatingPointError(
+    raise NotFiniteError(
         f"the {what} that the environment returned is {kind}: {values!r} in environment {env} at step {step}. "
-        "Nothing was learned from it: fix the environment, or wrap it to clip its numbers"
+        "Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
+        env,
     )
 
 

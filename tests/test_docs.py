@@ -30,7 +30,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 
 import ppo_plus
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, SupervisedVecEnv
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -344,16 +344,17 @@ def test_every_metric_is_described():
     """All that is logged is on the page, and all that is on the page is logged."""
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     described = set(re.findall(r"^\| .*?(?= \|)", text, re.MULTILINE))
-    described = {name for cell in described for name in re.findall(r"`((?:rollout|time|train|eval)/\w+)`", cell)}
+    described = {name for cell in described for name in re.findall(r"`((?:rollout|time|train|eval|faults)/\w+)`", cell)}
     keys = Keys()
+    restarts = dict(vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=1, processes=False))
     cases = [
-        dict(env="Pendulum-v1", n_steps=256, n_epochs=1, use_sde=True, clip_range_vf=0.2, target_kl=0.1),
-        dict(env="CartPole-v1", n_steps=256, n_epochs=1),
+        ("Pendulum-v1", {}, dict(use_sde=True, clip_range_vf=0.2, target_kl=0.1)),
+        ("CartPole-v1", restarts, {}),
     ]
-    for case in cases:
-        model = PPO_Plus("MlpPolicy", **case)
+    for env_id, kinds, case in cases:
+        model = PPO_Plus("MlpPolicy", make_vec_env(env_id, **kinds), n_steps=256, n_epochs=1, **case)
         model.set_logger(Logger(None, [keys]))
-        evaluation = EvalCallback(make_vec_env(case["env"]), eval_freq=300, n_eval_episodes=1, verbose=0)
+        evaluation = EvalCallback(make_vec_env(env_id), eval_freq=300, n_eval_episodes=1, verbose=0)
         model.learn(512, callback=evaluation)
     # Only some environments and broken losses have these.
     assert described == keys.keys | {"rollout/success_rate", "eval/success_rate", "train/skipped_minibatches"}

@@ -173,8 +173,20 @@ class RolloutBuffer:
         :param steps: rows, ``K`` of them
         :param envs: their columns
         """
-        self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
+        if self.valid is None:
+            self.valid = np.ones((self.buffer_size, self.n_envs), dtype=bool)
         self.valid[steps, envs] = False
+
+    def cut(self, steps: list[int], envs: list[int]) -> None:
+        """Exclude steps in which an environment failed, and that ended their episodes: the step before each is
+        bootstrapped from the value of where it led, as if a time limit had been there.
+
+        :param steps: rows, ``K`` of them
+        :param envs: their columns
+        """
+        # Then the step has an advantage of 0, of which nothing goes to those before it.
+        self.rewards[steps, envs] = self.values[steps, envs]
+        self.exclude(steps, envs)
 
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
         """Add the discounted value of the final observation to the last reward of episodes cut by a time limit.
@@ -303,6 +315,7 @@ class _SB3Methods:
     observations: Any
     actions: np.ndarray
     rewards: np.ndarray
+    values: np.ndarray
     advantages: np.ndarray
     gamma: float
     pos: int
@@ -329,6 +342,10 @@ class _SB3Methods:
             f"rollout_buffer_class={type(self).__mro__[2]!r} cannot exclude the steps at which this vector "
             "environment only resets: derive it from ppo_plus.RolloutBuffer, or use AutoresetMode.SAME_STEP"
         )
+
+    def cut(self, steps: list[int], envs: list[int]) -> None:
+        # SB3's minibatches have every step. These have an advantage of 0, and a return that is their value.
+        self.rewards[steps, envs] = self.values[steps, envs]
 
     def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
         self.rewards[steps, envs] += self.gamma * final_values.numpy(force=True).reshape(-1)

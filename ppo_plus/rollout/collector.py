@@ -15,6 +15,7 @@ from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.normalization import Statistics
+from ppo_plus.rollout.supervised import RESTART
 from ppo_plus.rollout.vec_env import is_reset, row_of
 from ppo_plus.trees import tree_map
 
@@ -96,6 +97,8 @@ class Collector:
         self._timeouts: list[tuple[int, int, Any, Memory]] = []
         #: Transitions in which a vector environment ignored the action and reset: row, column.
         self._resets: list[tuple[int, int]] = []
+        #: Steps that led nowhere, since the environment failed and was replaced: row, column.
+        self._cuts: list[tuple[int, int]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # An incomplete rollout is dropped. On the CPU, so that it can be loaded where there is no GPU.
@@ -137,7 +140,7 @@ class Collector:
     def restart(self, env: VecEnv, step: int) -> None:
         """Reset the environments; parameters as for :meth:`begin`."""
         self._statistics = Statistics(env)
-        with Explained(env):
+        with Explained(env, lambda: step):
             self.obs = env.reset()
         check_reset(env, self.obs, step, self._statistics)
         self.starts = np.ones((env.num_envs,), dtype=bool)
@@ -216,6 +219,7 @@ class Collector:
         self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
         if np.count_nonzero(dones):
             self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if is_reset(infos[i])]
+            self._cuts += [(row, i) for i in np.flatnonzero(dones).tolist() if RESTART in infos[i]]
         extra = {} if decision.masks is None else {"masks": decision.masks}
         self._task.buffer.add(
             decision.obs,
@@ -241,6 +245,8 @@ class Collector:
                 memory: Any = tree_map(lambda *parts: th.stack(parts), *memories)
                 final_values = self._values(policy, _stack(final_obs), memory)
                 buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
+        if self._cuts:
+            buffer.cut(*map(list, zip(*self._cuts, strict=True)))  # type: ignore[arg-type]
         if self._resets:
             buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
         buffer.compute_returns_and_advantage(last_values=values, dones=self.starts)

@@ -9,6 +9,7 @@ without.
 import math
 import re
 import traceback
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from ppo_plus.require import NotFiniteError
 from ppo_plus.rollout.normalization import Statistics
 
 #: What to do about the old gym's interface where its code cannot be changed.
@@ -40,12 +42,16 @@ class Explained:
 
     It can be entered again and again. The first time, the shape of each observation is compared with its space's.
 
+    Other errors are left as they are, but for a note on which environment it was.
+
     :param env: the environments
+    :param step: says how many steps each of them has taken
     :raises TypeError: an environment has the old gym's interface
     :raises ValueError: an observation has another shape than its space
     """
 
-    def __init__(self, env: VecEnv):
+    def __init__(self, env: VecEnv, step: Callable[[], int]):
+        self._env, self._step = env, step
         save = getattr(env.unwrapped, "_save_obs", None)
         #: Whose observations are still to be compared. A subclass that stores them differently knows what it does.
         self._unchecked = env.unwrapped if getattr(save, "__func__", None) is DummyVecEnv._save_obs else None
@@ -59,9 +65,38 @@ class Explained:
         if self._unchecked is not None:
             del vars(self._unchecked)["_save_obs"]
             self._unchecked = None
-        explanation = _explanation(error) if isinstance(error, Exception) else None
-        if explanation is not None:
-            raise explanation from error
+        if not isinstance(error, Exception):
+            return
+        found = explanation(error)
+        vec_env: Any = self._env.unwrapped
+        i = _index(error, vec_env)
+        if i is not None:
+            env = vec_env.envs[i].unwrapped
+            where = described(i, env, getattr(env, "_np_random_seed", None), self._step())
+            (found or error).add_note(f"It was {where}.")
+        if found is not None:
+            raise found from error
+
+
+def described(i: int, env: Any, seed: int | None, step: int) -> str:
+    """An environment in a message.
+
+    :param i: its index
+    :param env: its name, or itself
+    :param seed: the seed that it was last reset with; ``None``: with none, or with one that is not known
+    :param step: how many steps it has taken
+    """
+    return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
+
+
+def _index(error: Exception, vec_env: Any) -> int | None:
+    """Which of the environments of a ``DummyVecEnv`` an error comes from; ``None``: none, or it is not known."""
+    if not isinstance(vec_env, DummyVecEnv):
+        return None
+    if isinstance(error, NotFiniteError):
+        return error.env
+    found = (frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next((each["env_idx"] for each in found if each.get("self") is vec_env and "env_idx" in each), None)
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
@@ -114,15 +149,19 @@ def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return found == expected or math.prod(found) == math.prod(expected) == 1
 
 
-def _explanation(error: Exception) -> Exception | None:
-    """The error in other words; ``None``: it is no mistake known here, or has been explained."""
+def explanation(error: Exception) -> Exception | None:
+    """An error of code that called an environment, in other words.
+
+    :param error: the error
+    :return: ``None``: it is no mistake known here, or has been explained
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(_module(frame) == "gymnasium.vector.utils.space_utils" for frame in frames):
         return _not_stackable(frames)
     frame = frames[-1]
     module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
-    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.env_state")
+    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.env_state", "ppo_plus.rollout.supervised")
     if not module.startswith(callers) or "self" not in found:
         return None
     env = found["self"]

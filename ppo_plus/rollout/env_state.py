@@ -26,6 +26,7 @@ wrappers keep beyond an episode.
 
 import copy
 import hashlib
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,11 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
+
+from ppo_plus.rollout.supervised import SupervisedVecEnv
+
+#: What steps single environments.
+VEC_ENVS = (DummyVecEnv, SubprocVecEnv, SupervisedVecEnv)
 
 #: Plain values, which a file can hold.
 State = dict[str, Any]
@@ -176,7 +182,8 @@ class NotResumableError(RuntimeError):
 def get_state(vec_env: VecEnv) -> State:
     """The state of environments, between two steps.
 
-    :param vec_env: a ``DummyVecEnv`` or ``SubprocVecEnv`` of :class:`Resumable` environments, in vector wrappers or not
+    :param vec_env: a ``DummyVecEnv``, ``SubprocVecEnv`` or ``SupervisedVecEnv`` of :class:`Resumable` environments, in
+        vector wrappers or not
     :return: plain values, of which nothing changes later. Under ``"reason"``: ``None``, or why the episodes that the
         environments are in cannot be gone on with
     """
@@ -189,11 +196,14 @@ def get_state(vec_env: VecEnv) -> State:
         try:
             if _speaks(layer):
                 kept = {"spoken": _spoken(layer)}
-            elif type(layer) in (DummyVecEnv, SubprocVecEnv):
+            elif type(layer) in VEC_ENVS:
                 kept = {"seeds": _plain(layer._seeds), "options": _plain(layer._options)}
                 _require_wrapped(layer)
                 state["envs"] = _call(layer, "get_episode_state", [()] * layer.num_envs)
                 reasons += [env["reason"] for env in state["envs"]]
+                if isinstance(layer, SupervisedVecEnv):
+                    # After the call, in which environments may be replaced.
+                    kept["supervision"] = _plain(layer.get_supervision())
             elif _name(layer) in VEC_WRAPPERS:
                 kept = _taken(layer, _all(VEC_WRAPPERS[_name(layer)]))
             else:
@@ -229,9 +239,11 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     for layer, kept in zip(reversed(layers), reversed(state["kept"]), strict=True):
         if "spoken" in kept:
             _apply(layer, kept["spoken"])
-        elif type(layer) in (DummyVecEnv, SubprocVecEnv):
+        elif type(layer) in VEC_ENVS:
             if kept:
                 layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
+            if "supervision" in kept and isinstance(layer, SupervisedVecEnv):
+                layer.set_supervision(kept["supervision"])
             if state["envs"] is not None:
                 _require_wrapped(layer)
                 reasons += _call(layer, "set_episode_state", [(env,) for env in state["envs"]])
@@ -252,10 +264,10 @@ def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
 
 def _title(layer: VecEnv) -> str:
     """What two of a kind have in common."""
-    return "DummyVecEnv or SubprocVecEnv" if type(layer) in (DummyVecEnv, SubprocVecEnv) else type(layer).__name__
+    return "DummyVecEnv or SubprocVecEnv" if type(layer) in VEC_ENVS else type(layer).__name__
 
 
-def _require_wrapped(vec_env: DummyVecEnv | SubprocVecEnv) -> None:
+def _require_wrapped(vec_env: Any) -> None:
     """:raises NotResumableError: the outermost wrapper of each environment is not a :class:`Resumable`"""
     # Asked first, since an environment without such a name would end its process.
     if not vec_env.has_attr("get_episode_state") or set(vec_env.env_method("class_name")) != {Resumable.__name__}:
@@ -269,6 +281,9 @@ def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[A
     """Call a method of every environment, of each with its own arguments, in all processes at once."""
     if isinstance(vec_env, DummyVecEnv):
         return [getattr(env, method)(*each) for env, each in zip(vec_env.envs, arguments, strict=True)]
+    if isinstance(vec_env, SupervisedVecEnv):
+        # A replay takes as long as it takes.
+        return vec_env.call({i: ("env_method", method, each, {}) for i, each in enumerate(arguments)}, math.inf)
     # `env_method` would hand the same arguments to all.
     for remote, each in zip(vec_env.remotes, arguments, strict=True):
         remote.send(("env_method", (method, each, {})))

@@ -1,6 +1,7 @@
 """The environments of an experiment, for training and for evaluation."""
 
 import re
+import sys
 import time
 from copy import deepcopy
 from functools import partial, reduce
@@ -13,23 +14,18 @@ import gymnasium as gym
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    SubprocVecEnv,
-    VecEnv,
-    VecEnvWrapper,
-    VecFrameStack,
-    VecNormalize,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from tqdm import tqdm
 
-from ppo_plus import PPO_Plus, Resumable
+from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.rollout.normalization import VecNormalizeTransitions
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env, is_atari
 
-VEC_ENVS: dict[str, type[DummyVecEnv] | type[SubprocVecEnv]] = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
+#: Kinds of vector environments that step single environments.
+VEC_ENVS = ("dummy", "subproc")
 
 #: Evaluation environments have the experiment's seed plus this one, so that no episode is trained and evaluated on.
 EVAL_SEED = 2**31
@@ -43,6 +39,8 @@ def make_envs(
     evaluation: bool = False,
     monitor_dir: Path | None = None,
     append: bool = False,
+    restarts: int = 0,
+    timeout: float | None = None,
     **env_kwargs: Any,
 ) -> VecEnv:
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
@@ -55,8 +53,11 @@ def make_envs(
         copies them from the training environments before it evaluates
     :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
     :param append: go on with those that are there
+    :param restarts: how many times a fresh environment may take the place of one that failed
+    :param timeout: seconds that an environment may take for a step or a reset; ``None``: any
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     :return: the environments
+    :raises ValueError: restarts or a time limit for environments that cannot have them
     :raises gymnasium.error.Error: there is no such environment, or its package is not installed
     """
     if n_envs is None:
@@ -69,9 +70,13 @@ def make_envs(
     kwargs = {**deepcopy(kwargs), **env_kwargs}
     # Evaluation is of the single environment, whatever makes training faster.
     together = not evaluation and experiment.vec_env in BATCHED
+    _check_supervision(experiment.vec_env, restarts, timeout)
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-    env = (_make_batched if together else _make_each)(experiment, n_envs, seed, monitor_dir, append, kwargs)
+    if together:
+        env = _make_batched(experiment, n_envs, seed, monitor_dir, append, kwargs)
+    else:
+        env = _make_each(experiment, n_envs, seed, monitor_dir, append, kwargs, restarts, timeout)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -81,12 +86,35 @@ def make_envs(
     return PPO_Plus._wrap_env(env)
 
 
+def _check_supervision(vec_env: str, restarts: int, timeout: float | None) -> None:
+    if timeout is not None and vec_env != "subproc":
+        raise ValueError(
+            f"--env-timeout {timeout:g}: an environment that hangs can be ended only in a process of its own: "
+            "add --vec-env subproc"
+        )
+    if restarts and vec_env in BATCHED:
+        raise ValueError(
+            f"--restart-envs {restarts}: --vec-env {vec_env} has no single environments to restart: use one of "
+            f"{', '.join(VEC_ENVS)}"
+        )
+
+
 def _make_each(
-    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, append: bool, kwargs: dict[str, Any]
+    experiment: Experiment,
+    n_envs: int,
+    seed: int,
+    monitor_dir: Path | None,
+    append: bool,
+    kwargs: dict[str, Any],
+    restarts: int,
+    timeout: float | None,
 ) -> VecEnv:
     """Environments made one by one."""
+    processes = experiment.vec_env == "subproc"
+    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _tell}
+    supervised = processes or restarts > 0
     make = partial(gym.make, find_env(experiment.env_id))
-    if experiment.vec_env == "subproc":
+    if processes:
         # A mistake shows here with its own message; a worker process would only end.
         make(**kwargs).close()
     return make_vec_env(
@@ -96,9 +124,15 @@ def _make_each(
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
-        vec_env_cls=VEC_ENVS.get(experiment.vec_env, DummyVecEnv),
+        vec_env_cls=SupervisedVecEnv if supervised else DummyVecEnv,  # type: ignore[arg-type]
+        vec_env_kwargs=supervision if supervised else {},
         monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
     )
+
+
+def _tell(line: str) -> None:
+    """Above the progress bar, if there is one."""
+    tqdm.write(line, file=sys.stderr)
 
 
 def _make_batched(

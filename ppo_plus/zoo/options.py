@@ -1,11 +1,13 @@
-"""What a training run records and shows."""
+"""What a training run records and shows, and what it survives."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where a run starts from, and what it records and shows, which does not change what is learned.
+    """Where a run starts from, what it records and shows, and what it does where environments fail. None of it changes
+    what is learned from environments that do not.
 
     :param log_folder: folder of all runs
     :param uuid: add a UUID to the name of the run's folder
@@ -21,6 +23,9 @@ class Options:
     :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param log_interval: rollouts between two logs; ``None``: no logs
     :param progress: show progress
+    :param restart_envs: how many times a fresh environment may take the place of one that failed, over all training
+        environments, and over all of evaluation
+    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: any
     :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
     """
 
@@ -36,5 +41,11 @@ class Options:
     trust_model: bool = False
     tensorboard_log: str | None = None
     log_interval: int | None = 1
+    restart_envs: int = 0
+    env_timeout: float | None = None
     progress: bool = True
     verbose: int = 0
+
+    def supervision(self) -> dict[str, Any]:
+        """The arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail."""
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout}

@@ -33,7 +33,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
 
     :param folder: its folder
     :param packages: what its settings may import from; ``None``: from anywhere
-    :param changes: what is to be shown otherwise than before, of :class:`~ppo_plus.zoo.options.Options`
+    :param changes: what is to be shown, or survived, otherwise than before, of :class:`~ppo_plus.zoo.options.Options`
     :raises FileNotFoundError: it has no checkpoint, since it was trained to its end or never begun
     :raises ValueError: a file is damaged
     :raises BlockingIOError: another process is training it
@@ -47,7 +47,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
             f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
         )
     with folder.held():
-        env = make_envs(experiment, monitor_dir=folder.path, append=True)
+        env = make_envs(experiment, monitor_dir=folder.path, append=True, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options))
 

@@ -133,13 +133,16 @@ def _beginning(run: Run) -> str:
 
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
     """The model with its training environments, and the evaluation environments, if there are to be any."""
-    model = _make_model(experiment, options, make_envs(experiment, monitor_dir=monitor_dir))
+    env = make_envs(experiment, monitor_dir=monitor_dir, **options.supervision())
+    model = _make_model(experiment, options, env)
     return model, make_eval_envs(experiment, options)
 
 
 def make_eval_envs(experiment: Experiment, options: Options) -> VecEnv | None:
     """The evaluation environments; ``None`` if there are to be none."""
-    return make_envs(experiment, options.n_eval_envs, evaluation=True) if options.eval_freq > 0 else None
+    if options.eval_freq <= 0:
+        return None
+    return make_envs(experiment, options.n_eval_envs, evaluation=True, **options.supervision())
 
 
 def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:

@@ -8,7 +8,6 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    SubprocVecEnv,
     VecEnvWrapper,
     VecFrameStack,
     VecNormalize,
@@ -16,7 +15,7 @@ from stable_baselines3.common.vec_env import (
     unwrap_vec_normalize,
 )
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.rollout.env_state import get_state, set_state
 from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs
@@ -122,7 +121,7 @@ def test_monitor_files(tmp_path):
 def test_kinds_of_vector_environments():
     assert isinstance(make_envs(CARTPOLE), DummyVecEnv)
     env = make_envs(CARTPOLE.replace(vec_env="subproc"))
-    assert isinstance(env, SubprocVecEnv)
+    assert isinstance(env, SupervisedVecEnv)
     np.testing.assert_array_equal(env.reset(), make_envs(CARTPOLE).reset())
     env.close()
 

@@ -126,6 +126,17 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def seconds(text: str) -> float:
+    """A time in seconds, above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds in (0, 1e6]")
+    return number
+
+
 def seed(text: str) -> int:
     """A seed that NumPy, torch and SB3 accept; negative for a random one."""
     try:

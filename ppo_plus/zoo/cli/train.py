@@ -20,6 +20,7 @@ from ppo_plus.zoo.cli.arguments import (
     key_value,
     refuse,
     require_device,
+    seconds,
     seed,
     whole_number,
 )
@@ -211,7 +212,10 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
 
 
 #: What may be said anew when a run goes on.
-ANEW = {"resume", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"}
+ANEW = {
+    *("resume", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"),
+    *("restart_envs", "env_timeout"),
+}
 
 
 def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
@@ -225,7 +229,11 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
 
     folder = find_run(Path(args.resume))
     import_packages(args.gym_packages)
-    run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose)
+    # What is not given stays as it was.
+    survived = {
+        name: getattr(args, name) for name in ("restart_envs", "env_timeout") if getattr(args, name) is not None
+    }
+    run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose, **survived)
 
     def work() -> None:
         with _one_interrupt() as came:
@@ -325,6 +333,8 @@ def _options(args: argparse.Namespace, tensorboard_log: str | None) -> Options:
         trust_model=args.trust_model,
         tensorboard_log=tensorboard_log,
         log_interval=None if args.log_interval < -1 else max(args.log_interval, 1),
+        restart_envs=args.restart_envs or 0,
+        env_timeout=args.env_timeout,
         progress=args.progress,
         verbose=args.verbose,
     )
@@ -367,6 +377,19 @@ def _add_option_arguments(group: Any) -> None:
         default=default.keep_checkpoints,
         metavar="N",
         help="how many checkpoints to keep for --resume (default: %(default)s)",
+    )
+    add(
+        "--restart-envs",
+        type=whole_number,
+        metavar="N",
+        help="where an environment raises, returns NaN or another shape, hangs (--env-timeout) or dies, train on with "
+        "a fresh one, up to N times (default: it is an error that names environment, seed and step)",
+    )
+    add(
+        "--env-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long an environment may take for a step or a reset; needs --vec-env subproc (default: any time)",
     )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
     add("--keep-timesteps", action="store_true", help="with -i: go on counting timesteps from the saved model's")

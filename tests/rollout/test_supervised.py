@@ -1,0 +1,737 @@
+"""Environments that fail are named, and fresh ones take their places without a trace elsewhere."""
+
+import errno
+import multiprocessing
+import os
+import re
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, RolloutBuffer, SupervisedVecEnv
+from ppo_plus.rollout.env_state import get_state, set_state
+from ppo_plus.rollout.normalization import are_finite
+from ppo_plus.rollout.supervised import RESTART, _next_seed
+
+#: What happens in place of a step.
+FAULTS = {
+    "raise": "raised ValueError('boom')",
+    "nan": "returned an observation that is not finite: array(",
+    "infinite reward": "returned a reward that is not finite: inf",
+    "large reward": "returned a reward that is too large for single precision: 1e+300",
+    "shape": "returned an observation of shape (2,), but its space Box(-inf, inf, (3,), float32) has (3,)",
+    "text": "returned an observation of dtype <U1, whose values float32 of its space cannot hold: array(",
+    "rows": "returned an observation of unequal rows",
+    "old": "made a mistake: env=<",
+    "kill": "died with its process (SIGKILL)",
+    "exit": "died with its process (exit code 7)",
+    "hang": "gave no answer within 0.5 s",
+    "unsendable": "answered what cannot be sent to another process: ",
+}
+#: Those that nobody outlives, or notices, in the same process.
+OF_PROCESSES = {"kill", "exit", "hang", "unsendable"}
+
+
+class Failing(gym.Env):
+    """Random observations, episodes of 8 steps, and a fault in one of them. Fresh environments, whose seeds are large,
+    have none.
+
+    :param fault: one of :data:`FAULTS`, or ``None``
+    :param at: the step, counted over all episodes; 0: of the first reset
+    :param p: probability of a fault in any other step, also in fresh environments
+    """
+
+    replayable = True
+    observation_space = spaces.Box(-np.inf, np.inf, (3,))
+    action_space = spaces.Discrete(2)
+    level = 1.0
+
+    def __init__(self, fault=None, at=3, p=0.0):
+        self.fault, self.at, self.p = fault, at, p
+        self.n = self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        if self.due():
+            raise ValueError("boom")
+        return self.observe(), {}
+
+    def due(self):
+        return self.fault is not None and self.n == self.at and (self._np_random_seed or 0) < 100
+
+    def observe(self):
+        return self.np_random.normal(size=3).astype(np.float32)
+
+    def step(self, action):
+        self.n += 1
+        self.t += 1
+        obs, reward, info = self.observe(), float(self.np_random.normal()) * self.level + action, {}
+        if self.due() or self.np_random.random() < self.p:
+            if self.fault == "raise":
+                raise ValueError("boom")
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "exit":
+                os._exit(7)
+            if self.fault == "hang":
+                time.sleep(1e6)
+            if self.fault == "old":
+                return obs, reward, False, info
+            obs = {"nan": obs * np.nan, "shape": obs[:2], "text": np.array(list("abc")), "rows": [[1], [1, 2]]}.get(
+                self.fault, obs
+            )
+            reward = {"infinite reward": np.inf, "large reward": 1e300}.get(self.fault, reward)
+            info = {"lock": time.sleep, "here": lambda: None} if self.fault == "unsendable" else {}
+        return obs, reward, False, self.t == 8, info
+
+
+class Masked(Failing):
+    replayable = True
+
+    def action_masks(self):
+        if self.n == 0 and self.fault == "mask" and self._np_random_seed < 100:
+            raise ValueError("boom")
+        return np.array([self.t % 2 == 0, True])
+
+
+class Structured(Failing):
+    replayable = True
+    observation_space = spaces.Dict(near=Failing.observation_space, kind=spaces.Discrete(4, start=1))
+
+    def observe(self):
+        return {"near": super().observe(), "kind": int(self.np_random.integers(1, 5))}
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays():
+    """Forked processes wait for each other."""
+    yield
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+#: In this process, or forked from it: others take seconds to start.
+KINDS = {"local": {"processes": False}, "forked": {"start_method": "fork"}}
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def supervised(kind, *env_fns, seed=5, said=None, **kwargs):
+    """Environments, of which what is said of restarts goes into a list."""
+    if kind == "forked":
+        kwargs.setdefault("timeout", 0.5 if any("hang" in str(each) for each in env_fns) else None)
+    env = SupervisedVecEnv(env_fns, **KINDS[kind], report=[].append if said is None else said.append, **kwargs)
+    env.seed(seed)
+    return env
+
+
+def fine_and(fault, at=3, cls=Failing, **kwargs):
+    """The second of three environments fails."""
+    return [cls, partial(cls, fault, at, **kwargs), cls]
+
+
+def each_fault(kinds=FAULTS):
+    return [
+        pytest.param(kind, fault, id=f"{kind} {fault}")
+        for kind in KINDS
+        for fault in kinds
+        if kind == "forked" or fault not in OF_PROCESSES
+    ]
+
+
+ACTIONS = np.array([1, 0, 1])
+
+
+def equal(a, b):
+    """Bit by bit, but for the time that an episode took."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a if key != "t")
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+# --- without a fault -------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("cls", [Failing, Structured])
+def test_without_a_fault_it_is_sb3s_dummy_vec_env(kind, cls):
+    makes = [lambda: Monitor(cls())] * 3
+    ours, theirs = supervised(kind, *makes), DummyVecEnv(makes)
+    theirs.seed(5)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(20):
+        assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
+        assert equal(ours.reset_infos, theirs.reset_infos)
+    assert ours.n_restarts == 0 and ours.n_steps == 20
+    for env in (ours, theirs):
+        env.set_attr("level", 3.0, [0, 2])
+    assert ours.get_attr("level") == theirs.get_attr("level") == [3.0, 1.0, 3.0]
+    assert ours.env_is_wrapped(Monitor) == theirs.env_is_wrapped(Monitor) == [True] * 3
+    assert ours.env_method("get_total_steps", indices=1) == theirs.env_method("get_total_steps", indices=1) == [20]
+    assert ours.has_attr("level") and not ours.has_attr("depth")
+    with pytest.raises(AttributeError, match="depth"):
+        ours.get_attr("depth")
+    assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
+    ours.close()
+
+
+@both
+def test_options_are_for_one_reset(kind):
+    class WithOptions(Failing):
+        def reset(self, *, seed=None, options=None):
+            obs, _ = super().reset(seed=seed)
+            return obs, {"options": options}
+
+    env = supervised(kind, WithOptions, WithOptions)
+    env.set_options([{"a": 1}, {}])
+    env.reset()
+    assert env.reset_infos == [{"options": {"a": 1}}, {"options": None}]
+    env.reset()
+    assert env.reset_infos == [{"options": None}] * 2
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"restarts": -1}, "restarts=-1 must be at least 0"),
+        ({"timeout": 0}, r"timeout \(or None\)=0 must be a number"),
+        ({"timeout": 3, "processes": False}, "timeout=3: only a process can be ended that hangs: use processes=True"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        SupervisedVecEnv([Failing], **kwargs)
+
+
+@both
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_one_that_cannot_be_made_is_an_error_at_once(kind, restarts):
+    def make():
+        raise ValueError("no simulator")
+
+    with pytest.raises(EnvFault, match=r"environment 1, .*: raised ValueError\('no simulator'\)"):
+        supervised(kind, Failing, make, restarts=restarts)
+    assert not multiprocessing.active_children()
+
+
+# --- named -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "fault"), each_fault())
+def test_a_fault_is_named_with_environment_seed_and_step(kind, fault):
+    env = supervised(kind, *fine_and(fault))
+    env.reset()
+    env.step(ACTIONS)
+    env.step(ACTIONS)
+    message = f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}"
+    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*With restarts=N .--restart-envs N. training") as raised:
+        env.step(ACTIONS)
+    if fault == "raise":
+        assert "boom" in str(raised.value.__cause__)
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_the_traceback_of_another_process_is_the_cause():
+    env = supervised("forked", *fine_and("raise", 1))
+    env.reset()
+    with pytest.raises(EnvFault) as raised:
+        env.step(ACTIONS)
+    assert re.search(r'(?s)Traceback .*in step\n.*raise ValueError\("boom"\)', str(raised.value.__cause__))
+    env.close()
+
+
+def test_in_a_plain_dummy_vec_env_an_error_has_a_note():
+    env = DummyVecEnv(fine_and("raise", 5))
+    model = PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, seed=20, compile=False)
+    with pytest.raises(ValueError, match="boom") as raised:
+        model.learn(100)
+    assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 4."]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_so_has_a_number_that_is_not_finite(normalized):
+    env = DummyVecEnv(fine_and("nan", 5))
+    env = VecNormalize(env) if normalized else env
+    with pytest.raises(FloatingPointError, match="environment 1 at step 5") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, seed=20, compile=False).learn(100)
+    assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 5."]
+
+
+# --- replaced --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "fault"), each_fault())
+def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
+    said = []
+    env, whole = supervised(kind, *fine_and(fault), said=said, restarts=1), supervised("local", *[Failing] * 3)
+    before, _ = env.reset(), whole.reset()
+    for t in range(1, 20):
+        (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
+        for i in (0, 2):
+            row = obs[i], rewards[i], dones[i], infos[i]
+            assert equal(row, [part[i] for part in expected])
+        if t < 3:
+            assert equal(obs[1], expected[0][1])
+        if t == 3:
+            assert rewards[1] == 0 and dones[1]
+            assert infos[1].pop(RESTART).startswith(FAULTS[fault])
+            assert equal(infos[1], {"TimeLimit.truncated": True, "terminal_observation": before[1]})
+            assert equal(obs[1], Failing().reset(seed=_next_seed(6))[0])
+        else:
+            assert RESTART not in infos[1] and dones[1] == (t in (11, 19))
+        before = obs
+    assert len(said) == env.n_restarts == 1 and "\n" not in said[0]
+    assert said[0].startswith(f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}")
+    assert said[0].endswith("restarted (1 of 1 restarts)")
+    assert env.env_seeds == [5, _next_seed(6), 7]
+    env.close()
+
+
+@both
+def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind):
+    env, whole = supervised(kind, *fine_and("raise", 8), restarts=1), supervised("local", *[Failing] * 3)
+
+    class InReset(Failing):
+        def step(self, action):
+            fault, self.fault = self.fault, None
+            result = super().step(action)
+            self.fault = fault
+            return result
+
+    env = supervised(kind, *fine_and("raise", 8, InReset), restarts=1)
+    env.reset(), whole.reset()
+    for _ in range(8):
+        result, expected = env.step(ACTIONS), whole.step(ACTIONS)
+    assert equal(result[1:3], expected[1:3]) and equal(result[3], expected[3]) and result[2].all()
+    assert equal(result[0][1], Failing().reset(seed=_next_seed(6))[0])
+    assert env.n_restarts == 1
+    env.close()
+
+
+@both
+def test_so_does_one_in_the_first_reset(kind):
+    env = supervised(kind, *fine_and("raise", 0), restarts=1)
+    assert equal(env.reset()[1], Failing().reset(seed=_next_seed(6))[0])
+    with pytest.raises(EnvFault, match="environment 1, .*, seed 6, step 0: raised"):
+        supervised(kind, *fine_and("raise", 0)).reset()
+    env.close()
+
+
+@both
+def test_when_none_is_left_the_error_has_the_last_reason_and_their_number(kind):
+    env = supervised(kind, *fine_and("raise", p=1.0), restarts=2)
+    env.reset()
+    env.step(ACTIONS)
+    env.step(ACTIONS)
+    seed = _next_seed(_next_seed(6))
+    with pytest.raises(
+        EnvFault, match=rf"seed {seed}, step 3: raised ValueError\('boom'\). All restarts=2 are used up"
+    ):
+        env.step(ACTIONS)
+    env.close()
+
+
+@both
+def test_restarts_that_fail_themselves_count(kind, tmp_path):
+    path = tmp_path / "times"
+    path.write_text("")
+
+    def make():
+        path.write_text(path.read_text() + "x")
+        if len(path.read_text()) in (2, 3):
+            raise OSError("not yet")
+        return Failing("raise", 1)
+
+    said = []
+    env = supervised(kind, make, restarts=3, said=said)
+    env.reset()
+    env.step([0])
+    assert [line.split(": ")[1] for line in said] == [FAULTS["raise"], *["raised OSError('not yet')"] * 2]
+    assert env.n_restarts == 3 and path.read_text() == "xxxx"
+    env.close()
+
+
+def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
+    env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
+    before, _ = env.reset(), whole.reset()
+    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    assert equal(env.env_method("action_masks"), whole.env_method("action_masks"))
+    (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
+    assert dones[1] and infos[1][RESTART] == FAULTS["kill"] and equal(infos[1]["terminal_observation"], before[1])
+    assert equal(obs[1], Masked().reset(seed=_next_seed(6))[0])
+    assert equal(obs[::2], expected[0][::2]) and equal(rewards[::2], expected[1][::2])
+    # And while nobody asks.
+    os.kill(env._places[2].process.pid, signal.SIGKILL)
+    with pytest.raises(EnvFault, match="environment 2, .*, seed 7, step 2: died with its process .SIGKILL.*restarts=1"):
+        env.step(ACTIONS)
+    env.close()
+
+
+@both
+def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
+    env = supervised(kind, *fine_and("mask", cls=Masked), restarts=1)
+    env.reset()
+    assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
+    assert env.n_restarts == 1
+    assert RESTART in env.step(ACTIONS)[3][1]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
+        env.env_method("action_masks_of", 1) if env.has_attr("action_masks_of") else env.env_method("due", mask=1)
+    assert env.n_restarts == 1
+    assert equal(
+        env.env_method("action_masks"), [np.array([False, True]), np.array([True, True]), np.array([False, True])]
+    )
+    env.close()
+
+
+@both
+def test_what_was_set_is_set_again(kind):
+    env = supervised(kind, *fine_and("raise"), restarts=1)
+    env.reset()
+    env.set_attr("level", 7.0, indices=[1])
+    for _ in range(3):
+        env.step(ACTIONS)
+    assert env.n_restarts == 1 and env.get_attr("level") == [1.0, 7.0, 1.0]
+    env.close()
+
+
+@both
+def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp_path):
+    kwargs = {"restarts": 1, "report": [].append, **KINDS[kind]}
+    make = partial(make_vec_env, Failing, 1, seed=5, monitor_dir=str(tmp_path), vec_env_kwargs=kwargs)
+    env = make(env_kwargs={"fault": "raise", "at": 11}, vec_env_cls=SupervisedVecEnv)
+    env.reset()
+    ends = [info["episode"]["l"] for _ in range(30) for info in env.step([0])[3] if "episode" in info]
+    # A whole one, then after two steps of the second a fault in its third, then whole ones.
+    assert ends == [8, 8, 8] and env.n_restarts == 1
+    lines = (tmp_path / "0.monitor.csv").read_text().splitlines()
+    assert [line[:2] for line in lines[:2]] == ["#{", "r,"] and [line.split(",")[1] for line in lines[2:]] == ["8"] * 3
+    env.close()
+
+
+@both
+@pytest.mark.parametrize("error", [MemoryError("big"), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_the_machine_lacks_is_no_fault(kind, error):
+    class Poor(Failing):
+        def step(self, action):
+            raise error
+
+    env = supervised(kind, Failing, Poor, restarts=5)
+    env.reset()
+    with pytest.raises(type(error), match=str(error.args[-1])) as raised:
+        env.step(ACTIONS[:2])
+    assert env.n_restarts == 0 and getattr(raised.value, "errno", None) == getattr(error, "errno", None)
+    env.close()
+
+
+def test_what_is_returned_may_be_changed_and_used_again():
+    class Again(Failing):
+        seen = np.zeros(3, np.float32)
+        known = {"n": 0}  # noqa: RUF012
+
+        def observe(self):
+            self.seen[:] = self.n
+            return self.seen
+
+        def step(self, action):
+            self.known["n"] += 1
+            return (*super().step(action)[:4], self.known)
+
+    env = supervised("local", partial(Again, "raise", 3), restarts=1)
+    env.reset()
+    (first, *_, infos), (second, *_) = env.step([0]), env.step([0])
+    assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
+    second[:] = 9.0
+    assert env.step([0])[3][0]["terminal_observation"].tolist() == [2.0] * 3
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
+def test_nothing_is_left_behind():
+    at_first = descriptors()
+    env = supervised("forked", *[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
+    env.reset()
+    before = descriptors()
+    while env.n_restarts < 30:
+        env.step(ACTIONS[:2])
+    assert descriptors() == before and len(multiprocessing.active_children()) == 2
+    env.close()
+    assert descriptors() == at_first and not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
+    monkeypatch.setattr("ppo_plus.rollout.supervised.CLOSING", 0.2)
+    env = supervised("forked", *fine_and("hang", 1), timeout=None)
+    env.reset()
+    env.step_async(ACTIONS)
+    if asked:
+        env.timeout = 0.2
+        with pytest.raises(EnvFault, match="gave no answer within 0.2 s"):
+            env.step_wait()
+    env.close()
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_large_answers_that_nobody_reads_do_not_hold_up_closing():
+    class Large(Failing):
+        observation_space = spaces.Box(-np.inf, np.inf, (1_000_000,))
+
+        def observe(self):
+            return np.zeros(1_000_000, np.float32)
+
+    env = supervised("forked", Large, Large)
+    env.reset()
+    env.step_async(ACTIONS[:2])
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_answers_that_were_not_read_are_not_taken_for_later_ones():
+    env, whole = supervised("forked", Failing), supervised("local", Failing)
+    env.reset(), whole.reset()
+    env.step_async([1])
+    # Here Ctrl-C came.
+    whole.step([1])
+    assert equal(env.get_attr("n"), [1])
+    assert equal(env.step([0])[0], whole.step([0])[0])
+    env.close()
+
+
+@pytest.mark.slow
+def test_in_processes_as_they_are_started_by_default():
+    env = make_vec_env(
+        "CartPole-v1", 2, seed=0, vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"restarts": 1, "timeout": 300}
+    )
+    env.reset()
+    os.kill(env._places[0].process.pid, signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"environment 0, <.*CartPole-v1.*>, seed 0, step 1: died .*\(SIGKILL\)"):
+        infos = env.step([0, 0])[3]
+    assert RESTART in infos[0] and RESTART not in infos[1]
+    assert np.isfinite(env.step([0, 0])[0]).all()
+    env.close()
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def model_in(env, policy="MlpPolicy", **kwargs):
+    settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 3, "compile": False, "device": "cpu"}
+    return PPO_Plus(policy, env, **settings | kwargs)
+
+
+class AfterRollout(BaseCallback):
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.buffer = self.model.rollout_buffer
+        self.last = self.model._last_obs.copy()
+
+
+def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
+    env = supervised("local", *fine_and("raise", 5), restarts=1, seed=3)
+    model, after = model_in(env, gae_lambda=0.9, gamma=0.8), AfterRollout()
+    model.learn(24, callback=after)
+    buffer = after.buffer
+    excluded = np.zeros((8, 3), bool)
+    excluded[4, 1] = True
+    assert (buffer.valid == ~excluded).all()
+    values, rewards, advantages = buffer.values[:, 1], buffer.rewards[:, 1], buffer.advantages[:, 1]
+    assert advantages[4] == 0
+    # As if there had been a time limit after the fourth step.
+    expected = 0.0
+    for t in (3, 2, 1, 0):
+        expected = rewards[t] + 0.8 * values[t + 1] - values[t] + 0.8 * 0.9 * expected
+        assert advantages[t] == pytest.approx(expected, abs=1e-5)
+    assert buffer.episode_starts[:, 1].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
+    assert sum(len(batch.actions) for batch in buffer.get(8)) == 23
+
+
+def test_a_rollout_buffer_written_for_sb3_learns_nothing_from_it():
+    from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
+
+    model, after = (
+        model_in(supervised("local", *fine_and("raise", 5), restarts=1), rollout_buffer_class=SB3Buffer),
+        AfterRollout(),
+    )
+    model.learn(24, callback=after)
+    assert not isinstance(after.buffer, RolloutBuffer) or isinstance(after.buffer, SB3Buffer)
+    row = 1 * 8 + 4  # SB3 has flattened it, environment by environment
+    assert after.buffer.advantages.reshape(-1)[row] == 0
+    assert after.buffer.returns.reshape(-1)[row] == after.buffer.values.reshape(-1)[row]
+
+
+@pytest.mark.parametrize("fault", ["nan", "infinite reward", "raise"])
+def test_no_statistics_count_it(fault):
+    env = VecNormalize(supervised("local", *fine_and(fault), restarts=1))
+    model_in(env).learn(48)
+    assert env.venv.n_restarts == 1 and are_finite(env)
+    assert env.obs_rms.count == pytest.approx(3 * (16 + 1), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "policy", "kwargs"),
+    [
+        (Failing, "MlpLstmPolicy", {"policy_kwargs": {"lstm_hidden_size": 8}, "use_sde": True}),
+        (Masked, "MlpPolicy", {"use_sde": True, "sde_sample_freq": "episode"}),
+        (Masked, "MlpGruPolicy", {"sequence_length": 4}),
+        (Structured, "MultiInputPolicy", {}),
+    ],
+)
+@both
+def test_training_goes_on_with_memory_masks_noise_and_structures(kind, cls, policy, kwargs):
+    env = supervised(kind, *[partial(cls, "raise", p=0.05)] * 3, restarts=1000)
+    model = model_in(env, policy, **kwargs)
+    model.learn(240, log_interval=1)
+    assert env.n_restarts > 3 and model.num_timesteps == 240
+    assert all(th.isfinite(parameter).all() for parameter in model.policy.parameters())
+    env.close()
+
+
+def test_an_episode_starts_there_for_the_memory():
+    env = supervised("local", *fine_and("raise"), restarts=1)
+    starts = []
+
+    class Watch(BaseCallback):
+        def _on_step(self):
+            starts.append(self.model._last_episode_starts.tolist())
+            return True
+
+    model_in(env, "MlpLstmPolicy").learn(24, callback=Watch())
+    assert starts[3] == [False, True, False]
+
+
+def test_restarts_are_logged_and_only_where_they_are_allowed():
+    class Logged(BaseCallback):
+        def _on_training_start(self):
+            self.seen, dump = [], self.logger.dump
+            self.logger.dump = lambda step: (self.seen.append(dict(self.logger.name_to_value)), dump(step))
+
+        def _on_step(self):
+            return True
+
+    counts = []
+    for restarts in (0, 2):
+        logged = Logged()
+        env = supervised("local", *fine_and("raise" if restarts else None, 12), restarts=restarts)
+        model_in(env).learn(72, callback=logged)
+        counts.append([each.get("faults/env_restarts") for each in logged.seen])
+    assert counts == [[None] * 3, [0, 1, 1]]
+
+
+def test_evaluation_counts_whole_episodes_only():
+    env = supervised("local", lambda: Monitor(Failing("raise", 11)), restarts=1)
+    model = model_in(supervised("local", Failing))
+    returns, lengths = evaluate_policy(model, env, 4, return_episode_rewards=True)
+    assert lengths == [8] * 4 and len(returns) == 4 and env.n_restarts == 1
+
+
+# --- going on in another process -------------------------------------------------------------------------------------
+
+
+class Stop(BaseCallback):
+    """Ctrl-C after so many steps.
+
+    :param after: of each environment; 0: never
+    """
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass
+
+    def _on_step(self):
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+        return True
+
+
+def faulty(kind, fault):
+    make = partial(Failing, fault, at=-1, p=0.02)
+    env = supervised(kind, *[lambda: Resumable(Monitor(make()))] * 3, restarts=500)
+    return VecFrameStack(VecNormalize(env), 2)
+
+
+@pytest.mark.parametrize(("kind", "fault"), each_fault(["raise", "nan", "kill"]))
+def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fault, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
+    whole = model_in(faulty(kind, fault), use_sde=True)
+    whole.learn(600, callback=Checkpoints(tmp_path / "whole"))
+    n_restarts = whole.env.unwrapped.n_restarts
+    assert n_restarts > 3
+
+    checkpoints = Checkpoints(tmp_path / "cut")
+    model = model_in(faulty(kind, fault), use_sde=True)
+    seen = []
+    for after in (77, 90):
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(600, callback=[checkpoints, Stop(after)])
+        checkpoints.write()
+        model.env.close()
+        checkpoints = Checkpoints(tmp_path / "cut")
+        model = PPO_Plus.resume(tmp_path / "cut", faulty(kind, fault), device="cpu")
+        seen.append(model.env.unwrapped.n_restarts)
+    assert 0 < seen[0] < seen[1] < n_restarts
+    model.learn(600, callback=[checkpoints, Stop(0)])
+    assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 200
+    for name, value in whole.policy.state_dict().items():
+        assert th.equal(model.policy.state_dict()[name], value)
+    assert equal(get_state(model.env)["kept"][-1]["supervision"], get_state(whole.env)["kept"][-1]["supervision"])
+    for each in (model, whole):
+        each.env.close()
+
+
+def test_one_that_was_replaced_between_two_steps_goes_on_so():
+    makes = [lambda: Resumable(Masked())] * 2
+    env = supervised("forked", *makes, restarts=1)
+    env.reset()
+    env.step(ACTIONS[:2])
+    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    env.env_method("action_masks")
+    other = supervised("local", *makes, restarts=1)
+    state = get_state(env)
+    assert state["reason"] is None and set_state(other, state) is None
+    first = [each.step(ACTIONS[:2]) for each in (env, other)]
+    assert equal(*first) and RESTART in first[0][3][1]
+    assert equal(*(each.step(ACTIONS[:2]) for each in (env, other)))
+    env.close()
+
+
+def test_a_checkpoint_of_a_plain_one_goes_on_in_a_supervised_one():
+    make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable)
+    plain = make(vec_env_cls=DummyVecEnv)
+    plain.reset()
+    plain.step(ACTIONS[:2])
+    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"processes": False})
+    assert set_state(ours, get_state(plain)) is None
+    assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))

@@ -1,0 +1,212 @@
+"""``ppo-plus train`` with environments that fail: what is said, what is left, and how it goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch as th
+
+from ppo_plus import PPO_Plus, SupervisedVecEnv
+from ppo_plus.files import checkpoint
+from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.plot import read_training
+from ppo_plus.zoo.resume import find_run
+
+#: A package of the user's. Its environments fail in their 50th step, and not where their seed is that of a fresh one.
+ENVIRONMENTS = """
+    import os, signal, time
+    import gymnasium as gym
+    import numpy as np
+    from gymnasium.envs.registration import register
+
+    class Failing(gym.Env):
+        replayable = True
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, fault=None, p=0.0):
+            self.fault, self.p, self.n = fault, p, 0
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.t = 0
+            return self.observe(), {}
+
+        def observe(self):
+            return self.np_random.normal(size=3).astype("float32")
+
+        def step(self, action):
+            self.t += 1
+            self.n += 1
+            obs = self.observe()
+            fails = self.p and self.np_random.random() < self.p
+            if fails or (self.n == 50 and self._np_random_seed < 1000 and not self.p):
+                if self.fault == "raise":
+                    raise ValueError("boom")
+                if self.fault == "nan":
+                    obs[1] = np.nan
+                if self.fault == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.fault == "hang":
+                    with open("hangs", "w"):
+                        pass
+                    time.sleep(1e6)
+            return obs, float(action), False, self.t == 20, {}
+
+    for name in ("raise", "nan", "kill", "hang"):
+        register(f"Fails-{name}-v0", "failing_environments:Failing", kwargs={"fault": name})
+"""
+SETTINGS = "n_steps:32 batch_size:64 n_epochs:2 compile:False".split()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The package, in the current folder."""
+    (tmp_path / "failing_environments.py").write_text(textwrap.dedent(ENVIRONMENTS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("failing_environments", None)
+
+
+def arguments(fault, *more, n_timesteps=256):
+    given = ["train", "--gym-packages", "failing_environments", "--env", f"Fails-{fault}-v0", "--n-envs", "2"]
+    given += ["-n", str(n_timesteps), "--seed", "3", "--no-progress", "--eval-freq", "-1", *more]
+    return [*given, "-params", *SETTINGS]
+
+
+def run_of(folder, fault, number=1):
+    return folder / "logs" / "ppo_plus" / f"Fails-{fault}-v0_{number}"
+
+
+def logged(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return [event.value for event in events.Scalars("faults/env_restarts")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [("raise", ValueError, "boom"), ("nan", FloatingPointError, "is not finite")],
+)
+def test_without_restarts_it_is_named_and_can_be_gone_on_with_by_allowing_them(fault, error, message, package, capsys):
+    with pytest.raises(error, match=message) as raised:
+        main(arguments(fault))
+    assert re.search(rf"environment 0, <Failing<Fails-{fault}-v0>>, seed 3, step (49|50)\.", raised.value.__notes__[0])
+    run = run_of(package, fault)
+    resume = f"ppo-plus train --resume {run.relative_to(package)} --gym-packages failing_environments"
+    assert f"go on: {resume}" in capsys.readouterr().out.splitlines()
+    # The state of before the rollout that failed.
+    assert checkpoint.read(run / "checkpoints")["num_timesteps"] in (0, 64)
+
+    main([*resume.split()[1:], "--restart-envs", "2", "--no-progress"])
+    said = [line for line in capsys.readouterr().err.splitlines() if "restarted" in line]
+    # The seed of a fresh environment is another, and neither fails again.
+    assert len(said) == 2 and said[0].endswith("restarted (1 of 2 restarts)")
+    assert PPO_Plus.load(run / f"Fails-{fault}-v0.zip").num_timesteps == 256
+    assert not (run / "checkpoints").exists()
+    # Each of both files has the episodes that were whole.
+    assert len(list(run.glob("*.monitor.csv"))) == 2 and len(read_training(run)[0]) == 10
+
+
+def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE", np.inf)
+    env_kwargs = ["--env-kwargs", "p:0.05", "--restart-envs", "100"]
+    main(arguments("raise", *env_kwargs, "-tb", "whole"))
+    collect, calls = PPO_Plus.collect_rollouts, []
+
+    def interrupted(model, *args):
+        calls.append(model)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return collect(model, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PPO_Plus, "collect_rollouts", interrupted)
+        with pytest.raises(SystemExit) as stop:
+            main(arguments("raise", *env_kwargs, "-tb", "cut"))
+        assert stop.value.code == 130
+    main(["train", "--resume", str(run_of(package, "raise", 2)), "--gym-packages", "failing_environments"])
+    whole, cut = (logged(next((package / name).glob("*/*"))) for name in ("whole", "cut"))
+    assert whole == cut and len(whole) == 4 and whole[-1] > 3 and whole == sorted(whole)
+    models = [PPO_Plus.load(run_of(package, "raise", i) / "Fails-raise-v0.zip").policy.state_dict() for i in (1, 2)]
+    assert all(th.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "--env-timeout 5",
+            "--env-timeout 5: an environment that hangs can be ended only in a process of its own: add ",
+        ),
+        ("--env-timeout 5 --vec-env gymnasium", "--env-timeout 5: an environment that hangs can be ended only in"),
+        ("--restart-envs 5 --vec-env gymnasium", "--restart-envs 5: --vec-env gymnasium has no single environments"),
+        ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
+        ("--env-timeout soon", "'soon' must be a number of seconds in (0, 1e6]"),
+        ("--restart-envs many", "many"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(given, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--env", "CartPole-v1", "--no-progress", *given.split()])
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.glob("logs/ppo_plus/*"))
+
+
+def test_evaluation_is_supervised_as_training_is():
+    experiment = load_experiment("CartPole-v1")
+    env = make_envs(experiment, evaluation=True, restarts=3)
+    assert isinstance(env, SupervisedVecEnv) and (env.restarts, env.timeout) == (3, None)
+
+
+def command(*given):
+    return [sys.executable, "-m", "ppo_plus", *given]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "reason"), [("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")])
+def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
+    limit = ["--vec-env", "subproc", "--env-timeout", "20"]
+    options = {"capture_output": True, "text": True, "timeout": 600}
+    done = subprocess.run(command(*arguments(fault, *limit)), **options)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.match(rf".*EnvFault: environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}", last)
+    run = run_of(package, fault).relative_to(package)
+    go_on = f"ppo-plus train --resume {run} --gym-packages failing_environments"
+    assert f"go on: {go_on}" in done.stdout.splitlines()
+    again = subprocess.run(command(*go_on.split()[1:], "--restart-envs", "2", "--no-progress"), **options)
+    assert again.returncode == 0, again.stderr
+    assert len(re.findall(rf"{reason}.*restarted", again.stderr)) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_process_hangs(package):
+    given = command(*arguments("hang", "--vec-env", "subproc", n_timesteps=100_000))
+    process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (package / "hangs").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    # As a terminal does it: all of them get it.
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "go on: ppo-plus train --resume" in output
+    assert find_run(run_of(package, "hang")).checkpoints.exists()
+    # All that it started has ended.
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
