@@ -19,7 +19,9 @@ import copy
 import errno
 import math
 import multiprocessing
+import os
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -674,12 +676,23 @@ def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
     # Sent to all processes of a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_remote.close()
+    # Whoever waits for a message notices by itself that there is nobody; an environment that hangs does not.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     guarded = _Guarded(make.var, elsewhere=True)
     message: tuple[Any, ...] = ()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):
             message = remote.recv()
             _reply(remote, guarded.answer(*message))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        # Time to end by itself, and to close the environment.
+        time.sleep(CLOSING)
+        os._exit(1)
 
 
 def _reply(remote: Any, answer: Any) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
-from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, RolloutBuffer, SupervisedVecEnv
+from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.rollout.env_state import get_state, set_state
 from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.rollout.supervised import RESTART, _next_seed
@@ -306,8 +307,6 @@ def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
 
 @both
 def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind):
-    env, whole = supervised(kind, *fine_and("raise", 8), restarts=1), supervised("local", *[Failing] * 3)
-
     class InReset(Failing):
         def step(self, action):
             fault, self.fault = self.fault, None
@@ -315,7 +314,7 @@ def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind)
             self.fault = fault
             return result
 
-    env = supervised(kind, *fine_and("raise", 8, InReset), restarts=1)
+    env, whole = supervised(kind, *fine_and("raise", 8, InReset), restarts=1), supervised("local", *[Failing] * 3)
     env.reset(), whole.reset()
     for _ in range(8):
         result, expected = env.step(ACTIONS), whole.step(ACTIONS)
@@ -392,7 +391,7 @@ def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
     assert env.n_restarts == 1
     assert RESTART in env.step(ACTIONS)[3][1]
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
-        env.env_method("action_masks_of", 1) if env.has_attr("action_masks_of") else env.env_method("due", mask=1)
+        env.env_method("due", mask=1)
     assert env.n_restarts == 1
     assert equal(
         env.env_method("action_masks"), [np.array([False, True]), np.array([True, True]), np.array([False, True])]
@@ -572,14 +571,8 @@ def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
 
 
 def test_a_rollout_buffer_written_for_sb3_learns_nothing_from_it():
-    from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
-
-    model, after = (
-        model_in(supervised("local", *fine_and("raise", 5), restarts=1), rollout_buffer_class=SB3Buffer),
-        AfterRollout(),
-    )
-    model.learn(24, callback=after)
-    assert not isinstance(after.buffer, RolloutBuffer) or isinstance(after.buffer, SB3Buffer)
+    env, after = supervised("local", *fine_and("raise", 5), restarts=1), AfterRollout()
+    model_in(env, rollout_buffer_class=SB3Buffer).learn(24, callback=after)
     row = 1 * 8 + 4  # SB3 has flattened it, environment by environment
     assert after.buffer.advantages.reshape(-1)[row] == 0
     assert after.buffer.returns.reshape(-1)[row] == after.buffer.values.reshape(-1)[row]

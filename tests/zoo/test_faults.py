@@ -193,17 +193,21 @@ def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_process_hangs(package):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ended_while_a_process_hangs(number, package):
     given = command(*arguments("hang", "--vec-env", "subproc", n_timesteps=100_000))
     process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not (package / "hangs").exists():
         assert process.poll() is None
         time.sleep(0.05)
-    # As a terminal does it: all of them get it.
-    os.killpg(process.pid, signal.SIGINT)
+    if number == signal.SIGINT:
+        # As a terminal does it: all of them get it.
+        os.killpg(process.pid, number)
+    else:
+        process.kill()
     output, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    assert "go on: ppo-plus train --resume" in output
+    assert process.returncode == (130 if number == signal.SIGINT else -number), errors
+    assert ("go on: ppo-plus train --resume" in output) == (number == signal.SIGINT)
     assert find_run(run_of(package, "hang")).checkpoints.exists()
     # All that it started has ended.
     with pytest.raises(ProcessLookupError):
