@@ -23,7 +23,7 @@ from runs import facts  # the script beside this one
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
-from ppo_plus import Checkpoints, PPO_Plus, Resumable
+from ppo_plus import Checkpoints, PPO_Plus, Resumable, SupervisedVecEnv
 
 TOTAL = 4_096
 #: What is trained: environment, how many, whether normalized, and arguments of the model.
@@ -71,6 +71,11 @@ def after_others(task: str, compiled: bool) -> PPO_Plus:
 
 def in_processes(task: str, compiled: bool) -> PPO_Plus:
     """Trained in environments that are processes."""
+    return make_model(task, compiled, make_envs(task, SupervisedVecEnv)).learn(TOTAL)
+
+
+def in_sb3s_processes(task: str, compiled: bool) -> PPO_Plus:
+    """Trained in SB3's: they return rewards in double precision, and ``DummyVecEnv`` in single precision."""
     return make_model(task, compiled, make_envs(task, SubprocVecEnv)).learn(TOTAL)
 
 
@@ -107,7 +112,8 @@ def on_two_threads(task: str, compiled: bool) -> PPO_Plus:
 WAYS: dict[str, tuple[Callable[..., PPO_Plus], dict[str, str]]] = {
     "again, in another process": (plainly, {}),
     "after other models in the same process": (after_others, {}),
-    "environments in processes": (in_processes, {}),
+    "environments in processes (`SupervisedVecEnv`)": (in_processes, {}),
+    "environments in SB3's `SubprocVecEnv`": (in_sb3s_processes, {}),
     "killed and resumed": (interrupted, {}),
     "other hashes of strings (`PYTHONHASHSEED`)": (plainly, {"PYTHONHASHSEED": "7"}),
     "two threads": (on_two_threads, {"OMP_NUM_THREADS": "2"}),

@@ -419,8 +419,9 @@ def test_rl_zoo3s_flags_are_there():
 def test_tune_knows_all_of_trains_flags():
     """Both are rl_zoo3's ``train``: what one of them does not have it names with what to do instead."""
     train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
-    ours = {"--dry-run", "--keep-checkpoints", "--keep-timesteps", "--no-progress", "--resume", "--trust-model"}
-    assert train - tune == ours  # not rl_zoo3's
+    # Not rl_zoo3's.
+    ours = {"--dry-run", "--env-timeout", "--keep-checkpoints", "--keep-timesteps", "--no-progress", "--restart-envs"}
+    assert train - tune == ours | {"--resume", "--trust-model"}
 
 
 @pytest.mark.parametrize(

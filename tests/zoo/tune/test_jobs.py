@@ -106,7 +106,7 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     assert jobs.claim() is None
     pass_by(jobs.storage, GRACE - 1)
     assert jobs.claim() is None
-    pass_by(jobs.storage, 1)
+    pass_by(jobs.storage, 2)
     again = jobs.claim()
     assert again.user_attrs[REPLACES] == claimed.number and again.user_attrs[DEATHS] == 1
     # The silent worker wakes up: its result is not wanted any more.
@@ -129,7 +129,7 @@ def test_dates_of_heartbeats_mean_nothing(jobs, hours):
         assert jobs.claim() is None
         pass_by(jobs.storage, GRACE - 1)
         assert jobs.claim() is None
-    pass_by(jobs.storage, 1)
+    pass_by(jobs.storage, 2)
     assert jobs.claim().user_attrs[REPLACES] == claimed.number
 
 
