@@ -36,7 +36,10 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(collections|gymnasium|io|numpy|pathlib|stable_baselines3|torch)\..*",
     ),
-    ("py:class", r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv"),
+    (
+        "py:class",
+        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv",
+    ),
 ]
 #: Long signatures get a line per argument, which fits on a phone.
 maximum_signature_line_length = 72

@@ -19,6 +19,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "scripts"))
 
 import benchmark  # noqa: E402
+import determinism  # noqa: E402
 import learning  # noqa: E402
 import runs  # noqa: E402
 
@@ -301,6 +302,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "together": lambda: learned("learning_together", speed=True),
     "together-about": lambda: about("learning_together"),
     "tuning": tuning,
+    "determinism": lambda: (
+        "\n".join(determinism.table(read("determinism")["results"])) + "\n"
+    ),
+    "determinism-about": lambda: about("determinism"),
     "vec-envs": vec_envs,
     "vec-envs-about": lambda: about("vec_env"),
 }

@@ -1,6 +1,6 @@
 """What is reproducible: which runs end with the same weights, bit for bit.
 
-    python scripts/determinism.py                                          # some ten minutes on two cores
+    python scripts/determinism.py                                          # some seven minutes on two cores
     python scripts/determinism.py --json docs/benchmarks/determinism.json
 
 Each run is a process of its own, with the same seed and settings, that prints a hash of its weights. A run is compared
@@ -180,7 +180,7 @@ def main() -> None:
     results = measure(args.jobs)
     print("\n".join(table(results)))
     if args.json:
-        args.json.write_text(json.dumps({"facts": facts(), "results": results}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps({"versions": facts(), "results": results}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
