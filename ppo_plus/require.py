@@ -65,6 +65,11 @@ def is_finite(values: np.ndarray) -> bool:
     )
 
 
+def why_not_finite(values: Any) -> str:
+    """What is wrong with numbers for which :func:`is_finite` is false, in words."""
+    return "too large for single precision" if np.isfinite(values).all() else "not finite"
+
+
 class NotFiniteError(FloatingPointError):
     """An environment returned a number that is not finite.
 
@@ -96,10 +101,9 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
     if env is None:
         env = next(i for i, row in enumerate(values) if not is_finite(row))
         values = values[env]
-    kind = "too large for single precision" if np.isfinite(values).all() else "not finite"
     raise NotFiniteError(
-        f"the {what} that the environment returned is {kind}: {values!r} in environment {env} at step {step}. "
-        "Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
+        f"the {what} that the environment returned is {why_not_finite(values)}: {values!r} in environment {env} at "
+        f"step {step}. Nothing was learned from it: fix the environment, or wrap it to clip its numbers",
         env,
     )
 

@@ -48,17 +48,16 @@ class Call:
     @contextmanager
     def logs(self, model: Any) -> Iterator[None]:
         """While the model sets up its logger: have it go on with the logs of the call that was interrupted."""
-        if self.resumed is None:
-            yield
-            return
-        log_state.cut(**self.resumed["logs"])
-        logger = None if model._custom_logger else log_state.reopen(self.resumed["log"], model.verbose)
-        if logger is None:
-            yield
-            return
-        model.set_logger(logger)
+        logger = None
+        if self.resumed is not None:
+            log_state.cut(**self.resumed["logs"])
+            if not model._custom_logger:
+                logger = log_state.reopen(self.resumed["log"], model.verbose)
+        if logger is not None:
+            model.set_logger(logger)
         yield
-        model._custom_logger = False
+        if logger is not None:
+            model._custom_logger = False
 
     def go_on(self, model: Any) -> None:
         """Put the rest of the checkpoint in place, now that the call has begun again."""

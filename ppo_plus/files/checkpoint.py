@@ -98,15 +98,19 @@ def read(folder: str | Path) -> dict[str, Any]:
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")
-    for i, path in enumerate(found):
+    *newer, oldest = found
+    for path in newer:
         try:
-            checkpoint = container.read(path, KIND)
-            return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+            return _read(path)
         except Damaged as error:
-            if i + 1 == len(found):
-                raise
             warnings.warn(f"{error}; going on from the one before", stacklevel=3)
-    raise AssertionError
+    return _read(oldest)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The checkpoint in a file, whose logs are found from where it lies now."""
+    checkpoint = container.read(path, KIND)
+    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:

@@ -6,6 +6,8 @@ registered. No other module is imported, no dotted path is followed, and no func
 not registered.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +18,20 @@ class Refused(ValueError):
 
 class Damaged(Refused):
     """A file that is not as it was written."""
+
+
+@contextmanager
+def reading_a_value() -> Iterator[None]:
+    """Whatever is raised while a value is made of a file says that the file is damaged, unless it says more itself.
+
+    :raises Refused: see there
+    """
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        raise Damaged(f"it holds what is no value ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 #: Packages and modules whose classes may be named, if they are of one of :data:`KINDS`.

@@ -16,9 +16,9 @@ import torch as th
 
 from ppo_plus.files.describing import MAX_DEPTH
 from ppo_plus.files.dtypes import ARRAY_KINDS
-from ppo_plus.files.names import OBJECTS, Damaged, Refused, find, find_class_of_objects
+from ppo_plus.files.names import OBJECTS, Damaged, Refused, find, find_class_of_objects, reading_a_value
 from ppo_plus.files.restoring import make_object
-from ppo_plus.files.spaces import ATTRIBUTES, make_space
+from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
 from ppo_plus.moved import MOVED
 
 
@@ -179,12 +179,8 @@ def value_of(parsed: Any, n_bytes: int) -> Any:
     :param n_bytes: how long the pickle was: arrays are not much larger
     :raises Refused: it asks for something else
     """
-    try:
+    with reading_a_value():
         return _Maker(n_bytes).make(parsed)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Damaged(f"it holds what is no value ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 class _Maker:
@@ -218,8 +214,8 @@ class _Maker:
 
     def _call(self, call: Call) -> Any:
         name = present_name(call.name)
-        if name in _SPACES:
-            cls = _SPACES[name]
+        if name in SPACES:
+            cls = SPACES[name]
             return make_space(cls, {key: self.make(each) for key, each in _parts(call, ATTRIBUTES[cls]).items()})
         if name in _CALLS:
             return _CALLS[name](self, call)
@@ -267,7 +263,6 @@ class _Maker:
         return OrderedDict((self.make(key), self.make(each)) for key, each in call.pairs)
 
 
-_SPACES = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in ATTRIBUTES}
 #: What is made anew of calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     "collections:OrderedDict": _Maker.ordered_dict,

@@ -15,10 +15,8 @@ from ppo_plus.files.describing import MAX_DEPTH
 from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
 from ppo_plus.files.generators import make_generator
 from ppo_plus.files.modules import make_module
-from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, name_of
-from ppo_plus.files.spaces import ATTRIBUTES, make_space
-
-_SPACES = {name_of(cls): cls for cls in ATTRIBUTES}
+from ppo_plus.files.names import Damaged, find, find_class_of_objects, reading_a_value
+from ppo_plus.files.spaces import SPACES, make_space
 
 
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
@@ -29,13 +27,8 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
     :raises Damaged: it is no description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.files.names`)
     """
-    try:
-        with np.errstate(all="ignore"):
-            return _Reader(arrays).read(description)
-    except Refused:
-        raise
-    except Exception as error:
-        raise Damaged(f"it holds what is no value ({type(error).__name__}: {str(error)[:200]})") from error
+    with reading_a_value(), np.errstate(all="ignore"):
+        return _Reader(arrays).read(description)
 
 
 class _Reader:
@@ -116,8 +109,8 @@ class _Reader:
         return self.arrays.pop(name)
 
     def _object(self, name: str, content: dict[str, Any]) -> Any:
-        if name in _SPACES:
-            return make_space(_SPACES[name], self._state(content))
+        if name in SPACES:
+            return make_space(SPACES[name], self._state(content))
         cls = find_class_of_objects(name)
         return make_object(cls, self._state(content))
 

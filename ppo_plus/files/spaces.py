@@ -7,6 +7,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from ppo_plus.files.names import name_of
+
 #: For each class the attributes that say all of a space, but for its generator.
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     spaces.Box: ("low", "high", "dtype", "bounded_below", "bounded_above"),
@@ -20,6 +22,8 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     spaces.Text: ("min_length", "max_length", "_char_list"),
     spaces.Tuple: ("spaces",),
 }
+#: The classes by their names in files.
+SPACES = {name_of(cls): cls for cls in ATTRIBUTES}
 
 
 def facts(space: spaces.Space) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observa
             check_shape(obs[key], sub, n_envs, f"{name}[{key!r}]")
         return
     expected = (n_envs, *(space.shape or ()))
-    if np.shape(obs)[:1] != (n_envs,) or not _fits(np.shape(obs)[1:], expected[1:]):
+    if np.shape(obs)[:1] != (n_envs,) or not fits(np.shape(obs)[1:], expected[1:]):
         raise ValueError(
             f"env returned {name} of shape {np.shape(obs)} for {n_envs} environments, but its space {space} asks for "
             f"{expected}: fix its observation_space, or what it returns"
@@ -140,11 +140,11 @@ def _save_checked(vec_env: Any, env_idx: int, obs: Any) -> None:
     if not isinstance(vec_env.reset_infos[env_idx], dict):
         return  # the old gym's interface, of which `check_reset` speaks
     for key, rows in vec_env.buf_obs.items():
-        if not _fits(np.shape(obs if key is None else obs[key]), rows.shape[1:]):
+        if not fits(np.shape(obs if key is None else obs[key]), rows.shape[1:]):
             raise _wrong_shape(vec_env.envs[env_idx], obs)
 
 
-def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+def fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
     return found == expected or math.prod(found) == math.prod(expected) == 1
 

@@ -46,8 +46,8 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.require import LARGEST, is_finite, require_int, require_number
-from ppo_plus.rollout.env_errors import RESET, described, explanation
+from ppo_plus.require import LARGEST, is_finite, require_int, require_number, why_not_finite
+from ppo_plus.rollout.env_errors import RESET, described, explanation, fits
 from ppo_plus.rollout.vec_env import row_of
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -410,7 +410,7 @@ class _Guarded:
             return Fault(str(error))
         except Exception as error:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
-            if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in _FULL:
+            if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
                 return _Refusal(_sendable(error) if self._elsewhere else error)
             found = explanation(error)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
@@ -446,7 +446,7 @@ class _Guarded:
         _check(obs, self.env.observation_space)
         reward = float(reward)
         if not abs(reward) <= LARGEST:
-            raise _Wrong(f"returned a reward that is {_kind(reward)}: {reward}")
+            raise _Wrong(f"returned a reward that is {why_not_finite(reward)}: {reward}")
         done = bool(terminated or truncated)
         info["TimeLimit.truncated"] = bool(truncated and not terminated)
         if not done:
@@ -485,7 +485,7 @@ class _Guarded:
 
 
 #: What a full disk is called; ``Monitor`` writes to one.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -518,13 +518,13 @@ def _check(obs: Any, space: spaces.Space, name: str = "an observation") -> None:
             _check(part, sub, f"{name}[{i}]")
         return
     array = obs if type(obs) is np.ndarray else _as_array(obs, name)
-    if array.shape != space.shape and not array.size == np.prod(space.shape or ()) == 1:
+    if not fits(array.shape, space.shape or ()):
         raise _Wrong(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
     if array.dtype != space.dtype and not _holds(space.dtype, array):
         raise _Wrong(f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot hold: "
                      f"{array!r:.200}")  # fmt: skip
     if not is_finite(array):
-        raise _Wrong(f"returned {name} that is {_kind(array)}: {array!r:.200}")
+        raise _Wrong(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}")
 
 
 def _as_array(obs: Any, name: str) -> np.ndarray:
@@ -539,10 +539,6 @@ def _holds(dtype: Any, array: np.ndarray) -> bool:
     if array.dtype.kind not in "biuf":
         return False
     return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
-
-
-def _kind(value: Any) -> str:
-    return "too large for single precision" if np.isfinite(value).all() else "not finite"
 
 
 def _next_seed(seed: int) -> int:

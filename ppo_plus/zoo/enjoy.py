@@ -87,7 +87,7 @@ def make_player(
     experiment = saved_experiment(folder, packages)
     env = make_envs(experiment, n_envs, seed, evaluation=True, monitor_dir=monitor_dir, **(env_kwargs or {}))
     # rl_zoo3 keeps one file of statistics for all models of a run.
-    shared = folder.settings / "vecnormalize.pkl" if _arguments(folder).get("algo") != ALGO else None
+    shared = folder.settings / "vecnormalize.pkl" if saved_arguments(folder).get("algo") != ALGO else None
     load_statistics(model, env, shared, trust_pickle)
     loaded = PPO_Plus.load(
         model, env=env, device=device, custom_objects=dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed
@@ -104,14 +104,15 @@ def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOW
     :raises ValueError: its settings import from elsewhere
     """
     settings = read_mapping(folder.settings / "config.yml", RunLoader)
-    arguments = _arguments(folder)
+    arguments = saved_arguments(folder)
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
     experiment = parse_settings(folder.env_id, settings, packages)
     return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
 
 
-def _arguments(folder: RunFolder) -> dict[str, Any]:
+def saved_arguments(folder: RunFolder) -> dict[str, Any]:
+    """What a run was started with, besides its settings; parameter and errors as for :func:`saved_experiment`."""
     return read_mapping(folder.settings / "args.yml", RunLoader)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
+from ppo_plus.zoo.enjoy import saved_arguments, saved_experiment
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.folders import RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
@@ -38,8 +38,9 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
     :raises ValueError: a file is damaged
     :raises BlockingIOError: another process is training it
     """
-    arguments = read_mapping(folder.settings / "args.yml", RunLoader)
-    experiment = saved_experiment(folder, arguments, packages)
+    arguments = saved_arguments(folder)
+    run = {name: arguments[name] for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
+    experiment = saved_experiment(folder, packages).replace(**run)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
         raise FileNotFoundError(
@@ -50,15 +51,3 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
         env = make_envs(experiment, monitor_dir=folder.path, append=True, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options))
-
-
-def saved_experiment(folder: RunFolder, arguments: dict[str, Any], packages: Collection[str] | None) -> Experiment:
-    """What a run trains.
-
-    :param folder: its folder
-    :param arguments: what it was started with
-    :param packages: see :func:`set_up_again`
-    """
-    settings = read_mapping(folder.settings / "config.yml", RunLoader)
-    names = ("seed", "device", "vec_env", "eval_env_kwargs")
-    return parse_settings(folder.env_id, settings, packages).replace(**{name: arguments[name] for name in names})

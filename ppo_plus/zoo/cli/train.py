@@ -253,6 +253,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
+    from ppo_plus.rollout.supervised import DISK_FULL
+
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
     finished, code = False, INTERRUPTED
@@ -263,7 +265,7 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     except MemoryError as error:
         code = _told(errno.ENOMEM, f"there is too little memory ({error})")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         code = _told(errno.ENOSPC, str(error))
     finally:
