@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sample(CASES, 2))
+@pytest.mark.parametrize("case", sample(CASES, len(CASES)))
 def test_compiled_and_eager_train_the_same(case):
     action_space, observation_space, arguments = CASES[case]
     policy = "MultiInputPolicy" if observation_space is not None else "MlpPolicy"
@@ -201,6 +201,7 @@ def test_terms_that_vanish_at_first_are_never_stale():
     assert model.logger.name_to_value["train/penalty"] > 0.0
 
 
+@pytest.mark.slow
 def test_what_changes_all_the_time_is_soon_left_uncompiled():
     model = Weighted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
 
@@ -231,6 +232,7 @@ class RunningMean(th.nn.Module):
         return self.linear(features - self.mean)
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     def learn(compile):
         env = make_vec_env("CartPole-v1", 4, seed=0)
@@ -258,6 +260,7 @@ class CountingRows(th.nn.Module):
         return self.linear(features)
 
 
+@pytest.mark.slow
 def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
     env = make_vec_env("CartPole-v1", 4, seed=0)
     arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True)
@@ -300,7 +303,8 @@ def test_what_a_callback_exchanges_acts_at_once():
     assert np.all(actions[4:]) and not np.all(actions[:4])
 
 
-@pytest.mark.parametrize("compile_graph", [COMPILERS[0], pytest.param(COMPILERS[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compile_graph", COMPILERS)
 def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_graph):
     monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (compile_graph,))
     start, models = threading.Barrier(3), {}
@@ -348,6 +352,7 @@ def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
     assert not compile or model.compilation.cache["the update"].is_compiled
 
 
+@pytest.mark.slow
 def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)
@@ -426,6 +431,7 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     agrees()
 
 
+@pytest.mark.slow
 def test_settings_may_change_between_calls_as_often_as_one_likes(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.MAX_TRACES", 1)
     model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16, n_epochs=2, device="cpu", compile=True)

@@ -56,6 +56,7 @@ def test_model_get_env_plays_deterministically():
     assert vec_env.render("rgb_array").ndim == 3
 
 
+@pytest.mark.slow
 def test_subprocess_environments():
     env = make_vec_env("CartPole-v1", n_envs=2, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="spawn"))
     try:

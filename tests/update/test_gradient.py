@@ -152,6 +152,7 @@ def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
         strict.learn(32)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
     eager, compiled = (

@@ -68,6 +68,7 @@ def test_scripts(folder, monkeypatch, capsys):
     assert ", 1 run\n" in done.out and (folder / "curves.svg").is_file()
 
 
+@pytest.mark.slow
 def test_progress_bar_on_a_terminal(tmp_path):
     command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "3000"]
     terminal, stderr = pty.openpty()

@@ -34,7 +34,7 @@ def postgres(server):
     return server.url
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def url(request, tmp_path):
     """URL of each kind of storage that has the full guarantee."""
     if request.param == "sqlite":

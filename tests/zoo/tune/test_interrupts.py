@@ -80,6 +80,7 @@ def test_the_command_is_the_one_that_was_given(monkeypatch):
     assert interrupts.this_command() == "python3 scripts/tune.py --env x"
 
 
+@pytest.mark.slow
 def test_neither_the_command_nor_the_tuner_needs_the_other():
     """The tuner does not know the command line, and the command line loads Optuna when it is needed."""
     code = "import sys, ppo_plus.zoo.cli; assert 'optuna' not in sys.modules; import ppo_plus.zoo.tune.tuner as t"

@@ -113,6 +113,7 @@ def test_means_are_marked_with_their_intervals(figures, verdict):
     assert [text.get_text() for text in axes.texts] == [str(finalist.iqm) for finalist in shown]
 
 
+@pytest.mark.slow
 def test_importances_of_few_trials_come_with_a_caution(figures, study, verdict, tmp_path, monkeypatch):
     said = "Caution: 7 finished trials for 2 parameters: a hint at most, no ranking."
     assert figures["importances"].axes[0].get_title(loc="left") == said

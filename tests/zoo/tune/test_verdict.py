@@ -158,6 +158,7 @@ def test_the_command_trains_as_the_trial_did():
     assert retrain_command(plain, builtin_file()).endswith("--n-eval-envs 1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
 def test_rl_zoo3_reads_it_back(tmp_path):
     task = make_task(load_experiment("MountainCar-v0"), read_space(), Plan(50_000))
