@@ -22,6 +22,7 @@ import benchmark  # noqa: E402
 import determinism  # noqa: E402
 import learning  # noqa: E402
 import runs  # noqa: E402
+import soak  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
@@ -306,6 +307,8 @@ TABLES: dict[str, Callable[[], str]] = {
         "\n".join(determinism.table(read("determinism")["results"])) + "\n"
     ),
     "determinism-about": lambda: about("determinism"),
+    "soak": lambda: "\n".join(soak.table(read("soak")["results"])) + "\n",
+    "soak-about": lambda: about("soak"),
     "vec-envs": vec_envs,
     "vec-envs-about": lambda: about("vec_env"),
 }

@@ -111,9 +111,10 @@ def _train(run: Run) -> bool:
         if not finished:
             checkpoints.write()
         _save(run)
-    if finished:
-        shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
+    if finished:
+        # Last: until then a run that is killed can be gone on with, and has nothing but its end to do again.
+        shutil.rmtree(run.folder.checkpoints, ignore_errors=True)
     _close(run.model, run.eval_env)
     print(_summary(run, evaluations, time.monotonic() - start))
     print(f"model: {run.folder.last_model}")
