@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
-    from ppo_plus.rollout.env_state import Resumable as Resumable
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
+    from ppo_plus.rollout.resumable import Resumable as Resumable
     from ppo_plus.rollout.supervised import EnvFault as EnvFault
     from ppo_plus.rollout.supervised import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
@@ -81,7 +81,7 @@ MODULES = {
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
     "PPO_Plus": "ppo_plus.ppo_plus",
-    "Resumable": "ppo_plus.rollout.env_state",
+    "Resumable": "ppo_plus.rollout.resumable",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
     "SupervisedVecEnv": "ppo_plus.rollout.supervised",

@@ -37,9 +37,9 @@ from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
-from ppo_plus.rollout.env_state import Resumable
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics, warn_of_resets
+from ppo_plus.rollout.resumable import Resumable
 from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of

@@ -573,10 +573,10 @@ TOP = (
     ),
     Fault(
         "actions-not-copied",
-        "rollout/env_state.py",
-        "action if type(action) in _IMMUTABLE else _copied(action)",
+        "rollout/resumable.py",
+        "action if type(action) in IMMUTABLE else _copied(action)",
         "action",
-        "tests/rollout/test_env_state.py",
+        "tests/rollout/test_resumable.py",
     ),
     Fault(
         "imported-names-allowed",

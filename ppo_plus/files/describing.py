@@ -20,10 +20,10 @@ import numpy as np
 import torch as th
 
 from ppo_plus.files.dtypes import ARRAY_KINDS, NATIVE, STORED, dtype_name
-from ppo_plus.files.generators import generator_facts
 from ppo_plus.files.modules import module_facts
 from ppo_plus.files.names import is_registered, name_of
 from ppo_plus.files.spaces import ATTRIBUTES, facts
+from ppo_plus.generators import generator_facts
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
+from ppo_plus.generators import check_facts
+
 
 def get_states() -> dict[str, Any]:
     """Where the generators stand, as plain values, arrays and tensors; of each GPU only where it is in use."""
@@ -21,7 +23,9 @@ def set_states(states: dict[str, Any]) -> None:
     """Put the generators where they stood.
 
     :param states: from :func:`get_states`; states of GPUs that are not here are left out
+    :raises ValueError: that of NumPy's generator is none; nothing has changed then
     """
+    check_facts(states["numpy"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(states["numpy"])

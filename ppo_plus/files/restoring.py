@@ -13,10 +13,10 @@ import torch as th
 
 from ppo_plus.files.describing import MAX_DEPTH
 from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
-from ppo_plus.files.generators import make_generator
 from ppo_plus.files.modules import make_module
 from ppo_plus.files.names import Damaged, find, find_class_of_objects, reading_a_value
 from ppo_plus.files.spaces import SPACES, make_space
+from ppo_plus.generators import make_generator
 
 
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch as th
 
 from ppo_plus.files import random_state
@@ -18,3 +19,14 @@ def test_they_draw_the_same_again():
     expected = [draw() for _ in range(3)]
     random_state.set_states(states)
     assert [draw() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(("part", "value"), [("pos", 10**6), ("pos", -1), ("key", np.zeros(1, np.uint32))])
+def test_numpys_does_not_read_beyond_its_state(part, value):
+    states = random_state.get_states()
+    damaged = {**states["numpy"], "state": {**states["numpy"]["state"], part: value}}
+    with pytest.raises(ValueError, match="no state of a random generator"):
+        random_state.set_states({**states, "python": random.Random(0).getstate(), "numpy": damaged})
+    found = draw()
+    random_state.set_states(states)
+    assert draw() == found

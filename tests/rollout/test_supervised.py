@@ -26,6 +26,8 @@ from ppo_plus.rollout.env_state import get_state, set_state
 from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.rollout.supervised import RESTART, _next_seed
 
+pytestmark = pytest.mark.usefixtures("no_process_stays")
+
 #: What happens in place of a step.
 FAULTS = {
     "raise": "raised ValueError('boom')",
@@ -114,14 +116,6 @@ class Structured(Failing):
 
     def observe(self):
         return {"near": super().observe(), "kind": int(self.np_random.integers(1, 5))}
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays():
-    """Forked processes wait for each other."""
-    yield
-    for process in multiprocessing.active_children():
-        process.kill()
 
 
 #: In this process, or forked from it: others take seconds to start.

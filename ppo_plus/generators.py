@@ -24,17 +24,30 @@ def make_generator(cls: type, facts: dict[str, Any]) -> Any:
     :param facts: what :func:`generator_facts` returned
     :raises ValueError: they are no state
     """
-    _check(facts)
-    bits: Any = _BIT_GENERATORS[facts["bit_generator"]](0)
+    bits = make_bit_generator(facts)
     if cls is np.random.Generator:
-        bits.state = facts
         return np.random.Generator(bits)
     generator = np.random.RandomState(bits)
     generator.set_state(facts)
     return generator
 
 
-def _check(facts: dict[str, Any]) -> None:
+def make_bit_generator(facts: dict[str, Any]) -> Any:
+    """What draws the bits of a generator, alone.
+
+    :param facts: its state, from :func:`generator_facts` or NumPy
+    :raises ValueError: they are no state
+    """
+    check_facts(facts)
+    bits: Any = _BIT_GENERATORS[facts["bit_generator"]](0)
+    bits.state = facts
+    return bits
+
+
+def check_facts(facts: dict[str, Any]) -> None:
+    """:raises ValueError: they are no state of one of NumPy's generators"""
+    if facts["bit_generator"] not in _BIT_GENERATORS:
+        raise ValueError(f"bit_generator={facts['bit_generator']!r} is none of NumPy's")
     state = facts["state"]
     if facts["bit_generator"] == "MT19937":
         _require(_is_array(state["key"], np.uint32, 624) and 0 <= state["pos"] <= 624)
