@@ -482,7 +482,7 @@ def test_nothing_is_left_behind():
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
-    monkeypatch.setattr("ppo_plus.rollout.supervised.CLOSING", 0.2)
+    monkeypatch.setattr("ppo_plus.rollout.places.CLOSING", 0.2)
     env = supervised("forked", *fine_and("hang", 1), timeout=None)
     env.reset()
     env.step_async(ACTIONS)

@@ -253,7 +253,7 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
-    from ppo_plus.rollout.supervised import DISK_FULL
+    from ppo_plus.rollout.faults import DISK_FULL
 
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
