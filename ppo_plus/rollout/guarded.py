@@ -71,13 +71,15 @@ class Guarded:
         """
         with _appending() if again else nullcontext():
             self.env: Any = _patch_env(self._make())
-        return str(self.env.unwrapped), (self.env.observation_space, self.env.action_space)
+        # Wrappers would ask what they wrap for it, at each step.
+        self._space = self.env.observation_space
+        return str(self.env.unwrapped), (self._space, self.env.action_space)
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**arguments)
         if not isinstance(info, dict):
             raise Wrong(f"returned {info!r:.200} as info: {RESET}")
-        check_obs(obs, self.env.observation_space)
+        check_obs(obs, self._space)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
@@ -86,7 +88,7 @@ class Guarded:
             has answered
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
-        check_obs(obs, self.env.observation_space)
+        check_obs(obs, self._space)
         reward = check_reward(reward)
         done = bool(terminated or truncated)
         info["TimeLimit.truncated"] = bool(truncated and not terminated)

@@ -1,8 +1,11 @@
 """Where a guarded environment lives: in this process, or in one of its own, which can be ended and which may die."""
 
 import copy
+import math
 import multiprocessing
 import os
+import pickle
+import select
 import signal
 import threading
 import time
@@ -79,6 +82,7 @@ class Process:
         self.process.start()
         # At once: as long as anybody else has this end, nobody notices that the process is gone.
         theirs.close()
+        self.arrives = _waiter(self.remote)
         self.waiting = False
         self.send(("make", again))
 
@@ -86,15 +90,19 @@ class Process:
         if self.waiting:
             # Somebody was interrupted before it was read.
             self.receive(time.monotonic() + CLOSING, CLOSING)
+        # Before anything is waited for: what cannot be pickled is never sent.
+        sent = _pickled(message)
         self.waiting = True
         try:
-            self.remote.send(message)
+            self.remote.send_bytes(sent)
         except OSError:
             """That there is nobody is noticed where the answer is read."""
 
     def receive(self, deadline: float | None, seconds: float | None) -> Any:
+        if self.process is None:
+            return Fault("was ended, since it hung")
         try:
-            if deadline is not None and not self.remote.poll(max(0.0, deadline - time.monotonic())):
+            if deadline is not None and not self.arrives(max(0.0, deadline - time.monotonic())):
                 return Fault(f"gave no answer within {seconds:g} s", hangs=True)
             answer = self.remote.recv()
         except (EOFError, OSError):
@@ -103,8 +111,6 @@ class Process:
         return answer
 
     def _death(self) -> str:
-        if self.process is None:
-            return "was ended, since it hung"
         self.process.join(CLOSING)
         code = self.process.exitcode
         if code == -signal.SIGTERM:
@@ -116,7 +122,7 @@ class Process:
     def end(self) -> None:
         """Ask the process to end."""
         with suppress(OSError):
-            self.remote.send(("close",))
+            self.remote.send_bytes(_pickled(("close",)))
 
     def stop(self, deadline: float) -> None:
         """End the process, by force where it has not ended by itself before the deadline."""
@@ -125,7 +131,7 @@ class Process:
         self.end()
         with suppress(Exception):
             # Answers are read, since a process that cannot write them does not end.
-            while self.remote.poll(max(0.0, deadline - time.monotonic())):
+            while self.arrives(max(0.0, deadline - time.monotonic())):
                 self.remote.recv()
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
@@ -143,6 +149,24 @@ def context(start_method: str | None) -> Any:
     return multiprocessing.get_context(start_method or ("forkserver" if "forkserver" in methods else "spawn"))
 
 
+def _pickled(message: Any) -> bytes:
+    """What ``recv`` makes the message of again. ``send`` takes twice as long, since it makes a pickler in Python.
+
+    By this protocol, since a later one leaves arrays read-only that were so, and wrappers may write into infos.
+    """
+    return pickle.dumps(message, 4)
+
+
+def _waiter(remote: Any) -> Callable[[float], Any]:
+    """What waits up to so many seconds for a message, and is true where there is one."""
+    if not hasattr(select, "poll"):
+        return remote.poll  # type: ignore[no-any-return]
+    # Made once: `remote.poll` makes such an object each time, which takes longer than to wait for most messages.
+    poll = select.poll()
+    poll.register(remote, select.POLLIN)
+    return lambda seconds: poll.poll(math.ceil(seconds * 1000))
+
+
 def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
     """What runs in a process: answer until there is nobody to answer."""
     # Sent to all processes of a terminal.
@@ -155,7 +179,7 @@ def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):
             message = remote.recv()
-            _reply(remote, guarded.answer(*message))
+            remote.send_bytes(_reply(guarded.answer(*message)))
 
 
 def _end_with_parent() -> None:
@@ -167,10 +191,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _reply(remote: Any, answer: Any) -> None:
+def _reply(answer: Any) -> bytes:
     try:
-        remote.send(answer)
-    except (BrokenPipeError, ConnectionResetError):
-        raise
+        return _pickled(answer)
     except Exception as error:
-        remote.send(Fault(f"answered what cannot be sent to another process: {error!r}"))
+        return _pickled(Fault(f"answered what cannot be sent to another process: {error!r}"))

@@ -34,7 +34,7 @@ from ppo_plus.rollout.env_errors import described
 from ppo_plus.rollout.faults import EnvFault, Fault
 from ppo_plus.rollout.guarded import Refusal
 from ppo_plus.rollout.places import Local, Process, closing_deadline, context
-from ppo_plus.rollout.vec_env import row_of
+from ppo_plus.rollout.vec_env import mapped, row_of
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
@@ -166,7 +166,7 @@ class SupervisedVecEnv(VecEnv):
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self._last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into what they are given.
-        return copy.deepcopy(self._last_obs)  # type: ignore[no-any-return]
+        return mapped(np.array, self._last_obs)  # type: ignore[no-any-return]
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_stack([row[i] for row in rows], sub) for i, sub in enumerate(space))
     shape = space.shape or ()
-    stacked = np.empty((len(rows), *shape), space.dtype)
-    for i, row in enumerate(rows):
-        stacked[i] = row if type(row) is np.ndarray and row.shape == shape else np.reshape(row, shape)
-    return stacked
+    if math.prod(shape) == 1:
+        # A single number may come as an array of one, and the reverse.
+        rows = [np.reshape(row, shape) for row in rows]
+    return np.array(rows, space.dtype)
