@@ -91,7 +91,6 @@ class SupervisedVecEnv(VecEnv):
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
         self._last_obs: Any = None
-        self._actions: Any = None
         self.waiting = self.closed = False
         self._names = ["it"] * len(env_fns)
         self._places: list[Local | Process] = []
