@@ -59,6 +59,13 @@ VEC_ENVS = {
     "Gymnasium native": "Gymnasium, the environment's own vector form",
     "EnvPool": "EnvPool",
 }
+SUPERVISED = {
+    "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
+    "Supervised, here": "`SupervisedVecEnv(processes=False)`",
+    "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
+    "Supervised, in processes": "`SupervisedVecEnv`",
+    "Supervised, with a time limit": "`SupervisedVecEnv(timeout=60)`",
+}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -247,16 +254,20 @@ def tuning() -> str:
     return "".join("|" + "|".join(row) + "|\n" for row in rows)
 
 
-def vec_envs() -> str:
-    """What a step of all environments costs."""
-    times = read("vec_env")["us_per_step"]
+def vec_envs(name: str, titles: dict[str, str]) -> str:
+    """What a step of all environments costs.
+
+    :param name: the file with measurements
+    :param titles: what the kinds of vector environments are called
+    """
+    times = read(name)["us_per_step"]
     header = [
         "µs per step of CartPole-v1",
         *(f"{n} env{'s' * (n != '1')}" for n in times),
     ]
     rows = [
         [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
-        for kind, title in VEC_ENVS.items()
+        for kind, title in titles.items()
     ]
     return benchmark.table(header, rows)
 
@@ -309,7 +320,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "determinism-about": lambda: about("determinism"),
     "soak": lambda: "\n".join(soak.table(read("soak")["results"])) + "\n",
     "soak-about": lambda: about("soak"),
-    "vec-envs": vec_envs,
+    "vec-envs": lambda: vec_envs("vec_env", VEC_ENVS),
+    "supervised": lambda: vec_envs("supervised", SUPERVISED),
+    "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
 }
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.rollout.faults import EnvFault as EnvFault
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.rollout.resumable import Resumable as Resumable
-    from ppo_plus.rollout.supervised import EnvFault as EnvFault
     from ppo_plus.rollout.supervised import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
@@ -64,7 +64,7 @@ MODULES = {
     "ColoredNoise": "ppo_plus.formulas.exploration",
     "CompileError": "ppo_plus.compiling.compiled",
     "EarlyStop": "ppo_plus.formulas.kl_control",
-    "EnvFault": "ppo_plus.rollout.supervised",
+    "EnvFault": "ppo_plus.rollout.faults",
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.carry",

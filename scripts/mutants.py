@@ -412,6 +412,41 @@ ROLLOUT = (
         'function == "reset"',
         "tests/rollout/test_env_errors.py",
     ),
+    Fault(
+        "unchecked-where-the-shape-fits",
+        "rollout/faults.py",
+        "obs.shape == space.shape and is_finite(obs)",
+        "obs.shape == space.shape",
+        "tests/rollout/test_faults.py",
+    ),
+    Fault(
+        "asked-and-blamed",
+        "rollout/guarded.py",
+        "if not is_duty or isinstance(error, MemoryError)",
+        "if isinstance(error, MemoryError)",
+        "tests/rollout/test_guarded.py",
+    ),
+    Fault(
+        "unread-answer",
+        "rollout/places.py",
+        "self.waiting = True",
+        "self.waiting = False",
+        "tests/rollout/test_places.py",
+    ),
+    Fault(
+        "restarted-with-its-seed",
+        "rollout/supervised.py",
+        "self.env_seeds[i] = _next_seed(seed)",
+        "self.env_seeds[i] = seed",
+        "tests/rollout/test_supervised.py",
+    ),
+    Fault(
+        "last-observation-lent",
+        "rollout/supervised.py",
+        "return mapped(np.array, self._last_obs)",
+        "return self._last_obs",
+        "tests/rollout/test_supervised.py",
+    ),
 )
 COMPILING = (
     Fault(

@@ -1,7 +1,6 @@
 """Settings of all tests."""
 
 import importlib
-import multiprocessing
 import sys
 from pathlib import Path
 
@@ -19,11 +18,3 @@ def import_script():
     sys.path.insert(0, folder)
     yield importlib.import_module
     sys.path.remove(folder)
-
-
-@pytest.fixture
-def no_process_stays():
-    """Also where a test fails: forked processes wait for each other."""
-    yield
-    for process in multiprocessing.active_children():
-        process.kill()

@@ -161,7 +161,7 @@ def explanation(error: Exception) -> Exception | None:
     frame = frames[-1]
     module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
     # Only what is raised by the code that called an environment, and not by the environment.
-    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.resumable", "ppo_plus.rollout.supervised")
+    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.rollout.resumable", "ppo_plus.rollout.guarded")
     if not module.startswith(callers) or "self" not in found:
         return None
     env = found["self"]

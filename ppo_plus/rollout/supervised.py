@@ -16,86 +16,30 @@ behind the end of an episode, the step is whole, and there is no such row.
 """
 
 import copy
-import errno
 import math
-import multiprocessing
-import os
-import signal
-import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common import monitor
-from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.common.vec_env.base_vec_env import (
-    CloudpickleWrapper,
-    VecEnvIndices,
-    VecEnvObs,
-    VecEnvStepReturn,
-)
-from stable_baselines3.common.vec_env.patch_gym import _patch_env
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.policy.masking import METHOD
-from ppo_plus.require import LARGEST, is_finite, require_int, require_number, why_not_finite
-from ppo_plus.rollout.env_errors import RESET, described, explanation, fits
-from ppo_plus.rollout.vec_env import row_of
+from ppo_plus.require import require_int, require_number
+from ppo_plus.rollout.env_errors import described
+from ppo_plus.rollout.faults import EnvFault, Fault
+from ppo_plus.rollout.guarded import Refusal
+from ppo_plus.rollout.places import Local, Process, closing_deadline, context
+from ppo_plus.rollout.vec_env import mapped, row_of
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
-#: Seconds that an environment may take to close, and ...
-CLOSING = 5.0
-#: ... beyond the time limit, a process to start and to make its environment.
+#: Seconds that, beyond the time limit, a process may take to start and to make its environment.
 STARTING = 60.0
-
-
-class EnvFault(RuntimeError):
-    """An environment did what training cannot go on from.
-
-    The message names the environment, its index, its seed and the step; the error of the environment itself, if there
-    was one, is the ``__cause__``.
-    """
-
-
-class _Elsewhere(Exception):
-    """An error in another process, as its traceback."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What an environment answers where it failed.
-
-    :param reason: what it did, in words that follow its name
-    :param cause: the error, if there was one
-    :param hangs: whether it may be still at work
-    """
-
-    reason: str
-    cause: BaseException | None = None
-    hangs: bool = False
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """The answer where whoever asked, or the machine, is to blame.
-
-    :param error: what to raise
-    """
-
-    error: Exception
-
-
-class _Wrong(Exception):
-    """An environment returned what it must not; the message says what."""
 
 
 class SupervisedVecEnv(VecEnv):
@@ -147,13 +91,12 @@ class SupervisedVecEnv(VecEnv):
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
         self._last_obs: Any = None
-        self._actions: Any = None
         self.waiting = self.closed = False
         self._names = ["it"] * len(env_fns)
-        self._places: list[_Local | _Process] = []
+        self._places: list[Local | Process] = []
         try:
             for env_fn in env_fns:
-                self._places.append(_Process(env_fn, _context(start_method)) if processes else _Local(env_fn))
+                self._places.append(Process(env_fn, context(start_method)) if processes else Local(env_fn))
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):
@@ -222,7 +165,7 @@ class SupervisedVecEnv(VecEnv):
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self._last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into what they are given.
-        return copy.deepcopy(self._last_obs)  # type: ignore[no-any-return]
+        return mapped(np.array, self._last_obs)  # type: ignore[no-any-return]
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +195,7 @@ class SupervisedVecEnv(VecEnv):
     def _begin(self, i: int, hangs: bool, arguments: dict[str, Any]) -> Any:
         """Make an environment in place ``i``, and reset it; what it answers."""
         place = self._places[i]
-        place.stop(time.monotonic() + (0.0 if hangs else CLOSING))
+        place.stop(time.monotonic() if hangs else closing_deadline())
         place.start(again=True)
         answer = self._collect([i], self._to_start)[i]
         if isinstance(answer, Fault):
@@ -296,7 +239,7 @@ class SupervisedVecEnv(VecEnv):
         deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
         answers = {i: self._places[i].receive(deadline, seconds) for i in places}
         for answer in answers.values():
-            if isinstance(answer, _Refusal):
+            if isinstance(answer, Refusal):
                 raise answer.error
         return answers
 
@@ -380,344 +323,15 @@ class SupervisedVecEnv(VecEnv):
             return
         for place in self._places:
             place.end()
-        deadline = time.monotonic() + CLOSING
+        deadline = closing_deadline()
         for place in self._places:
             place.stop(deadline)
         self.closed = True
 
 
-# --- one environment -------------------------------------------------------------------------------------------------
-
-
-class _Guarded:
-    """One environment, which answers commands and raises nothing.
-
-    :param make: makes it
-    :param elsewhere: whether the answers go to another process, which not every error does
-    """
-
-    #: Commands in which an error is the environment's fault, not that of whoever asks.
-    DUTIES = ("make", "step", "reset")
-
-    def __init__(self, make: Callable[[], gym.Env], elsewhere: bool):
-        self._make, self._elsewhere = make, elsewhere
-
-    def answer(self, command: str, *arguments: Any) -> Any:
-        """The value, a :class:`Fault` or a :class:`_Refusal`."""
-        try:
-            return getattr(self, command)(*arguments)
-        except _Wrong as error:
-            return Fault(str(error))
-        except Exception as error:
-            is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
-            if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
-                return _Refusal(_sendable(error) if self._elsewhere else error)
-            found = explanation(error)
-            reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(reason, _Elsewhere(_traceback(error)) if self._elsewhere else error)
-
-    @property
-    def unwrapped(self) -> Any:
-        return self.env.unwrapped
-
-    def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
-        """Make the environment.
-
-        :param again: whether there was one before, with whose files a ``Monitor`` is to go on
-        :return: its name, and its spaces
-        """
-        with _appending() if again else nullcontext():
-            self.env: Any = _patch_env(self._make())
-        return str(self.env.unwrapped), (self.env.observation_space, self.env.action_space)
-
-    def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(**arguments)
-        if not isinstance(info, dict):
-            raise _Wrong(f"returned {info!r:.200} as info: {RESET}")
-        _check(obs, self.env.observation_space)
-        return obs, info
-
-    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
-        """
-        :return: as of a ``VecEnv``, but behind the end of an episode the last observation, and besides what the reset
-            has answered
-        """
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        _check(obs, self.env.observation_space)
-        reward = float(reward)
-        if not abs(reward) <= LARGEST:
-            raise _Wrong(f"returned a reward that is {why_not_finite(reward)}: {reward}")
-        done = bool(terminated or truncated)
-        info["TimeLimit.truncated"] = bool(truncated and not terminated)
-        if not done:
-            return obs, reward, done, info, None
-        # Copied, since the reset may write into it.
-        info["terminal_observation"] = copy.deepcopy(obs)
-        first = self.answer("reset", {})
-        if isinstance(first, _Refusal):
-            raise first.error
-        return obs, reward, done, info, first
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    def has_attr(self, name: str) -> bool:
-        try:
-            self.env.get_wrapper_attr(name)
-        except AttributeError:
-            return False
-        return True
-
-    def get_attr(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name)
-
-    def set_attr(self, name: str, value: Any) -> None:
-        setattr(self.env, name, value)
-
-    def env_method(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return self.env.get_wrapper_attr(name)(*arguments, **named)
-
-    def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
-        return is_wrapped(self.env, wrapper_class)
-
-
-#: What a full disk is called; ``Monitor`` writes to one.
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def _appending() -> Iterator[None]:
-    """Monitors that are made meanwhile go on with the files that are there."""
-    writer = monitor.ResultsWriter
-
-    def append(*arguments: Any, **named: Any) -> monitor.ResultsWriter:
-        return writer(*arguments, **{**named, "override_existing": False})
-
-    monitor.ResultsWriter = append  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        monitor.ResultsWriter = writer  # type: ignore[misc]
-
-
-def _check(obs: Any, space: spaces.Space, name: str = "an observation") -> None:
-    """:raises _Wrong: an observation is not of the shape or kind of its space, or not finite"""
-    if isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            if not isinstance(obs, dict) or key not in obs:
-                raise _Wrong(f"returned {name} without {key!r}, which its space {space} has")
-            _check(obs[key], sub, f"{name}[{key!r}]")
-        return
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(obs, tuple) or len(obs) != len(space):
-            raise _Wrong(f"returned {name} that is no tuple of {len(space)} parts, as its space {space} has them")
-        for i, (part, sub) in enumerate(zip(obs, space, strict=True)):
-            _check(part, sub, f"{name}[{i}]")
-        return
-    array = obs if type(obs) is np.ndarray else _as_array(obs, name)
-    if not fits(array.shape, space.shape or ()):
-        raise _Wrong(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
-    if array.dtype != space.dtype and not _holds(space.dtype, array):
-        raise _Wrong(f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot hold: "
-                     f"{array!r:.200}")  # fmt: skip
-    if not is_finite(array):
-        raise _Wrong(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}")
-
-
-def _as_array(obs: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(obs)
-    except ValueError:
-        raise _Wrong(f"returned {name} of unequal rows") from None
-
-
-def _holds(dtype: Any, array: np.ndarray) -> bool:
-    """Whether a dtype holds the values of an array, but for the rounding of floats."""
-    if array.dtype.kind not in "biuf":
-        return False
-    return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())
-
-
 def _next_seed(seed: int) -> int:
     """The seed of the environment that takes the place of one with this seed."""
     return int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
-
-
-# --- where it lives --------------------------------------------------------------------------------------------------
-
-
-class _Local:
-    """An environment in this process.
-
-    :param make: makes it
-    """
-
-    def __init__(self, make: Callable[[], gym.Env]):
-        self.make = make
-        self.start()
-
-    def start(self, again: bool = False) -> None:
-        self.guarded: _Guarded | None = _Guarded(self.make, elsewhere=False)
-        self.send(("make", again))
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        self.message = message
-
-    def receive(self, deadline: float | None, seconds: float | None) -> Any:
-        assert self.guarded is not None
-        answer = self.guarded.answer(*self.message)
-        if self.message[0] != "step" or isinstance(answer, (Fault, _Refusal)):
-            return answer
-        obs, reward, done, info, first = answer
-        # Environments may use their dicts again; observations are stacked at once.
-        return obs, reward, done, copy.deepcopy(info), first
-
-    def end(self) -> None:
-        """There is nobody to be told before."""
-
-    def stop(self, deadline: float) -> None:
-        if self.guarded is not None and hasattr(self.guarded, "env"):
-            self.guarded.answer("close")
-        self.guarded = None
-
-
-class _Process:
-    """An environment in a process of its own.
-
-    :param make: makes it
-    :param context: of ``multiprocessing``
-    """
-
-    def __init__(self, make: Callable[[], gym.Env], context: Any):
-        self.make, self.context = make, context
-        self.process: Any = None
-        self.start()
-
-    def start(self, again: bool = False) -> None:
-        self.remote, theirs = self.context.Pipe()
-        arguments = (theirs, self.remote, CloudpickleWrapper(self.make))
-        self.process = self.context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        # At once: as long as anybody else has this end, nobody notices that the process is gone.
-        theirs.close()
-        self.waiting = False
-        self.send(("make", again))
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        if self.waiting:
-            # Somebody was interrupted before it was read.
-            self.receive(time.monotonic() + CLOSING, CLOSING)
-        self.waiting = True
-        try:
-            self.remote.send(message)
-        except OSError:
-            """That there is nobody is noticed where the answer is read."""
-
-    def receive(self, deadline: float | None, seconds: float | None) -> Any:
-        try:
-            if deadline is not None and not self.remote.poll(max(0.0, deadline - time.monotonic())):
-                return Fault(f"gave no answer within {seconds:g} s", hangs=True)
-            answer = self.remote.recv()
-        except (EOFError, OSError):
-            answer = Fault(self._death())
-        self.waiting = False
-        return answer
-
-    def _death(self) -> str:
-        if self.process is None:
-            return "was ended, since it hung"
-        self.process.join(CLOSING)
-        code = self.process.exitcode
-        if code == -signal.SIGTERM:
-            # Who ends all processes of a job is about to end this one, too, and that is no fault of the environment's.
-            time.sleep(1.0)
-        name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return f"died with its process ({name})"
-
-    def end(self) -> None:
-        """Ask the process to end."""
-        with suppress(OSError):
-            self.remote.send(("close",))
-
-    def stop(self, deadline: float) -> None:
-        """End the process, by force where it has not ended by itself before the deadline."""
-        if self.process is None:
-            return
-        self.end()
-        with suppress(Exception):
-            # Answers are read, since a process that cannot write them does not end.
-            while self.remote.poll(max(0.0, deadline - time.monotonic())):
-                self.remote.recv()
-        self.process.join(max(0.0, deadline - time.monotonic()))
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(CLOSING)
-        self.remote.close()
-        if self.process.exitcode is not None:
-            self.process.close()
-        self.process = None
-
-
-def _context(start_method: str | None) -> Any:
-    """How processes are started; SB3's choice where none is given."""
-    methods = multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context(start_method or ("forkserver" if "forkserver" in methods else "spawn"))
-
-
-def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
-    """What runs in a process: answer until there is nobody to answer."""
-    # Sent to all processes of a terminal.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent_remote.close()
-    # Whoever waits for a message notices by itself that there is nobody; an environment that hangs does not.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    guarded = _Guarded(make.var, elsewhere=True)
-    message: tuple[Any, ...] = ()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while message != ("close",):
-            message = remote.recv()
-            _reply(remote, guarded.answer(*message))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        # Time to end by itself, and to close the environment.
-        time.sleep(CLOSING)
-        os._exit(1)
-
-
-def _reply(remote: Any, answer: Any) -> None:
-    try:
-        remote.send(answer)
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:
-        remote.send(Fault(f"answered what cannot be sent to another process: {error!r}"))
-
-
-def _traceback(error: BaseException) -> str:
-    return "\n" + "".join(traceback.format_exception(error))
-
-
-def _sendable(error: Exception) -> Exception:
-    """An error as one of Python's own, which can be sent to another process."""
-    found: Exception
-    if isinstance(error, OSError) and error.errno is not None:
-        found = OSError(error.errno, error.strerror, error.filename)
-    else:
-        kind = next(kind for kind in (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, Exception)
-                    if isinstance(error, kind))  # fmt: skip
-        found = kind(str(error))
-    found.add_note(_traceback(error))
-    return found
-
-
-# --- structures ------------------------------------------------------------------------------------------------------
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
@@ -727,7 +341,7 @@ def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_stack([row[i] for row in rows], sub) for i, sub in enumerate(space))
     shape = space.shape or ()
-    stacked = np.empty((len(rows), *shape), space.dtype)
-    for i, row in enumerate(rows):
-        stacked[i] = row if type(row) is np.ndarray and row.shape == shape else np.reshape(row, shape)
-    return stacked
+    if math.prod(shape) == 1:
+        # A single number may come as an array of one, and the reverse.
+        rows = [np.reshape(row, shape) for row in rows]
+    return np.array(rows, space.dtype)

@@ -200,7 +200,7 @@ class _VectorAdapter(VecEnv):
 
     def _owned(self, obs: Any) -> Any:
         """The observations, copied unless nothing else writes into them."""
-        return _map(np.array, obs)
+        return mapped(np.array, obs)
 
     def _batched(self, actions: Any) -> Any:
         """Actions in the structure and dtype that the vector environment expects."""
@@ -515,23 +515,23 @@ def _values(column: Any, n: int) -> list[Any]:
     return [column] * n
 
 
-def _map(function: Callable[[Any], Any], obs: Any) -> Any:
+def mapped(function: Callable[[Any], Any], obs: Any) -> Any:
     """Apply a function to the array, or to each array of a dict or tuple."""
     if isinstance(obs, dict):
-        return {key: _map(function, sub) for key, sub in obs.items()}
+        return {key: mapped(function, sub) for key, sub in obs.items()}
     if isinstance(obs, tuple):
-        return tuple(_map(function, sub) for sub in obs)
+        return tuple(mapped(function, sub) for sub in obs)
     return function(obs)
 
 
 def row_of(obs: Any, i: int) -> Any:
     """A copy of the observation of environment ``i``."""
-    return _map(lambda array: np.array(array[i]), obs)
+    return mapped(lambda array: np.array(array[i]), obs)
 
 
 def _final_row(final_obs: Any, i: int) -> Any:
     """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
-    return _map(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
+    return mapped(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
 
 
 def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:

@@ -70,7 +70,7 @@ def make_envs(
     kwargs = {**deepcopy(kwargs), **env_kwargs}
     # Evaluation is of the single environment, whatever makes training faster.
     together = not evaluation and experiment.vec_env in BATCHED
-    _check_supervision(experiment.vec_env, restarts, timeout)
+    check_supervision(experiment.vec_env, restarts, timeout)
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
     if together:
@@ -86,7 +86,8 @@ def make_envs(
     return PPO_Plus._wrap_env(env)
 
 
-def _check_supervision(vec_env: str, restarts: int, timeout: float | None) -> None:
+def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = None) -> None:
+    """:raises ValueError: restarts or a time limit for environments that cannot have them"""
     if timeout is not None and vec_env != "subproc":
         raise ValueError(
             f"--env-timeout {timeout:g}: an environment that hangs can be ended only in a process of its own: "

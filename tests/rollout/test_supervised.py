@@ -1,19 +1,15 @@
 """Environments that fail are named, and fresh ones take their places without a trace elsewhere."""
 
-import errno
 import multiprocessing
 import os
 import re
 import signal
-import time
 from functools import partial
-from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
+from failing import ACTIONS, FAULTS, Failing, Masked, Structured, both, each_fault, equal, fine_and, supervised
 from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -27,137 +23,6 @@ from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.rollout.supervised import RESTART, _next_seed
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
-
-#: What happens in place of a step.
-FAULTS = {
-    "raise": "raised ValueError('boom')",
-    "nan": "returned an observation that is not finite: array(",
-    "infinite reward": "returned a reward that is not finite: inf",
-    "large reward": "returned a reward that is too large for single precision: 1e+300",
-    "shape": "returned an observation of shape (2,), but its space Box(-inf, inf, (3,), float32) has (3,)",
-    "text": "returned an observation of dtype <U1, whose values float32 of its space cannot hold: array(",
-    "rows": "returned an observation of unequal rows",
-    "old": "made a mistake: env=<",
-    "kill": "died with its process (SIGKILL)",
-    "exit": "died with its process (exit code 7)",
-    "hang": "gave no answer within 0.5 s",
-    "unsendable": "answered what cannot be sent to another process: ",
-}
-#: Those that nobody outlives, or notices, in the same process.
-OF_PROCESSES = {"kill", "exit", "hang", "unsendable"}
-
-
-class Failing(gym.Env):
-    """Random observations, episodes of 8 steps, and a fault in one of them. Fresh environments, whose seeds are large,
-    have none.
-
-    :param fault: one of :data:`FAULTS`, or ``None``
-    :param at: the step, counted over all episodes; 0: of the first reset
-    :param p: probability of a fault in any other step, also in fresh environments
-    """
-
-    replayable = True
-    observation_space = spaces.Box(-np.inf, np.inf, (3,))
-    action_space = spaces.Discrete(2)
-    level = 1.0
-
-    def __init__(self, fault=None, at=3, p=0.0):
-        self.fault, self.at, self.p = fault, at, p
-        self.n = self.t = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        if self.due():
-            raise ValueError("boom")
-        return self.observe(), {}
-
-    def due(self):
-        return self.fault is not None and self.n == self.at and (self._np_random_seed or 0) < 100
-
-    def observe(self):
-        return self.np_random.normal(size=3).astype(np.float32)
-
-    def step(self, action):
-        self.n += 1
-        self.t += 1
-        obs, reward, info = self.observe(), float(self.np_random.normal()) * self.level + action, {}
-        if self.due() or self.np_random.random() < self.p:
-            if self.fault == "raise":
-                raise ValueError("boom")
-            if self.fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "exit":
-                os._exit(7)
-            if self.fault == "hang":
-                time.sleep(1e6)
-            if self.fault == "old":
-                return obs, reward, False, info
-            obs = {"nan": obs * np.nan, "shape": obs[:2], "text": np.array(list("abc")), "rows": [[1], [1, 2]]}.get(
-                self.fault, obs
-            )
-            reward = {"infinite reward": np.inf, "large reward": 1e300}.get(self.fault, reward)
-            info = {"lock": time.sleep, "here": lambda: None} if self.fault == "unsendable" else {}
-        return obs, reward, False, self.t == 8, info
-
-
-class Masked(Failing):
-    replayable = True
-
-    def action_masks(self):
-        if self.n == 0 and self.fault == "mask" and self._np_random_seed < 100:
-            raise ValueError("boom")
-        return np.array([self.t % 2 == 0, True])
-
-
-class Structured(Failing):
-    replayable = True
-    observation_space = spaces.Dict(near=Failing.observation_space, kind=spaces.Discrete(4, start=1))
-
-    def observe(self):
-        return {"near": super().observe(), "kind": int(self.np_random.integers(1, 5))}
-
-
-#: In this process, or forked from it: others take seconds to start.
-KINDS = {"local": {"processes": False}, "forked": {"start_method": "fork"}}
-both = pytest.mark.parametrize("kind", KINDS)
-
-
-def supervised(kind, *env_fns, seed=5, said=None, **kwargs):
-    """Environments, of which what is said of restarts goes into a list."""
-    if kind == "forked":
-        kwargs.setdefault("timeout", 0.5 if any("hang" in str(each) for each in env_fns) else None)
-    env = SupervisedVecEnv(env_fns, **KINDS[kind], report=[].append if said is None else said.append, **kwargs)
-    env.seed(seed)
-    return env
-
-
-def fine_and(fault, at=3, cls=Failing, **kwargs):
-    """The second of three environments fails."""
-    return [cls, partial(cls, fault, at, **kwargs), cls]
-
-
-def each_fault(kinds=FAULTS):
-    return [
-        pytest.param(kind, fault, id=f"{kind} {fault}")
-        for kind in KINDS
-        for fault in kinds
-        if kind == "forked" or fault not in OF_PROCESSES
-    ]
-
-
-ACTIONS = np.array([1, 0, 1])
-
-
-def equal(a, b):
-    """Bit by bit, but for the time that an episode took."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a if key != "t")
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(equal, a, b))
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
 
 # --- without a fault -------------------------------------------------------------------------------------------------
 
@@ -378,22 +243,6 @@ def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
 
 
 @both
-def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
-    env = supervised(kind, *fine_and("mask", cls=Masked), restarts=1)
-    env.reset()
-    assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
-    assert env.n_restarts == 1
-    assert RESTART in env.step(ACTIONS)[3][1]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
-        env.env_method("due", mask=1)
-    assert env.n_restarts == 1
-    assert equal(
-        env.env_method("action_masks"), [np.array([False, True]), np.array([True, True]), np.array([False, True])]
-    )
-    env.close()
-
-
-@both
 def test_what_was_set_is_set_again(kind):
     env = supervised(kind, *fine_and("raise"), restarts=1)
     env.reset()
@@ -401,35 +250,6 @@ def test_what_was_set_is_set_again(kind):
     for _ in range(3):
         env.step(ACTIONS)
     assert env.n_restarts == 1 and env.get_attr("level") == [1.0, 7.0, 1.0]
-    env.close()
-
-
-@both
-def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp_path):
-    kwargs = {"restarts": 1, "report": [].append, **KINDS[kind]}
-    make = partial(make_vec_env, Failing, 1, seed=5, monitor_dir=str(tmp_path), vec_env_kwargs=kwargs)
-    env = make(env_kwargs={"fault": "raise", "at": 11}, vec_env_cls=SupervisedVecEnv)
-    env.reset()
-    ends = [info["episode"]["l"] for _ in range(30) for info in env.step([0])[3] if "episode" in info]
-    # A whole one, then after two steps of the second a fault in its third, then whole ones.
-    assert ends == [8, 8, 8] and env.n_restarts == 1
-    lines = (tmp_path / "0.monitor.csv").read_text().splitlines()
-    assert [line[:2] for line in lines[:2]] == ["#{", "r,"] and [line.split(",")[1] for line in lines[2:]] == ["8"] * 3
-    env.close()
-
-
-@both
-@pytest.mark.parametrize("error", [MemoryError("big"), OSError(errno.ENOSPC, "No space left on device")])
-def test_what_the_machine_lacks_is_no_fault(kind, error):
-    class Poor(Failing):
-        def step(self, action):
-            raise error
-
-    env = supervised(kind, Failing, Poor, restarts=5)
-    env.reset()
-    with pytest.raises(type(error), match=str(error.args[-1])) as raised:
-        env.step(ACTIONS[:2])
-    assert env.n_restarts == 0 and getattr(raised.value, "errno", None) == getattr(error, "errno", None)
     env.close()
 
 
@@ -452,80 +272,6 @@ def test_what_is_returned_may_be_changed_and_used_again():
     assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
     second[:] = 9.0
     assert env.step([0])[3][0]["terminal_observation"].tolist() == [2.0] * 3
-
-
-# --- ends ------------------------------------------------------------------------------------------------------------
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
-def test_nothing_is_left_behind():
-    at_first = descriptors()
-    env = supervised("forked", *[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
-    env.reset()
-    before = descriptors()
-    while env.n_restarts < 30:
-        env.step(ACTIONS[:2])
-    assert descriptors() == before and len(multiprocessing.active_children()) == 2
-    env.close()
-    assert descriptors() == at_first and not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
-    monkeypatch.setattr("ppo_plus.rollout.supervised.CLOSING", 0.2)
-    env = supervised("forked", *fine_and("hang", 1), timeout=None)
-    env.reset()
-    env.step_async(ACTIONS)
-    if asked:
-        env.timeout = 0.2
-        with pytest.raises(EnvFault, match="gave no answer within 0.2 s"):
-            env.step_wait()
-    env.close()
-    env.close()
-    assert not multiprocessing.active_children()
-
-
-def test_large_answers_that_nobody_reads_do_not_hold_up_closing():
-    class Large(Failing):
-        observation_space = spaces.Box(-np.inf, np.inf, (1_000_000,))
-
-        def observe(self):
-            return np.zeros(1_000_000, np.float32)
-
-    env = supervised("forked", Large, Large)
-    env.reset()
-    env.step_async(ACTIONS[:2])
-    env.close()
-    assert not multiprocessing.active_children()
-
-
-def test_answers_that_were_not_read_are_not_taken_for_later_ones():
-    env, whole = supervised("forked", Failing), supervised("local", Failing)
-    env.reset(), whole.reset()
-    env.step_async([1])
-    # Here Ctrl-C came.
-    whole.step([1])
-    assert equal(env.get_attr("n"), [1])
-    assert equal(env.step([0])[0], whole.step([0])[0])
-    env.close()
-
-
-@pytest.mark.slow
-def test_in_processes_as_they_are_started_by_default():
-    env = make_vec_env(
-        "CartPole-v1", 2, seed=0, vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"restarts": 1, "timeout": 300}
-    )
-    env.reset()
-    os.kill(env._places[0].process.pid, signal.SIGKILL)
-    with pytest.warns(UserWarning, match=r"environment 0, <.*CartPole-v1.*>, seed 0, step 1: died .*\(SIGKILL\)"):
-        infos = env.step([0, 0])[3]
-    assert RESTART in infos[0] and RESTART not in infos[1]
-    assert np.isfinite(env.step([0, 0])[0]).all()
-    env.close()
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -87,6 +87,27 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
     command.add_argument("--device", type=device, default="auto", help="cpu, cuda or auto (default: auto)")
 
 
+def add_fault_arguments(group: Any, of: str = "") -> None:
+    """What a run survives of its environments.
+
+    :param group: where the arguments go
+    :param of: what has so many restarts, for the help
+    """
+    group.add_argument(
+        "--restart-envs",
+        type=whole_number,
+        metavar="N",
+        help="where an environment raises, returns NaN or another shape, hangs (--env-timeout) or dies, train on with "
+        f"a fresh one, up to N times{of} (default: it is an error that names environment, seed and step)",
+    )
+    group.add_argument(
+        "--env-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long an environment may take for a step or a reset; needs --vec-env subproc (default: any time)",
+    )
+
+
 #: Help of ``--trust-model``.
 TRUST_MODEL = "read a model of SB3 that holds pickles, which run code, and let the settings of its run import anything"
 

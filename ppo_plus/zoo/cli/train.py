@@ -16,11 +16,11 @@ from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
     add_env_arguments,
+    add_fault_arguments,
     allowed_packages,
     key_value,
     refuse,
     require_device,
-    seconds,
     seed,
     whole_number,
 )
@@ -253,7 +253,7 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
-    from ppo_plus.rollout.supervised import DISK_FULL
+    from ppo_plus.rollout.faults import DISK_FULL
 
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
@@ -380,19 +380,7 @@ def _add_option_arguments(group: Any) -> None:
         metavar="N",
         help="how many checkpoints to keep for --resume (default: %(default)s)",
     )
-    add(
-        "--restart-envs",
-        type=whole_number,
-        metavar="N",
-        help="where an environment raises, returns NaN or another shape, hangs (--env-timeout) or dies, train on with "
-        "a fresh one, up to N times (default: it is an error that names environment, seed and step)",
-    )
-    add(
-        "--env-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help="how long an environment may take for a step or a reset; needs --vec-env subproc (default: any time)",
-    )
+    add_fault_arguments(group)
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
     add("--keep-timesteps", action="store_true", help="with -i: go on counting timesteps from the saved model's")
     add("--trust-model", action="store_true", help=TRUST_MODEL)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ppo_plus.zoo.cli.arguments import (
     add_algo_argument,
     add_env_arguments,
+    add_fault_arguments,
     allowed_packages,
     refuse,
     whole_number,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.tune.plan import Plan
+    from ppo_plus.zoo.tune.processes import Workers
 
 #: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
 #: of its processes.
@@ -97,8 +99,8 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
+    from ppo_plus.zoo.envs import check_supervision
     from ppo_plus.zoo.tune.plan import tell_budget
-    from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
     from ppo_plus.zoo.tune.storage import shown
@@ -112,6 +114,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
         args.gym_packages = [*args.gym_packages, module]
     experiment = make_experiment(args)
     plan, space = _plan(args, experiment), read_space(args.search_space)
+    check_supervision(experiment.vec_env, **_supervision(args))
     task = check(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages))
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
@@ -121,7 +124,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     tell_budget(experiment.n_timesteps, task)
     print(standing(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
-    workers = Workers(args.workers, url, args.heartbeat_interval, args.grace_period, args.run_timeout)
+    workers = _workers(args, args.workers, url)
     return partial(_tune, study, task, folder, workers)
 
 
@@ -133,7 +136,8 @@ def prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
-    from ppo_plus.zoo.tune.processes import Workers, supervise
+    from ppo_plus.zoo.envs import check_supervision
+    from ppo_plus.zoo.tune.processes import supervise
     from ppo_plus.zoo.tune.stages import Study, only_study
     from ppo_plus.zoo.tune.worker import Worker
 
@@ -143,13 +147,25 @@ def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
     for package in args.gym_packages:
         import_module(package)
     storage = _open(url, args, must_exist=True)
-    worker = Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args))
+    supervision = _supervision(args)
+    worker = Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args), supervision)
+    check_supervision(worker.task.experiment.vec_env, **supervision)
     if args.run_timeout is None:
         return partial(_work, worker.work)
     # This process watches another one, and imports what its own arguments allow, not what the study names.
     task = replace(worker.task, packages=allowed_packages(args), gym_packages=tuple(args.gym_packages))
-    workers = Workers(1, url, args.heartbeat_interval, args.grace_period, args.run_timeout)
+    workers = _workers(args, 1, url)
     return partial(_work, partial(supervise, worker.study, task, workers))
+
+
+def _supervision(args: argparse.Namespace) -> dict[str, Any]:
+    return {"restarts": args.restart_envs or 0, "timeout": args.env_timeout}
+
+
+def _workers(args: argparse.Namespace, n: int, url: str) -> "Workers":
+    from ppo_plus.zoo.tune.processes import Workers
+
+    return Workers(n, url, args.heartbeat_interval, args.grace_period, args.run_timeout, _supervision(args))
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
@@ -267,5 +283,6 @@ def _add_study_arguments(group: Any, storage: str, study_name: str) -> None:
         "a worker (%(default)s)")  # fmt: skip
     add("--grace-period", type=whole_number, default=60, metavar="S", help="seconds of silence after which a worker "
         "counts as dead; the same for all workers of a study (%(default)s)")  # fmt: skip
+    add_fault_arguments(group, of=" in each run, here")
     add("--run-timeout", type=whole_number, metavar="S", help="seconds that a run may take here: the trial of a "
         "longer one, whose environment may hang, has failed, and its worker is replaced (any time)")  # fmt: skip

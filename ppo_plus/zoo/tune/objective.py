@@ -8,7 +8,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus import CompileError
+from ppo_plus import CompileError, EnvFault
 from ppo_plus.process import worth_threads
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
@@ -21,22 +21,25 @@ Report = Callable[[int, float], None]
 
 
 class Diverged(Exception):
-    """A run without a score, caused by its settings: non-finite numbers, or no update."""
+    """A run without a score, caused by its settings: non-finite numbers, no update, or more failing environments than
+    may be restarted."""
 
 
-def score(experiment: Experiment, plan: Plan, seed: int, report: Report) -> float:
+def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
     """Train, and evaluate after updates.
 
     :param experiment: what is trained
     :param plan: how long, and how it is evaluated
     :param seed: seed of the training; evaluation environments have another one
     :param report: called after each evaluation
+    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail, for those of
+        training and for those of evaluation
     :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
     :raises Diverged: the run has no score
     """
     experiment = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps)
-    envs = make_envs(experiment)
-    eval_envs = make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True)
+    envs = make_envs(experiment, **supervision)
+    eval_envs = make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True, **supervision)
     try:
         reporter = Reporter(report)
         evaluation = EvalAfterUpdates(
@@ -50,6 +53,10 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report) -> floa
         model = make_model(experiment, envs)
         model.learn(plan.n_timesteps, callback=[evaluation, *make_callbacks(experiment)], log_interval=None)  # type: ignore[arg-type]
     except FloatingPointError as error:
+        raise Diverged(str(error)) from None
+    except EnvFault as error:
+        if not supervision.get("restarts"):
+            raise
         raise Diverged(str(error)) from None
     finally:
         eval_envs.close()
@@ -69,12 +76,13 @@ def mean_of_last(returns: list[float], n: int) -> float:
     return float(np.mean(returns[-n:]))
 
 
-def resolve(experiment: Experiment, plan: Plan) -> Experiment:
+def resolve(experiment: Experiment, plan: Plan, **supervision: Any) -> Experiment:
     """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
     any later run with these settings gives the same result, bit for bit.
 
     :param experiment: the experiment
     :param plan: the plan
+    :param supervision: as of :func:`score`
     """
     hyperparams = {name: experiment.hyperparams.get(name, "auto") for name in ("compile", "n_threads")}
     if "auto" not in hyperparams.values():
@@ -84,7 +92,7 @@ def resolve(experiment: Experiment, plan: Plan) -> Experiment:
         model = make_model(experiment, envs)
         if hyperparams["compile"] == "auto":
             worth = model.pays_to_compile(plan.n_timesteps)
-            experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment))
+            experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment, **supervision))
         # A model too small for a second thread gets one on every machine: nothing to record.
         if hyperparams["n_threads"] == "auto" and worth_threads(
             model.policy, model.settings.transitions_at_once, model.device
@@ -95,9 +103,9 @@ def resolve(experiment: Experiment, plan: Plan) -> Experiment:
     return experiment
 
 
-def compiles(experiment: Experiment) -> bool:
+def compiles(experiment: Experiment, **supervision: Any) -> bool:
     """Whether this machine can compile an experiment. It tries, for one rollout."""
-    envs = make_envs(experiment)
+    envs = make_envs(experiment, **supervision)
     try:
         model = make_model(with_hyperparam(experiment, "compile", True), envs)
         model.learn(1, log_interval=None)  # type: ignore[arg-type]

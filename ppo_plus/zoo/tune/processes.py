@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -50,6 +51,7 @@ class Workers:
     :param run_timeout: seconds that a run may take; a longer one's trial has failed, and another process takes the
         place of its worker. ``None``: any time. What is usual differs more than tenfold between settings and between
         machines, so no default would tell a hanging environment from a slow run.
+    :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
     """
 
     n: int
@@ -57,6 +59,7 @@ class Workers:
     heartbeat_interval: int = 15
     grace_period: int = 60
     run_timeout: float | None = None
+    supervision: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.run_timeout is not None and not self.run_timeout > 0:
@@ -105,7 +108,7 @@ def run_worker() -> None:
         workers = Workers(**order["workers"])
         storage = open_storage(workers.url, workers.heartbeat_interval, workers.grace_period, must_exist=True)
         packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(Study(order["study"], storage), packages).work()
+        Worker(Study(order["study"], storage), packages, workers.supervision).work()
 
 
 def _end_with_tuner() -> None:

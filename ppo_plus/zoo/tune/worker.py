@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import optuna
@@ -52,12 +53,19 @@ class Worker:
 
     :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
     :param packages: the packages that the study may import from in this process; ``None``: any
+    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
+        each run, and ``timeout``
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     :raises StorageError: it is damaged
     """
 
-    def __init__(self, study: Study, packages: tuple[str, ...] | None = ALLOWED_PACKAGES):
-        self.study = study
+    def __init__(
+        self,
+        study: Study,
+        packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
+        supervision: dict[str, Any] | None = None,
+    ):
+        self.study, self.supervision = study, supervision or {}
         try:
             data = study.attributes()[TASK]
         except KeyError:
@@ -142,7 +150,7 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        recorded = resolve(experiment, plan).replace(n_timesteps=plan.n_timesteps).settings()
+        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)
@@ -168,7 +176,7 @@ class Worker:
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 
-        return score(self.task.read(settings), plan, seed, report)
+        return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""

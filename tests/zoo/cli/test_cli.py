@@ -314,6 +314,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
+        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "a process of its own: add --vec-env subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
         (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
@@ -421,7 +422,7 @@ def test_tune_knows_all_of_trains_flags():
     """Both are rl_zoo3's ``train``: what one of them does not have it names with what to do instead."""
     train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
     # Not rl_zoo3's.
-    ours = {"--dry-run", "--env-timeout", "--keep-checkpoints", "--keep-timesteps", "--no-progress", "--restart-envs"}
+    ours = {"--dry-run", "--keep-checkpoints", "--keep-timesteps", "--no-progress"}
     assert train - tune == ours | {"--resume", "--trust-model"}
 
 

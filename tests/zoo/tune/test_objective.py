@@ -73,6 +73,28 @@ def test_a_run_whose_evaluation_is_not_finite_has_no_score(monkeypatch):
         run(SMALL)
 
 
+class Failing(gym.Wrapper):
+    """Fails at its 100th step, and so does each that takes its place."""
+
+    n = 0
+
+    def step(self, action):
+        self.n += 1
+        if self.n == 100:
+            raise ValueError("boom")
+        return self.env.step(action)
+
+
+def test_environments_that_fail_are_restarted_as_often_as_is_allowed():
+    failing = SMALL.replace(env_wrapper=(Part("Failing", Failing, {}),), n_envs=1)
+    value = score(failing, PLAN, 0, lambda *_: None, restarts=100)
+    assert value > 0
+    with pytest.raises(Diverged, match=r"environment 0, .*: raised ValueError\('boom'\). All restarts=2 are used up"):
+        score(failing, PLAN, 0, lambda *_: None, restarts=2)
+    with pytest.raises(ValueError, match="boom"):
+        score(failing, PLAN, 0, lambda *_: None)
+
+
 def test_an_experiment_says_whether_it_is_compiled(monkeypatch):
     monkeypatch.setattr(objective, "compiles", lambda _: True)
     auto = SMALL.replace(hyperparams={"n_steps": 128, "n_epochs": 1})

@@ -75,6 +75,17 @@ def test_a_run_that_hangs_fails_and_the_study_goes_on(url, vec_env, tmp_path, mo
     assert "trial 0 has failed: a run took longer than 600 seconds" in out and "takes the place of its worker" in out
 
 
+@pytest.mark.slow
+def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch):
+    url, marker = f"sqlite:///{tmp_path}/study.db", tmp_path / "hangs"
+    study, task = make(url, marker, vec_env="subproc")
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+    # More restarts than one, since a busy machine may seem to hang.
+    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 10}))
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+    assert not is_alive(int(marker.read_text()))
+
+
 def test_a_run_is_timed_by_itself(url, monkeypatch):
     """Not with the trial's earlier runs, nor with the time before it was seen."""
     study, task = make(url)
