@@ -268,12 +268,10 @@ class PPO_Plus(Lasting):
         self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
 
     def _seed_apart(self) -> None:
-        seed = self.ranks.seed(self.seed)
-        if self.seed is None:
-            # Who gives no seed has environments that are seeded as they are.
-            utils.set_random_seed(seed)  # type: ignore[arg-type]
-        else:
-            self.set_random_seed(seed)
+        utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
+        # Who gives no seed has seeded the environments, or not. The others have those that one process would have.
+        if self.seed is not None and self.env is not None:
+            self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
     @property
     def settings(self) -> Settings:
@@ -460,7 +458,7 @@ class PPO_Plus(Lasting):
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
-        with torch_threads(self._choose_threads()), calling(self, total_timesteps) as call:
+        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )

@@ -5,7 +5,8 @@ Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in 
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -105,6 +106,15 @@ class Ranks:
                 said = " and ".join(f"{name}={value} on rank {rank}" for value, rank in reversed(values.items()))
                 raise RanksError(f"processes that train together need the same {name}, but there is {said}")
 
+    @contextmanager
+    def until_error(self) -> Iterator[None]:
+        """Leave the group where an error ends what is done meanwhile."""
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
     def leave(self) -> None:
         """End the group, so that nobody waits for this process."""
         if self.several and dist.is_initialized():
@@ -114,7 +124,7 @@ class Ranks:
         start = time.monotonic()
         try:
             collective()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise RanksError(
                 f"rank {self.rank} cannot go on, because another process that trains with it has ended or is "
                 f"elsewhere in its program: look for its message ({str(error).splitlines()[0]:.200})"

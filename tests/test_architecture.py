@@ -15,6 +15,7 @@ PACKAGE = Path(ppo_plus.__file__).parent
 ROOMS = [
     "moved",
     "process",
+    "ranks",
     "require",
     "trees",
     "formulas",

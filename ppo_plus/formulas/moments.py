@@ -5,46 +5,45 @@ They are put together and taken apart again in double precision, by the formulas
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+import torch as th
 
 
 class Moments(NamedTuple):
-    """The moments of some numbers, or of each column of some rows.
+    """The moments of some numbers, or of each column of some rows, in double precision.
 
     :param n: how many they are, a number, or one for each column; running statistics may begin with a fraction
     :param mean: their mean
     :param m2: the sum of squared differences from it
     """
 
-    n: Any
-    mean: Any
-    m2: Any
+    n: th.Tensor
+    mean: th.Tensor
+    m2: th.Tensor
 
     @classmethod
-    def of(cls, numbers: np.ndarray) -> "Moments":
-        """Those of the rows of an array; of none, all are 0."""
-        numbers = np.asarray(numbers, dtype=np.float64)
-        if not len(numbers):
-            return cls(0.0, np.zeros(numbers.shape[1:]), np.zeros(numbers.shape[1:]))
-        mean = numbers.mean(axis=0)
-        return cls(float(len(numbers)), mean, ((numbers - mean) ** 2).sum(axis=0))
+    def of(cls, numbers: th.Tensor) -> "Moments":
+        """Those of the rows of a tensor; of none, all are 0."""
+        numbers = numbers.double()
+        n = numbers.new_tensor(len(numbers))
+        mean = numbers.sum(dim=0) / n.clamp(min=1)
+        return cls(n, mean, (numbers - mean).square().sum(dim=0))
 
     @property
-    def std(self) -> Any:
+    def std(self) -> th.Tensor:
         """Standard deviation of a sample (with :math:`n - 1`); 0 of a single number."""
-        return np.sqrt(self.m2 / np.maximum(self.n - 1, 1.0))
+        return (self.m2 / (self.n - 1).clamp(min=1)).sqrt()
 
     @property
-    def var(self) -> Any:
+    def var(self) -> th.Tensor:
         r"""Variance :math:`M_2 / n`."""
         return self.m2 / self.n
 
     def plus(self, other: "Moments") -> "Moments":
         """Those of all numbers, of these and of other ones."""
         n = self.n + other.n
-        share = other.n / np.where(n > 0, n, 1.0)
+        share = other.n / n.where(n > 0, 1.0)
         delta = other.mean - self.mean
         return Moments(n, self.mean + delta * share, self.m2 + other.m2 + delta**2 * (self.n * share))
 
@@ -52,11 +51,11 @@ class Moments(NamedTuple):
         """Those of the numbers that ``other`` lacks, of which all are among these."""
         n = self.n - other.n
         if n <= 0:
-            return Moments(0.0, np.zeros_like(self.mean), np.zeros_like(self.m2))
+            return Moments(*map(th.zeros_like, self))
         mean = self.mean + (self.mean - other.mean) * (other.n / n)
         delta = other.mean - mean
         # Rounding must not make a sum of squares negative.
-        return Moments(n, mean, np.maximum(self.m2 - other.m2 - delta**2 * (n * other.n / self.n), 0.0))
+        return Moments(n, mean, (self.m2 - other.m2 - delta**2 * (n * other.n / self.n)).clamp(min=0))
 
 
 def total(parts: Iterable[Moments]) -> Moments:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
@@ -79,8 +80,8 @@ class Together:
             return buffer.normalize_advantages()  # type: ignore[no-any-return]
         valid = ... if buffer.valid is None else buffer.valid
         advantages = buffer.advantages[valid]
-        whole = total(self.ranks.gather_values(Moments.of(advantages.reshape(-1))))
-        buffer.advantages[valid] = (advantages - whole.mean) / (whole.std + 1e-8)
+        whole = total(self.ranks.gather_values(Moments.of(th.from_numpy(advantages.reshape(-1)))))
+        buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
 
 def _statistics(env: VecEnv) -> Iterator[RunningMeanStd]:
@@ -95,9 +96,12 @@ def _statistics(env: VecEnv) -> Iterator[RunningMeanStd]:
 
 
 def _moments(statistics: RunningMeanStd) -> Moments:
-    mean, var = np.asarray(statistics.mean, np.float64), np.asarray(statistics.var, np.float64)
-    return Moments(statistics.count, mean, var * statistics.count)
+    count, mean, var = (
+        th.tensor(each, dtype=th.double) for each in (statistics.count, statistics.mean, statistics.var)
+    )
+    return Moments(count, mean, var * count)
 
 
 def _put(statistics: RunningMeanStd, moments: Moments) -> None:
-    statistics.mean, statistics.var, statistics.count = moments.mean, moments.var, moments.n
+    statistics.mean, statistics.var = moments.mean.numpy(), moments.var.numpy()
+    statistics.count = moments.n.item()

@@ -89,7 +89,7 @@ def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bo
         yield normalized(ranks, minibatches) if normalizes else minibatches
 
 
-def with_room(rollout: Batch | None) -> Batch | None:
+def with_room(rollout: Any) -> Any:
     """The rollout with a place for its normalized advantages, if there is one as a whole."""
     return None if rollout is None else rollout._replace(normalized=th.zeros_like(rollout.advantages))
 
@@ -114,11 +114,10 @@ def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
     n = sums(counted)
     mean = sums(counted * advantages) / n.clamp(min=1)
     m2 = sums(counted * (advantages - mean[of]) ** 2)
-    whole = total(Moments(*table.cpu().numpy()) for table in ranks.gather(th.stack([n, mean, m2])))
+    whole = total(Moments(*table) for table in ranks.gather(th.stack([n, mean, m2])))
     # A single advantage has no standard deviation, and stays as it is.
     alone = whole.n < 2
-    bounds = np.where(alone, 0.0, whole.mean), np.where(alone, 1.0, whole.std + 1e-8)
-    shift, scale = (th.from_numpy(each).to(advantages.device)[of] for each in bounds)
+    shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
     values = th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
     return [_with(data, indices, part) for (data, indices), part in zip(minibatches, values, strict=True)]
 
@@ -127,6 +126,7 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     """The minibatch with these normalized advantages."""
     if indices is None:
         return data._replace(normalized=values), None
+    assert data.normalized is not None
     data.normalized[indices] = values
     return data, indices
 
@@ -141,9 +141,9 @@ def explained_variance(ranks: Ranks, values: np.ndarray, returns: np.ndarray) ->
     """
     if not ranks.several:
         return float(sb3_explained_variance(values.flatten(), returns.flatten()))
-    own = Moments.of(np.stack([(returns - values).flatten(), returns.flatten()], axis=1))
-    residual, whole = total(ranks.gather_values(own)).var
-    return float("nan") if whole == 0 else float(1 - residual / whole)
+    own = Moments.of(th.from_numpy(np.stack([(returns - values).flatten(), returns.flatten()], axis=1)))
+    residual, whole = total(ranks.gather_values(own)).var.tolist()
+    return float("nan") if whole == 0 else 1 - residual / whole
 
 
 def average_buffers(ranks: Ranks, policy: nn.Module) -> None:

@@ -1,13 +1,10 @@
 """Processes that train one model together learn what one process does: real ones, by torchrun."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch as th
 import trained_by_ranks
 from compiled import needs_compiler
+from torchrun import torchrun
 from trained_by_ranks import CASES, learned_by_one
 
 N_RANKS = 2
@@ -17,9 +14,7 @@ N_RANKS = 2
 def parts(tmp_path_factory):
     """For each case, what each process wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(trained_by_ranks.__file__)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(N_RANKS)]
-    done = subprocess.run([*command, script, folder], capture_output=True, text=True, check=False)
+    done = torchrun(N_RANKS, trained_by_ranks.__file__, folder)
     assert done.returncode == 0, done.stderr[-5000:]
 
     def read(case):
@@ -29,6 +24,7 @@ def parts(tmp_path_factory):
     return read
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("case", CASES)
 def test_several_processes_learn_what_one_does(parts, case):
