@@ -4,6 +4,7 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 """
 
 import warnings
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -41,11 +43,13 @@ from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import Statistics, warn_of_resets
 from ppo_plus.rollout.resumable import Resumable
 from ppo_plus.rollout.supervised import SupervisedVecEnv
+from ppo_plus.rollout.together import Together
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import Learner, metrics
+from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
 from ppo_plus.update.update import Scheduled, Skipped, Update
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
@@ -174,11 +178,16 @@ class PPO_Plus(Lasting):
         self.learner = Learner()
         self.compilation = Compilation()
         self.call = Call()
+        #: The processes that train this model together.
+        self.ranks = Ranks.present()
+        self.together = Together(self.ranks)
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
         # SB3's constructor uses these three before they can be checked with the others.
         require_int("verbose", verbose, 0)
+        if not self.ranks.leads:
+            verbose, tensorboard_log = 0, None
         if env is not None:
             env = self._checked_env(env, verbose)
         elif _init_setup_model:
@@ -247,6 +256,9 @@ class PPO_Plus(Lasting):
             **self.policy_kwargs,
         ).to(self.device)
         warn_of_overrides(self.policy_class)
+        if self.ranks.several:
+            # The weights are drawn alike; environments, noise and minibatches are not.
+            self._seed_apart()
         self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
@@ -254,6 +266,12 @@ class PPO_Plus(Lasting):
             self.learning_rate = settings.schedules["learning_rate"]  # type: ignore[assignment]
         # As in SB3, these two are schedules once the model is set up.
         self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
+
+    def _seed_apart(self) -> None:
+        utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
+        # Who gives no seed has seeded the environments, or not. The others have those that one process would have.
+        if self.seed is not None and self.env is not None:
+            self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
     @property
     def settings(self) -> Settings:
@@ -367,17 +385,37 @@ class PPO_Plus(Lasting):
         self.collector.to(self.device)
         foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
         if not goes_on:
-            planned = self.settings.gradient_steps(total_timesteps, self.n_envs)
+            planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
             self.compilation.plan(self.compile, planned, self.device, foreign)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
+        if self.ranks.several:
+            self._join(total_timesteps)
         before = Statistics(self.env)
-        with Explained(self.env, lambda: self.num_timesteps // self.n_envs), self.call.logs(self):
+        with Explained(self.env, self._steps), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
         check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
+
+    def _join(self, total_timesteps: int) -> None:
+        """Begin to train with other processes: as rank 0 is.
+
+        :raises RanksError: they are not made alike
+        """
+        plain = {name: value for name, value in vars(self.settings).items() if isinstance(value, (int, float, str))}
+        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        facts = {name: value for name, value in plain.items() if name not in apart}
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
+        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory})
+        copy_lead(self.ranks, self.policy, self.policy.optimizer)
+        self.together.begin(self.env)  # type: ignore[arg-type]
+
+    def _steps(self) -> int:
+        """How many steps each environment has taken."""
+        return self.num_timesteps // (self.n_envs * self.ranks.size)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         found = super()._init_callback(callback, progress_bar)
@@ -391,7 +429,7 @@ class PPO_Plus(Lasting):
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
-        planned = self.settings.gradient_steps(total_timesteps, self.n_envs)
+        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
         return pays(self.compilation.n_planned + planned, self.device)
 
     def learn(
@@ -420,7 +458,7 @@ class PPO_Plus(Lasting):
         if log_interval is not None:
             require_int("log_interval (or None)", log_interval, 1)
         keep_freed_memory()
-        with torch_threads(self._choose_threads()), calling(self, total_timesteps) as call:
+        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
@@ -448,6 +486,8 @@ class PPO_Plus(Lasting):
         single = self.env and self.env.unwrapped
         if isinstance(single, SupervisedVecEnv) and single.restarts:
             self.logger.record("faults/env_restarts", single.n_restarts)
+        if self.ranks.several:
+            self.logger.record("time/wait", self.together.waited)
         super().dump_logs(iteration)
 
     def _choose_threads(self) -> int:
@@ -486,13 +526,13 @@ class PPO_Plus(Lasting):
         act = prepare_act(self.policy, mask_source, self.compilation, callback)
         length = self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
-        collector.begin(task, env, self.num_timesteps // env.num_envs)
-        explained = Explained(env, lambda: self.num_timesteps // env.num_envs)
+        collector.begin(task, env, self._steps())
+        explained = Explained(env, self._steps)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None
             if mask_source is not None:
-                action_masks = mask_source.read(env, self._last_obs, self.num_timesteps // env.num_envs)
+                action_masks = mask_source.read(env, self._last_obs, self._steps())
             decision = collector.decide(action_masks)
             obs_tensor, actions, clipped_actions = decision.obs_tensor, decision.actions, decision.clipped_actions
             values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
@@ -500,11 +540,11 @@ class PPO_Plus(Lasting):
             with explained:
                 new_obs, rewards, starts, infos = env.step(clipped_actions)
                 dones = ended(starts, infos)
-                self.num_timesteps += env.num_envs
-                collector.receive(new_obs, rewards, self.num_timesteps // env.num_envs)
+                self.num_timesteps += env.num_envs * self.ranks.size
+                collector.receive(new_obs, rewards, self._steps())
             callback.update_locals(locals())
             if not callback.on_step():
-                return False
+                return self._meet(False)
             self._update_info_buffer(infos, dones)
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
@@ -512,9 +552,29 @@ class PPO_Plus(Lasting):
                 collector.store(decision, rewards, starts, infos, env)
         collector.finish()
 
+        goes_on = self._meet(True)
         callback.update_locals(locals())
         callback.on_rollout_end()
-        return True
+        return goes_on
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        if self.ranks.several:
+            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
+        else:
+            super()._update_info_buffer(infos, dones)
+
+    def _meet(self, goes_on: bool) -> bool:
+        """End a rollout, with other processes if there are any.
+
+        :param goes_on: whether this one is to go on
+        :return: whether all are
+        """
+        if not self.ranks.several:
+            return goes_on
+        goes_on, episodes = self.together.meet(self.env, goes_on, self._stats_window_size)  # type: ignore[arg-type]
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        return goes_on
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -541,7 +601,7 @@ class PPO_Plus(Lasting):
         settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
         policy.set_training_mode(True)
         if self.normalize_advantage == "rollout":
-            buffer.normalize_advantages()
+            self.together.normalize_advantages(buffer)
         # Also a schedule that replaced the attribute after SB3's fashion.
         schedules = settings.schedules | {"learning_rate": self.lr_schedule}
         numbers = at(self._current_progress_remaining, schedules)
@@ -549,19 +609,27 @@ class PPO_Plus(Lasting):
         state = self.learner.kl_state(settings.control)
         learning_rate = numbers["learning_rate"] * state.lr_scale.item()
         utils.update_learning_rate(policy.optimizer, learning_rate)
-        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm)
+        reduction = Reduction(self.ranks) if self.ranks.several else None
+        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
         foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
 
         rollout = buffer.on_device()
-        epochs = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        if self.ranks.several and settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        epochs: Iterable[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        if self.ranks.several:
+            epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
         with packed(policy.optimizer) as weights:
             minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
             done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
+        if self.ranks.several:
+            average_buffers(self.ranks, policy)
         self._n_updates += done.n_epochs
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
         ranges = {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
-        logged = metrics(done, settings.control, buffer.values, buffer.returns, policy)
+        explained = explained_variance(self.ranks, buffer.values, buffer.returns)
+        logged = metrics(done, settings.control, explained, policy)
         for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -127,7 +127,7 @@ class Settings:
         """How many transitions a network computes with at once: with memory, those of one step of time."""
         return self.batch_size // (self.steps_per_sequence or 1)
 
-    def gradient_steps(self, total_timesteps: int, n_envs: int) -> int:
+    def gradient_steps(self, total_timesteps: float, n_envs: int) -> int:
         """Gradient steps that training takes.
 
         :param total_timesteps: as for ``learn``

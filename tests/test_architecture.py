@@ -16,6 +16,7 @@ ROOMS = [
     "generators",
     "moved",
     "process",
+    "ranks",
     "require",
     "trees",
     "formulas",

@@ -67,7 +67,7 @@ class Lasting(OnPolicyAlgorithm):
         to_sb3(self, path)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call"]
+        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call", "ranks", "together"]
 
     @classmethod
     def from_sb3(

@@ -165,7 +165,9 @@ class PPOLoss:
         if batch.valid is not None:
             values, params, batch = values[batch.valid], params[batch.valid], batch.only_valid()
         log_ratio = distribution.log_prob(params, batch.actions) - batch.old_log_prob
-        advantages = normalize(batch.advantages) if self.normalize_advantage else batch.advantages
+        advantages = batch.advantages
+        if self.normalize_advantage:
+            advantages = normalize(advantages) if batch.normalized is None else batch.normalized
         surrogate = policy_loss(log_ratio, advantages, coefficients.clip_range)
         error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
         with _graph_if(self.entropy_bonus):

@@ -28,6 +28,8 @@ class Batch(NamedTuple):
     :param episode_starts: with memory: which observations begin an episode, shape ``(B,)``
     :param valid: which transitions to learn from, booleans of shape ``(B,)``; ``None``: all. The others only hand on
         the memory
+    :param normalized: advantages normalized within the minibatch that several processes have parts of, shape ``(B,)``;
+        ``None``: there are no others
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``
     """
 
@@ -42,6 +44,7 @@ class Batch(NamedTuple):
     carry: Carry | None = None
     episode_starts: th.Tensor | None = None
     valid: th.Tensor | None = None
+    normalized: th.Tensor | None = None
     features: Features | None = None
 
     def only_valid(self) -> "Batch":

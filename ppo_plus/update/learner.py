@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch as th
-from stable_baselines3.common.utils import explained_variance
 
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.update.update import Minibatch, Progress, Skipped, run_epochs
@@ -52,18 +50,15 @@ class Learner:
         return done
 
 
-def metrics(
-    done: Progress, control: KLControl, values: np.ndarray, returns: np.ndarray, policy: Any
-) -> dict[str, float]:
+def metrics(done: Progress, control: KLControl, explained: float, policy: Any) -> dict[str, float]:
     """What is logged of an update, as ``train/<name>``.
 
     :param done: the update
     :param control: its KL control
-    :param values: the critic's predictions during the rollout
-    :param returns: what they should have been
+    :param explained: how much of the variance of returns the critic has predicted
     :param policy: the policy
     """
-    found = done.records.means() | {"explained_variance": explained_variance(values.flatten(), returns.flatten())}
+    found = done.records.means() | {"explained_variance": explained}
     if hasattr(policy, "log_std"):
         found["std"] = policy.log_std.detach().exp().mean().item()
     skipped = done.records.finite().count(False)

@@ -26,6 +26,7 @@ from ppo_plus.update.gradient import (
     others_of,
     standing_in,
 )
+from ppo_plus.update.parallel import Reduction, n_transitions
 from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, Records, apply, functional_step
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
@@ -74,12 +75,14 @@ class Update:
     :param compute_loss: the loss as a function of a batch and the coefficients
     :param control: the KL control
     :param max_grad_norm: bound on the norm of the gradient
+    :param reduction: makes a minibatch of the parts that several processes have; ``None``: there is one process
     """
 
     policy: Any
     compute_loss: LossFunction
     control: KLControl
     max_grad_norm: float
+    reduction: Reduction | None = None
 
     def __call__(
         self,
@@ -108,6 +111,26 @@ class Update:
         step = functional_step(self.policy.optimizer, vector, moments)
         return self._apply(step, losses, (concatenated(grads, params),), state, scheduled)
 
+    def part(
+        self,
+        vector: th.Tensor,
+        others: list[th.Tensor],
+        coefficients: Coefficients,
+        data: Batch,
+        kl_coef: th.Tensor | None,
+        indices: th.Tensor | None,
+    ) -> tuple[Losses, Gradient]:
+        """Loss and gradient of this process's part of a minibatch; a pure function of tensors.
+
+        :param kl_coef: the coefficient that changes from one minibatch to the next; the others are those of
+            :meth:`__call__`
+        """
+        batch = data if indices is None else pick(data, indices)
+        with standing_in(self.policy, vector, others) as params:
+            coefficients = coefficients._replace(kl_coef=kl_coef)
+            losses, grads = loss_gradient(self.compute_loss, params, coefficients, batch)
+        return losses._replace(total=losses.total.detach()), (concatenated(grads, params),)
+
     def heads(self, *args: Any) -> tuple[Losses, Gradient]:
         """:func:`~ppo_plus.update.gradient.head_gradient` of this policy and loss."""
         return head_gradient(self.policy, self.compute_loss, *args)
@@ -124,7 +147,15 @@ class Update:
         :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
         :raises CompileError: ``compile=True``, and they cannot be compiled
         """
-        optimizer, by_parts = self.policy.optimizer, self.policy.remembers
+        optimizer = self.policy.optimizer
+        # Between gradient and step, other processes have their say; and encoders with memory run as they are.
+        function, n_mutable, make = (
+            (self.heads, 2, self.by_parts)
+            if self.policy.remembers
+            else (self, 3, self.compiled)
+            if self.reduction is None
+            else (self.part, 2, self.by_ranks)
+        )
         if weights.vector is None:
             unable = (
                 f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
@@ -133,9 +164,9 @@ class Update:
         options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
         compiled = compilation.compiled(
             "the update",
-            self.heads if by_parts else self,
+            function,
             unable=unable,
-            n_mutable=2 if by_parts else 3,
+            n_mutable=n_mutable,
             given=[*self.policy.parameters(), *self.policy.buffers()],
             compute_loss=self.compute_loss,
             policy=self.policy,
@@ -148,7 +179,7 @@ class Update:
         )
         if compiled is None:
             return self.plain(weights, scheduled)
-        return (self.by_parts if by_parts else self.compiled)(compiled, weights, scheduled)
+        return make(compiled, weights, scheduled)
 
     def plain(self, weights: Weights, scheduled: Scheduled) -> Minibatch:
         """Minibatches that change the policy and its optimizer directly; same parameters as :meth:`__call__`."""
@@ -178,6 +209,29 @@ class Update:
                 return bound[1](coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
 
             return gradient_by_parts(self.policy, head, weights.params, pick(data, indices))
+
+        return self._in_place(weights, scheduled, differentiate)
+
+    def by_ranks(self, compiled: Compiled, weights: Weights, scheduled: Scheduled) -> Minibatch:
+        """:meth:`plain`, with the gradient of this process's part compiled.
+
+        :param compiled: the compiled form of :meth:`part`
+        """
+        whole, list_others = self._whole_gradient(weights), others_of(self.policy)
+        bound: tuple[Any, Any] = (None, None)
+
+        def differentiate(
+            coefficients: Coefficients, data: Batch, indices: th.Tensor | None
+        ) -> tuple[Losses, Gradient]:
+            nonlocal bound
+            if bound[0] is not data:
+                settled = coefficients._replace(kl_coef=None), data
+
+                def plain(kl_coef: th.Tensor | None, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+                    return whole(coefficients._replace(kl_coef=kl_coef), data, indices)
+
+                bound = data, compiled.bind(weights.vector, list_others(), *settled, plain=plain)
+            return bound[1](coefficients.kl_coef, indices)  # type: ignore[no-any-return]
 
         return self._in_place(weights, scheduled, differentiate)
 
@@ -239,12 +293,18 @@ class Update:
 
         def minibatch(data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
             others = list_others()
-            # What a module puts in place of a buffer is written into the buffer, as compiled.
-            with swapped(self.policy, others, others) if others else nullcontext():
-                losses, grads = differentiate(self._penalizing(scheduled.coefficients, state), data, indices)
-            if weights.vector is not None:
-                grads = (concatenated(grads, weights.params),)
-            return self._apply(step, losses, grads, state, scheduled)
+            found = None
+            if self.reduction is None or (n := n_transitions(data, indices)):
+                # What a module puts in place of a buffer is written into the buffer, as compiled.
+                with swapped(self.policy, others, others) if others else nullcontext():
+                    losses, grads = differentiate(self._penalizing(scheduled.coefficients, state), data, indices)
+                if weights.vector is not None and len(grads) == len(weights.params):
+                    grads = (concatenated(grads, weights.params),)
+                found = losses, grads
+            if self.reduction is not None:
+                found = self.reduction(found, weights.targets, n)
+            assert found is not None
+            return self._apply(step, *found, state, scheduled)
 
         return minibatch
 

@@ -39,6 +39,7 @@ def make_envs(
     evaluation: bool = False,
     monitor_dir: Path | None = None,
     append: bool = False,
+    first: int = 0,
     restarts: int = 0,
     timeout: float | None = None,
     **env_kwargs: Any,
@@ -53,6 +54,7 @@ def make_envs(
         copies them from the training environments before it evaluates
     :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
     :param append: go on with those that are there
+    :param first: the number of the first one, where other processes have others; it counts in seeds and names of files
     :param restarts: how many times a fresh environment may take the place of one that failed
     :param timeout: seconds that an environment may take for a step or a reset; ``None``: any
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
@@ -74,9 +76,9 @@ def make_envs(
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
     if together:
-        env = _make_batched(experiment, n_envs, seed, monitor_dir, append, kwargs)
+        env = _make_batched(experiment, n_envs, seed + first, monitor_dir, append, first, kwargs)
     else:
-        env = _make_each(experiment, n_envs, seed, monitor_dir, append, kwargs, restarts, timeout)
+        env = _make_each(experiment, n_envs, seed, monitor_dir, append, first, kwargs, restarts, timeout)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -106,6 +108,7 @@ def _make_each(
     seed: int,
     monitor_dir: Path | None,
     append: bool,
+    first: int,
     kwargs: dict[str, Any],
     restarts: int,
     timeout: float | None,
@@ -122,6 +125,7 @@ def _make_each(
         make,
         n_envs,
         seed=seed,
+        start_index=first,
         monitor_dir=None if monitor_dir is None else str(monitor_dir),
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
@@ -137,7 +141,13 @@ def _tell(line: str) -> None:
 
 
 def _make_batched(
-    experiment: Experiment, n_envs: int, seed: int, monitor_dir: Path | None, append: bool, kwargs: dict[str, Any]
+    experiment: Experiment,
+    n_envs: int,
+    seed: int,
+    monitor_dir: Path | None,
+    append: bool,
+    first: int,
+    kwargs: dict[str, Any],
 ) -> VecEnv:
     """Environments that are one object, which steps all of them at once."""
     if experiment.env_wrapper or experiment.monitor_kwargs:
@@ -148,7 +158,10 @@ def _make_batched(
     env: VecEnv = as_vec_env(BATCHED[experiment.vec_env](experiment.env_id, n_envs, seed, kwargs))
     if experiment.vec_env != "envpool":
         env.seed(seed)
-    return env if monitor_dir is None else EpisodeLog(env, experiment.env_id, monitor_dir / "all.monitor.csv", append)
+    if monitor_dir is None:
+        return env
+    name = f"{first}.monitor.csv" if first else "all.monitor.csv"
+    return EpisodeLog(env, experiment.env_id, monitor_dir / name, append)
 
 
 class EpisodeLog(VecEnvWrapper):

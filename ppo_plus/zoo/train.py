@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import PPO_Plus
 from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.files.whole import write_text
+from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
@@ -25,6 +26,7 @@ from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
+from ppo_plus.zoo.ranks import share
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,20 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     :param options: what to record; ``None`` for the defaults
     :return: the run
     """
-    options = options or Options()
-    folder = new_folder(Path(options.log_folder), experiment.env_id, options.uuid)
+    options, ranks = options or Options(), Ranks.present()
+    # Before there is a folder, which would stay where another process finds a mistake.
+    share(experiment, ranks)
+    folder = new_folder(Path(options.log_folder), experiment.env_id, options.uuid) if ranks.leads else None
+    if ranks.several:
+        folder = ranks.lead(folder)
+    assert folder is not None
     try:
         model, eval_env = _build(experiment, options, folder.path)
-        _write_settings(experiment, options, folder, model)
+        if ranks.leads:
+            _write_settings(experiment, options, folder, model)
     except BaseException:
-        shutil.rmtree(folder.path)
+        if ranks.leads:
+            shutil.rmtree(folder.path)
         raise
     return Run(experiment, options, folder, model, eval_env)
 
@@ -82,8 +91,27 @@ def train(run: Run) -> bool:
     :return: whether it was trained to its end, and not interrupted
     :raises BlockingIOError: another process trains it
     """
+    if not run.model.ranks.leads:
+        return _take_part(run)
     with run.folder.held():
         return _train(run)
+
+
+def _take_part(run: Run) -> bool:
+    """Train beside the process that records everything."""
+    finished = False
+    try:
+        run.model.learn(
+            run.experiment.n_timesteps,
+            log_interval=None,  # type: ignore[arg-type]
+            reset_num_timesteps=not run.options.keep_timesteps,
+        )
+        finished = True
+    except KeyboardInterrupt:
+        pass  # The other process says it.
+    finally:
+        _close(run.model, None)
+    return finished
 
 
 def _train(run: Run) -> bool:
@@ -125,18 +153,22 @@ def _train(run: Run) -> bool:
 def _beginning(run: Run) -> str:
     """What is said before training: what is trained, and for how long."""
     model, experiment = run.model, run.experiment
+    processes = f" in {model.ranks.size} processes" if model.ranks.several else ""
     return (
-        f"{experiment.env_id}: training for {experiment.n_timesteps} timesteps, in rollouts of "
-        f"{model.n_steps * model.n_envs} ({model.n_steps} steps of {model.n_envs} environments), "
+        f"{experiment.env_id}: training for {experiment.n_timesteps} timesteps{processes}, in rollouts of "
+        f"{model.n_steps * experiment.n_envs} ({model.n_steps} steps of {experiment.n_envs} environments), "
         f"seed {experiment.seed}; Ctrl-C ends it early and saves"
     )
 
 
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
     """The model with its training environments, and the evaluation environments, if there are to be any."""
-    env = make_envs(experiment, monitor_dir=monitor_dir, **options.supervision())
-    model = _make_model(experiment, options, env)
-    return model, make_eval_envs(experiment, options)
+    ranks = Ranks.present()
+    part = share(experiment, ranks)
+    first = ranks.rank * part.n_envs
+    env = make_envs(part, monitor_dir=monitor_dir, first=first, **options.supervision())
+    model = _make_model(part, options, env)
+    return model, make_eval_envs(experiment, options) if ranks.leads else None
 
 
 def make_eval_envs(experiment: Experiment, options: Options) -> VecEnv | None:

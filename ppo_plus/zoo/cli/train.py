@@ -30,6 +30,7 @@ from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
+    from ppo_plus.ranks import Ranks
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
@@ -189,6 +190,9 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     if args.keep_timesteps and args.trained_agent is None:
         raise ValueError("--keep-timesteps goes on counting from a saved model: name it with -i")
+    if args.processes is not None and args.processes > 1:
+        return _prepare_processes(args)
+    ranks = _join(args)
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -204,11 +208,43 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
 
     def work() -> None:
         with _one_interrupt() as came:
-            if name:
+            if name and ranks.leads:
                 track(args, experiment, name)
             _train(train, run, args, came)
 
     return work
+
+
+def _join(args: argparse.Namespace) -> "Ranks":
+    """Be one of several processes, where torchrun has started them; they have one seed."""
+    from ppo_plus.zoo.ranks import join, launched
+
+    if not launched():
+        from ppo_plus.ranks import Ranks
+
+        return Ranks()
+    import numpy as np
+
+    ranks = join(args.device)
+    drawn = int(np.random.default_rng().integers(2**32))
+    args.seed = ranks.lead(args.seed if args.seed >= 0 else drawn)
+    return ranks
+
+
+def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
+    """Start the command anew, in several processes."""
+    from ppo_plus.ranks import Ranks
+    from ppo_plus.zoo.ranks import launch, launched, share
+
+    if launched():
+        raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
+    # A mistake shows here, once.
+    if args.resume is None:
+        share(make_experiment(args), Ranks(0, args.processes))
+    given = sys.argv[1:]
+    at = next(i for i, each in enumerate(given) if each.split("=")[0] == "--processes")
+    rest = given[:at] + given[at + (1 if "=" in given[at] else 2) :]
+    return partial(launch, args.processes, rest)
 
 
 #: What may be said anew when a run goes on.
@@ -255,6 +291,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     """
     from ppo_plus.rollout.faults import DISK_FULL
 
+    if not run.model.ranks.leads:
+        sys.exit(0 if train(run) else 128 + came[0] if came else 1)
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
     finished, code = False, INTERRUPTED
@@ -381,6 +419,13 @@ def _add_option_arguments(group: Any) -> None:
         help="how many checkpoints to keep for --resume (default: %(default)s)",
     )
     add_fault_arguments(group)
+    add(
+        "--processes",
+        type=whole_number,
+        metavar="N",
+        help="train in N processes on this machine, each with its part of the environments and of each minibatch: the "
+        "same as torchrun --nproc-per-node N -m ppo_plus train",
+    )
     add("-i", "--trained-agent", metavar="ZIP", help="a saved model whose training to continue")
     add("--keep-timesteps", action="store_true", help="with -i: go on counting timesteps from the saved model's")
     add("--trust-model", action="store_true", help=TRUST_MODEL)

@@ -1,0 +1,133 @@
+"""Processes that train one model together (``torch.distributed``): which one this is, and what they tell each other.
+
+A model that is made while a process group is there is one of the group's; without one it is alone, and sends nothing.
+Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in the same order.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch as th
+from torch import distributed as dist
+
+T = TypeVar("T")
+
+
+class RanksError(RuntimeError):
+    """Processes that train together do not go on together: another one has ended, or they are not made alike."""
+
+
+class Ranks:
+    """This process among those that train one model.
+
+    :param rank: its number, from 0
+    :param size: how many there are
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank, self.size = rank, size
+        #: Seconds spent in collectives so far, most of them waiting for others.
+        self.waited = 0.0
+
+    @classmethod
+    def present(cls) -> "Ranks":
+        """Those of the process group, if there is one."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.size > 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one writes what is written once."""
+        return self.rank == 0
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+    def seed(self, seed: int | None) -> int | None:
+        """The seed of what differs between processes: environments, noise, the order of minibatches.
+
+        :param seed: the run's, which is also that of rank 0; ``None``: none
+        """
+        if not self.several or (seed is not None and self.leads):
+            return seed
+        entropy = None if seed is None else [seed, self.rank]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def sum(self, vector: th.Tensor) -> None:
+        """Replace a vector by the sum of all, in place; everywhere the same, bit by bit."""
+        self._timed(partial(dist.all_reduce, vector))
+
+    def gather(self, tensor: th.Tensor) -> list[th.Tensor]:
+        """The tensors of all, which have the same shape, by rank."""
+        found = [th.empty_like(tensor) for _ in range(self.size)]
+        self._timed(partial(dist.all_gather, found, tensor))
+        return found
+
+    def gather_values(self, value: T) -> list[T]:
+        """Small values of all, by rank; anything that can be pickled."""
+        found: list[Any] = [None] * self.size
+        self._timed(partial(dist.all_gather_object, found, value))
+        return found
+
+    def lead(self, value: T) -> T:
+        """The value of rank 0; anything that can be pickled."""
+        found = [value]
+        self._timed(partial(dist.broadcast_object_list, found, src=0))
+        return found[0]
+
+    def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
+        """Write into tensors what they are on rank 0."""
+        for tensor in tensors:
+            # Of a view of something else, only what it shows.
+            whole = tensor.detach().contiguous()
+            self._timed(partial(dist.broadcast, whole, src=0))
+            tensor.detach().copy_(whole)
+
+    def require_same(self, facts: dict[str, Any]) -> None:
+        """Refuse processes that differ in what has to be the same.
+
+        :param facts: by name
+        :raises RanksError: they differ; on all of them
+        """
+        told = self.gather_values({name: repr(value) for name, value in facts.items()})
+        for name in facts:
+            values = {other.get(name): rank for rank, other in reversed(list(enumerate(told)))}
+            if len(values) > 1:
+                said = " and ".join(f"{name}={value} on rank {rank}" for value, rank in reversed(values.items()))
+                raise RanksError(f"processes that train together need the same {name}, but there is {said}")
+
+    @contextmanager
+    def until_error(self) -> Iterator[None]:
+        """Leave the group where an error ends what is done meanwhile."""
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """End the group, so that nobody waits for this process."""
+        if self.several and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _timed(self, collective: Callable[[], Any]) -> None:
+        start = time.monotonic()
+        try:
+            collective()
+        except (RuntimeError, ValueError) as error:
+            raise RanksError(
+                f"rank {self.rank} cannot go on, because another process that trains with it has ended or is "
+                f"elsewhere in its program: look for its message ({str(error).splitlines()[0]:.200})"
+            ) from error
+        finally:
+            self.waited += time.monotonic() - start

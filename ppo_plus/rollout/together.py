@@ -1,0 +1,107 @@
+"""What processes that train one model tell each other between rollouts: episodes, normalization statistics, whether to
+go on. In one process, nothing is told."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+
+from ppo_plus.formulas.moments import Moments, total
+from ppo_plus.ranks import Ranks
+from ppo_plus.rollout.normalization import MOMENTS
+
+
+class Together:
+    """The rollouts of several processes as one.
+
+    :param ranks: the processes
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        #: Of each running statistic, what all processes knew when the rollout began.
+        self._common: list[Moments] = []
+        #: Info entries of the episodes that have ended in this rollout.
+        self._episodes: list[tuple[Any, Any]] = []
+        #: Seconds that processes have waited for each other, on average.
+        self.waited = 0.0
+
+    def begin(self, env: VecEnv) -> None:
+        """Begin training: have all processes normalize by what rank 0 knows.
+
+        :param env: this process's environments
+        """
+        self._episodes = []
+        found = list(_statistics(env))
+        self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
+        for each, lead in zip(found, self.ranks.lead([_moments(each) for each in found]), strict=True):
+            _put(each, lead)
+        self._common = [_moments(each) for each in found]
+
+    def ended(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
+        """Remember the episodes that end in a step.
+
+        :param infos: one for each environment
+        :param dones: which episodes have ended
+        """
+        for info, done in zip(infos, dones, strict=True):
+            episode, success = info.get("episode"), info.get("is_success")
+            if episode is not None or (success is not None and done):
+                self._episodes.append((episode, success if done else None))
+
+    def meet(self, env: VecEnv, goes_on: bool, keep: int) -> tuple[bool, list[tuple[Any, Any]]]:
+        """End a rollout.
+
+        :param env: this process's environments, whose statistics become those of all
+        :param goes_on: whether this one wants to
+        :param keep: how many episodes are of interest, at most
+        :return: whether all want to go on; and the episodes of all, by rank, the entries ``episode`` and
+            ``is_success`` of their infos
+        """
+        found = list(_statistics(env))
+        new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
+        told = self.ranks.gather_values((goes_on, self._episodes[-keep:], new, self.ranks.waited))
+        self._episodes = []
+        for i, each in enumerate(found):
+            self._common[i] = total([self._common[i], *(other[2][i] for other in told)])
+            _put(each, self._common[i])
+        self.waited = sum(other[3] for other in told) / len(told)
+        return all(other[0] for other in told), [episode for other in told for episode in other[1]]
+
+    def normalize_advantages(self, buffer: Any) -> None:
+        """Normalize the advantages of the rollouts of all processes, as those of one.
+
+        :param buffer: this process's :class:`ppo_plus.RolloutBuffer`
+        """
+        if not self.ranks.several:
+            return buffer.normalize_advantages()  # type: ignore[no-any-return]
+        valid = ... if buffer.valid is None else buffer.valid
+        advantages = buffer.advantages[valid]
+        whole = total(self.ranks.gather_values(Moments.of(th.from_numpy(advantages.reshape(-1)))))
+        buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
+
+
+def _statistics(env: VecEnv) -> Iterator[RunningMeanStd]:
+    """What a ``VecNormalize`` normalizes by, where there is one that still learns."""
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None or not normalize.training:
+        return
+    for name in MOMENTS:
+        held = vars(normalize).get(name)
+        if held is not None:
+            yield from held.values() if isinstance(held, dict) else [held]
+
+
+def _moments(statistics: RunningMeanStd) -> Moments:
+    count, mean, var = (
+        th.tensor(each, dtype=th.double) for each in (statistics.count, statistics.mean, statistics.var)
+    )
+    return Moments(count, mean, var * count)
+
+
+def _put(statistics: RunningMeanStd, moments: Moments) -> None:
+    statistics.mean, statistics.var = moments.mean.numpy(), moments.var.numpy()
+    statistics.count = moments.n.item()

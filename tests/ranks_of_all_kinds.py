@@ -1,0 +1,109 @@
+"""What several processes do, by name: ``torchrun ... tests/ranks_of_all_kinds.py NAME ...``."""
+
+import sys
+import time
+
+import torch as th
+from envs import RandomEnv, vec
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.ranks import Ranks, RanksError
+
+
+def model(**given):
+    env = VecNormalize(vec(spaces.Discrete(3), n_envs=2, env_class=RandomEnv))
+    return PPO_Plus("MlpPolicy", env, **{"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 1} | given)
+
+
+def collectives(ranks):
+    vector = th.tensor([1.0, 2.0]) * (ranks.rank + 1)
+    ranks.sum(vector)
+    assert vector.tolist() == [3.0, 6.0]
+    assert [int(each) for each in ranks.gather(th.tensor(ranks.rank))] == [0, 1]
+    assert ranks.gather_values(f"{ranks}") == ["rank 0 of 2", "rank 1 of 2"]
+    assert ranks.lead(ranks.rank) == 0
+    # A view of every second number, which is not contiguous.
+    whole = th.arange(6.0) + 10 * ranks.rank
+    ranks.copy_lead([whole[::2]])
+    assert whole[::2].tolist() == [0.0, 2.0, 4.0] and whole[1] == 1 + 10 * ranks.rank
+    seeds = ranks.gather_values((ranks.seed(7), ranks.seed(None)))
+    assert seeds[0][0] == 7 and len({seed for pair in seeds for seed in pair}) == 4
+    assert ranks.waited > 0
+
+
+def differing(ranks):
+    try:
+        model(n_steps=16 * (1 + ranks.rank)).learn(64)
+    except RanksError as error:
+        assert "need the same n_steps, but there is n_steps=16 on rank 0 and n_steps=32 on rank 1" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
+
+
+def pooled(ranks):
+    """Statistics, episodes and steps are those of all; weights stay the same over rollouts and calls."""
+    trained = model(learning_rate="lin_1e-3").learn(256)
+    assert trained.num_timesteps == 256
+    trained.learn(128, reset_num_timesteps=False)
+    assert trained.num_timesteps == 384
+    statistics = trained.get_vec_normalize_env()
+    told = {
+        "count": statistics.obs_rms.count,
+        "mean": statistics.obs_rms.mean.tolist(),
+        "returns": float(statistics.ret_rms.var),
+        "episodes": [(episode["r"], episode["l"]) for episode in trained.ep_info_buffer],
+        "weights": [weight.sum().item() for weight in trained.policy.parameters()],
+        "explained": trained.logger.name_to_value["train/explained_variance"],
+    }
+    first, second = ranks.gather_values(told)
+    assert first == second
+    # Each step of each environment, and its two resets.
+    assert abs(first["count"] - (384 + 4)) < 1e-2
+    assert trained.verbose == 0
+    noise = ranks.gather_values(trained.rollout_buffer.actions.tolist())
+    assert noise[0] != noise[1]
+
+
+def stopped(ranks):
+    """A callback on one of them ends all."""
+    steps = []
+
+    def stop(locals_, _):
+        steps.append(locals_["n_steps"])
+        return not (ranks.rank == 1 and len(steps) == 5)
+
+    trained = model()
+    trained.learn(640, callback=ConvertCallback(stop))
+    assert trained._n_updates == 0
+    assert ranks.gather_values(len(steps)) == [16, 5]
+
+
+def raising(ranks):
+    """An error on one of them ends all."""
+
+    def fail(locals_, _):
+        if ranks.rank == 1 and locals_["self"].num_timesteps > 100:
+            raise ValueError("the wind has torn the line")
+        return True
+
+    start = time.monotonic()
+    try:
+        model().learn(10**9, callback=ConvertCallback(fail))
+    except RanksError as error:
+        assert ranks.rank == 0 and "another process that trains with it has ended" in str(error)
+        # It could also be that the other one is merely slow.
+        assert time.monotonic() - start < 600
+        print("noticed", flush=True)
+
+
+if __name__ == "__main__":
+    th.distributed.init_process_group("gloo")
+    present = Ranks.present()
+    try:
+        for name in sys.argv[1:]:
+            globals()[name](present)
+    finally:
+        present.leave()

@@ -1,0 +1,18 @@
+"""Tests of several processes that train together: real ones, started by torchrun."""
+
+import os
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def torchrun(n_processes, *arguments, **options):
+    """Run a script, or ``-m`` and a module, in several processes.
+
+    :param options: of ``subprocess.run``
+    :return: the completed process, with its output as text
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*COMMAND, str(n_processes), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, **options)
