@@ -1,28 +1,14 @@
-"""Training in several processes: how they are started, and what each has of the experiment.
-
-``ppo-plus train --processes N`` is ``torchrun --nproc-per-node N -m ppo_plus train``; numbers in the settings mean the
-whole, and are divided.
-"""
+"""Training in several processes: what each has of the experiment, whose numbers mean the whole."""
 
 import atexit
 import os
-import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
 import torch as th
 from torch import distributed as dist
 
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.experiment import Experiment
-
-#: What torchrun tells each process; see ``torch.distributed.run``.
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def launched() -> bool:
-    """Whether torchrun, or something like it, has started this process beside others."""
-    return all(name in os.environ for name in VARIABLES) and int(os.environ["WORLD_SIZE"]) > 1
+from ppo_plus.zoo.torchrun import launched
 
 
 def join(device: str) -> Ranks:
@@ -39,20 +25,6 @@ def join(device: str) -> Ranks:
     # Without, gloo's threads end the process with an error of their own.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
-
-
-def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
-    """Become torchrun, which starts processes on this machine.
-
-    :param n_processes: how many
-    :param arguments: of ``ppo-plus``
-    """
-    # Each process has one core's work; torchrun says so in many lines where nobody else has.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
-    command = [sys.executable, *torchrun, "-m", "ppo_plus", *arguments]
-    sys.stdout.flush()
-    os.execv(sys.executable, command)
 
 
 def share(experiment: Experiment, ranks: Ranks) -> Experiment:

@@ -27,10 +27,10 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.torchrun import launch, launched
 from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
-    from ppo_plus.ranks import Ranks
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
@@ -192,7 +192,7 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         raise ValueError("--keep-timesteps goes on counting from a saved model: name it with -i")
     if args.processes is not None and args.processes > 1:
         return _prepare_processes(args)
-    ranks = _join(args)
+    records = _join(args)
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -208,33 +208,35 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
 
     def work() -> None:
         with _one_interrupt() as came:
-            if name and ranks.leads:
+            if name and records:
                 track(args, experiment, name)
             _train(train, run, args, came)
 
     return work
 
 
-def _join(args: argparse.Namespace) -> "Ranks":
-    """Be one of several processes, where torchrun has started them; they have one seed."""
-    from ppo_plus.zoo.ranks import join, launched
+def _join(args: argparse.Namespace) -> bool:
+    """Be one of several processes, where torchrun has started them; they have one seed.
 
+    :return: whether this is the one that records
+    """
     if not launched():
-        from ppo_plus.ranks import Ranks
-
-        return Ranks()
+        return True
     import numpy as np
 
+    from ppo_plus.zoo.ranks import join
+
     ranks = join(args.device)
-    drawn = int(np.random.default_rng().integers(2**32))
-    args.seed = ranks.lead(args.seed if args.seed >= 0 else drawn)
-    return ranks
+    if args.seed < 0:
+        args.seed = int(np.random.default_rng().integers(2**32))
+    args.seed = ranks.lead(args.seed)
+    return ranks.leads
 
 
 def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     """Start the command anew, in several processes."""
     from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.ranks import launch, launched, share
+    from ppo_plus.zoo.ranks import share
 
     if launched():
         raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")

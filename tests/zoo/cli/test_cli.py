@@ -423,7 +423,7 @@ def test_tune_knows_all_of_trains_flags():
     train, tune = (set(subcommands()[name]._option_string_actions) for name in ("train", "tune"))
     # Not rl_zoo3's.
     ours = {"--dry-run", "--keep-checkpoints", "--keep-timesteps", "--no-progress"}
-    assert train - tune == ours | {"--resume", "--trust-model"}
+    assert train - tune == ours | {"--processes", "--resume", "--trust-model"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""Several processes are torchrun's: ``--processes N`` is ``torchrun --nproc-per-node N -m ppo_plus train``."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+#: What torchrun tells each process; see ``torch.distributed.run``.
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether torchrun, or something like it, has started this process beside others."""
+    return all(name in os.environ for name in VARIABLES) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
+    """Become torchrun, which starts processes on this machine.
+
+    :param n_processes: how many
+    :param arguments: of ``ppo-plus``
+    """
+    # Each process has one core's work; torchrun says so in many lines where nobody else has.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
+    command = [sys.executable, *torchrun, "-m", "ppo_plus", *arguments]
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
