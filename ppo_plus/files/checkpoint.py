@@ -7,6 +7,7 @@ between two rollouts, so that there is no rollout to keep.
 
 import copy
 import math
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.files import container, log_state, model_file, random_state
@@ -22,6 +24,7 @@ from ppo_plus.files.call import Call
 from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged
 from ppo_plus.files.values import Undescribable
+from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout import env_state
 
@@ -30,6 +33,8 @@ SHARE = 0.01
 #: What a checkpoint's file says it is.
 KIND = "checkpoint"
 PATTERN = "checkpoint_*.zip"
+#: Of several processes, each but the first has its own file: ``checkpoint_000000002048_rank1.zip``.
+NAME = re.compile(r"checkpoint_\d+(?:_rank(\d+))?\.zip")
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
@@ -54,6 +59,8 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
+        "rank": model.ranks.rank,
+        "ranks": model.ranks.size,
     }
 
 
@@ -76,16 +83,25 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
     :raises OSError: it cannot be written
     :raises Undescribable: it holds what can only be pickled
     """
-    path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
+    path = _path(folder, checkpoint["num_timesteps"], checkpoint["rank"])
     container.write(path, KIND, checkpoint)
-    for old in files(folder)[keep:] if keep is not None else []:
+    for old in files(folder, checkpoint["rank"])[keep:] if keep is not None else []:
         old.unlink(missing_ok=True)
     return path
 
 
-def files(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
-    return sorted(Path(folder).glob(PATTERN), reverse=True)
+def files(folder: str | Path, rank: int = 0) -> list[Path]:
+    """The checkpoints in a folder, newest first.
+
+    :param folder: the folder
+    :param rank: of which process
+    """
+    found = {path: NAME.fullmatch(path.name) for path in Path(folder).glob(PATTERN)}
+    return sorted((path for path, name in found.items() if name and int(name[1] or 0) == rank), reverse=True)
+
+
+def _path(folder: str | Path, num_timesteps: int, rank: int) -> Path:
+    return Path(folder) / f"checkpoint_{num_timesteps:012d}{f'_rank{rank}' if rank else ''}.zip"
 
 
 def read(folder: str | Path) -> dict[str, Any]:
@@ -110,19 +126,61 @@ def read(folder: str | Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The checkpoint in a file, whose logs are found from where it lies now."""
     checkpoint = container.read(path, KIND)
-    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+    # Earlier versions knew of one process only.
+    alone = {"rank": 0, "ranks": 1}
+    return {**alone, **checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+
+
+def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
+    """The newest checkpoint that all processes have a whole file of; where it is of another number of processes, the
+    file of the first.
+
+    :param folder: the folder
+    :param ranks: the processes, which all call this
+    :raises FileNotFoundError: there is none
+    :raises Damaged: none is whole
+    """
+    found = ranks.lead([path.name for path in files(folder)])
+    if not found:
+        raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")
+    for name in found:
+        lead = _try(Path(folder) / name)
+        same = lead is not None and lead["ranks"] == ranks.size
+        own = _try(_path(folder, lead["num_timesteps"], ranks.rank)) if lead and same else lead
+        if all(ranks.gather_values(own is not None)):
+            assert own is not None
+            return own
+        if ranks.leads:
+            warnings.warn(f"{name} is not whole in all processes; going on from the one before", stacklevel=3)
+    raise Damaged(f"{folder} has no checkpoint that is whole in all {ranks.size} processes")
+
+
+def _try(path: Path) -> dict[str, Any] | None:
+    """The checkpoint in a file; ``None``: it is not whole, or not there."""
+    try:
+        return _read(path)
+    except (Damaged, OSError):
+        return None
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
-    checkpoint = read(folder)
+    ranks = Ranks.present()
+    checkpoint = read_together(folder, ranks) if ranks.several else read(folder)
     model = model_file.assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    reason = env_state.set_state(model.env, checkpoint["env"])
+    if checkpoint["ranks"] == ranks.size:
+        reason = env_state.set_state(model.env, checkpoint["env"])
+    else:
+        reason = f"the checkpoint is of {checkpoint['ranks']} processes, and now there are {ranks.size}"
+        model.batch_size = _divided(model.batch_size * checkpoint["ranks"], ranks.size)
+        env_state.set_statistics(model.env, checkpoint["env"])
+        checkpoint = _for_another_number(checkpoint, ranks, model.seed)
     if reason is not None:
         warnings.warn(f"episodes begin anew: {reason}", stacklevel=3)
         if model.seed is not None:
             # With the seed itself, the episodes of the beginning would come again.
-            model.env.seed(int(np.random.SeedSequence([model.seed, model.num_timesteps]).generate_state(1)[0]))
+            entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
+            model.env.seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
         model.collector.interrupt()
     random_state.set_states(checkpoint["generators"])
     call = checkpoint["call"]
@@ -130,6 +188,34 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
         model.call = Call(call["total_timesteps"])
         model.call.iteration, model.call.resumed = call["iteration"], checkpoint
     return model
+
+
+def _divided(batch_size: int, n_processes: int) -> int:
+    """Each process's part of a minibatch, which stays what it was as a whole."""
+    if batch_size % n_processes:
+        raise ValueError(
+            f"minibatches of {batch_size} transitions cannot be divided among {n_processes} processes: go on with a "
+            f"number that divides {batch_size}"
+        )
+    return batch_size // n_processes
+
+
+def _for_another_number(checkpoint: dict[str, Any], ranks: Ranks, seed: int | None) -> dict[str, Any]:
+    """The checkpoint of the first of some processes, for each of more or fewer."""
+    logs = checkpoint["logs"]
+    if ranks.leads:
+        # The logs of all those that there were.
+        others = [_try(_path(logs["folder"], checkpoint["num_timesteps"], i)) for i in range(1, checkpoint["ranks"])]
+        for other in others:
+            if other is not None:
+                log_state.cut(**other["logs"])
+        return checkpoint
+    entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
+    utils.set_random_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+    call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
+    nothing = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
+    changes = {"call": call, "log": nothing, "logs": {**logs, "patterns": []}, "generators": random_state.get_states()}
+    return {**checkpoint, **changes}
 
 
 class Checkpoints(BaseCallback):
@@ -175,12 +261,29 @@ class Checkpoints(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
-        if is_due or (start - self._taken) * SHARE >= self._cost:
+        is_wanted = is_due or (start - self._taken) * SHARE >= self._cost
+        if self._ranks.several:
+            # All of the same moment.
+            is_due, is_wanted = self._ranks.lead((is_due, is_wanted))
+        if is_wanted:
             self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
         if is_due:
-            self.write()
+            self._write_together()
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
+
+    def _write_together(self) -> None:
+        """Write, and remove older files only where all processes have written theirs."""
+        ranks = self._ranks
+        if not ranks.several:
+            self.write(self.keep)
+        elif all(ranks.gather_values(self.write() is not None)):
+            for old in files(self.folder, ranks.rank)[self.keep :]:
+                old.unlink(missing_ok=True)
 
     def _is_due(self) -> bool:
         by_steps = (
@@ -191,9 +294,10 @@ class Checkpoints(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
-    def write(self) -> Path | None:
+    def write(self, keep: int | None = None) -> Path | None:
         """Write the latest state, also in the middle of a rollout, or after an error.
 
+        :param keep: how many files to leave; ``None``: all
         :return: the file; ``None`` if it could not be written
         """
         if self.latest is None:
@@ -201,7 +305,7 @@ class Checkpoints(BaseCallback):
         # Also where it fails: not in each rollout again.
         self.written_at, self.written_time = self.latest["num_timesteps"], time.monotonic()
         try:
-            return write(self.folder, self.latest, self.keep)
+            return write(self.folder, self.latest, keep)
         except OSError as error:
             warnings.warn(f"no checkpoint after {self.written_at} timesteps: {error}; training goes on", stacklevel=2)
             return None

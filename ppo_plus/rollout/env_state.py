@@ -29,10 +29,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus.rollout.known_envs import VEC_WRAPPERS, listed_as
 from ppo_plus.rollout.layers import mute_reason, put_spoken, speaks, spoken
+from ppo_plus.rollout.normalization import MOMENTS
 from ppo_plus.rollout.np_random import generator_of, set_generator, with_parts
 from ppo_plus.rollout.plain_values import NotResumableError, State, plain, put, taken
 from ppo_plus.rollout.resumable import Resumable
@@ -113,6 +114,17 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
         elif listed_as(layer) in VEC_WRAPPERS:
             put(layer, VEC_WRAPPERS[listed_as(layer)].names(), kept)
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def set_statistics(vec_env: VecEnv, state: State) -> None:
+    """Put back what does not depend on how many environments there are: what a ``VecNormalize`` normalizes by.
+
+    :param vec_env: environments of the same kind
+    :param state: what :func:`get_state` returned, of any number
+    """
+    for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["kept"], strict=False):
+        if isinstance(layer, VecNormalize) and _title(layer) == title:
+            put(layer, dict.fromkeys(MOMENTS), kept)
 
 
 def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:

@@ -1,18 +1,21 @@
 """Going on with a training run that was interrupted, as if it had not been."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
+from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.enjoy import saved_arguments, saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.folders import RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.ranks import share
 from ppo_plus.zoo.train import Run, make_eval_envs
 
 
@@ -47,7 +50,10 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
             f"--resume {folder.path}: there is no checkpoint. A run that was trained to its end has none left: "
             f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
         )
-    with folder.held():
-        env = make_envs(experiment, monitor_dir=folder.path, append=True, **options.supervision())
+    ranks = Ranks.present()
+    part = share(experiment, ranks)
+    with folder.held() if ranks.leads else nullcontext():
+        first = ranks.rank * part.n_envs
+        env = make_envs(part, monitor_dir=folder.path, append=True, first=first, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
-    return Run(experiment, options, folder, model, make_eval_envs(experiment, options))
+    return Run(experiment, options, folder, model, make_eval_envs(experiment, options) if ranks.leads else None)

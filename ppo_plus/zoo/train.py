@@ -99,10 +99,11 @@ def train(run: Run) -> bool:
 
 def _take_part(run: Run) -> bool:
     """Train beside the process that records everything."""
-    finished = False
+    checkpoints, finished = _checkpoints(run), False
     try:
         run.model.learn(
             run.experiment.n_timesteps,
+            callback=checkpoints,
             log_interval=None,  # type: ignore[arg-type]
             reset_num_timesteps=not run.options.keep_timesteps,
         )
@@ -110,6 +111,8 @@ def _take_part(run: Run) -> bool:
     except KeyboardInterrupt:
         pass  # The other process says it.
     finally:
+        if not finished:
+            checkpoints.write()
         _close(run.model, None)
     return finished
 
@@ -200,11 +203,14 @@ def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
 
 def _checkpoints(run: Run) -> Checkpoints:
     """What the run can go on from, should it be interrupted: every ten minutes, too."""
+    ranks, n_envs = run.model.ranks, run.model.n_envs
+    # Each process has its own episodes.
+    own = [f"{i}" for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)] if ranks.several else ["*"]
     return Checkpoints(
         run.folder.checkpoints,
         save_freq=run.options.save_freq if run.options.save_freq > 0 else None,
         keep=run.options.keep_checkpoints,
-        logs=["../*.monitor.csv"],
+        logs=[f"../{name}.monitor.csv" for name in own],
     )
 
 
