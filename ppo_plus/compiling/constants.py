@@ -14,6 +14,7 @@ function names.
 import enum
 import functools
 import math
+import os
 import sys
 import types
 import weakref
@@ -33,6 +34,8 @@ LIBRARIES = frozenset(
     {"gymnasium", "numpy", "optree", "ppo_plus", "sb3_contrib", "scipy", "stable_baselines3", "torch"}
     | set(sys.stdlib_module_names) - {"__main__"}
 )
+#: Where the standard library lies.
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
 #: Modules whose functions answer otherwise each time.
 VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid", "numpy.random"})
 #: Names by which code reads what it does not name.
@@ -226,7 +229,8 @@ class _Walk:
         )
 
     def _function(self, value: types.FunctionType, path: str) -> Any:
-        if _is_library(value.__module__ or ""):
+        # Of what functools.wraps made, __module__ is that of the function inside.
+        if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
             return _Same(value)
         names = set(_names(value.__code__))
         dynamic = names & DYNAMIC
@@ -337,7 +341,14 @@ def _is_computed(owner: Any, name: str) -> bool:
 
 
 def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES
+    name = module.partition(".")[0]
+    return name in LIBRARIES and not _hides_a_library(name)
+
+
+def _hides_a_library(name: str) -> bool:
+    """Whether a module of the user's own has the name of one of the standard library, as a file ``code.py`` does."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name in sys.stdlib_module_names and file is not None and not file.startswith(STANDARD_LIBRARY)
 
 
 def _is_filled(cell: Any) -> bool:
