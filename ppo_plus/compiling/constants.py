@@ -38,18 +38,24 @@ LIBRARIES = frozenset(
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
 #: Modules whose functions answer otherwise each time.
 VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid", "numpy.random"})
-#: Names by which code reads what it does not name.
+#: Names by which code reads what it does not name, in the process or in files.
 DYNAMIC = frozenset(
     {
         "__dict__",
         "__getattribute__",
+        "__import__",
         "attrgetter",
         "eval",
         "exec",
         "getattr",
         "globals",
+        "import_module",
+        "input",
         "locals",
         "methodcaller",
+        "open",
+        "read_bytes",
+        "read_text",
         "vars",
     }
 )
@@ -163,7 +169,11 @@ class _Walk:
         if isinstance(value, (th.Tensor, np.ndarray)):
             return self._numbers(value, path)
         if isinstance(value, dict):
-            return kind, {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            keys = tuple(self.visit(key, path) for key in value)
+            held = {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            if len(held) < len(keys):
+                raise Unknown(f"{path} has keys that read alike")
+            return kind, keys, held
         if isinstance(value, (list, tuple, deque)):
             return kind, tuple(self.visit(each, f"{path}[{i}]") for i, each in enumerate(value))
         if isinstance(value, (set, frozenset)):
@@ -175,6 +185,7 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             return self._module(value, path)
         if isinstance(value, type):
+            _refuse_volatile(value.__module__, path)
             return _Same(value), self._class(value, path)
         if isinstance(value, weakref.ref):
             return kind, self.visit(value(), path)
@@ -190,6 +201,7 @@ class _Walk:
             owner = getattr(value, "__self__", None)
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 raise Unknown(f"{path} is a method of {type(owner).__name__}, which may change")
+            _refuse_volatile(getattr(owner, "__name__", ""), path)
             return _Same(value)
         if isinstance(value, (property, classmethod, staticmethod, functools.cached_property)):
             inner = [getattr(value, name, None) for name in ("fget", "__func__", "func")]
@@ -207,8 +219,7 @@ class _Walk:
         return _Numbers(value)
 
     def _module(self, value: types.ModuleType, path: str) -> Any:
-        if value.__name__ in VOLATILE:
-            raise Unknown(f"{path} is the module {value.__name__}, which answers otherwise each time")
+        _refuse_volatile(value.__name__, path)
         if not _is_library(value.__name__):
             self.modules[id(value)] = value
         return _Same(value)
@@ -231,6 +242,7 @@ class _Walk:
     def _function(self, value: types.FunctionType, path: str) -> Any:
         # Of what functools.wraps made, __module__ is that of the function inside.
         if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
+            _refuse_volatile(value.__module__ or "", path)
             return _Same(value)
         names = set(_names(value.__code__))
         dynamic = names & DYNAMIC
@@ -276,6 +288,7 @@ class _Walk:
             self._class(kind, path),
             repr(tables),
             self.visit(getattr(kind, "forward", None), f"{path}.forward"),
+            tuple(parts),
             data | {key: self.visit(each, f"{path}.{key}") for key, each in parts.items()},
         )
 
@@ -304,6 +317,11 @@ class _Walk:
                     found[f"{holder}.{key}"] = self.visit(value, f"{holder}.{key}")
                 if _is_computed(owner, name):
                     raise Unknown(f"{holder}.{name} is computed from what is not seen here")
+
+
+def _refuse_volatile(module: str, path: str) -> None:
+    if module in VOLATILE:
+        raise Unknown(f"{path} is of the module {module}, which answers otherwise each time")
 
 
 _ATOMS = frozenset(ATOMS)

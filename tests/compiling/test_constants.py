@@ -6,6 +6,10 @@ import sys
 import time
 import types
 import weakref
+from datetime import datetime
+from os import getenv
+from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -22,16 +26,16 @@ SETTINGS.scale = 1.0
 SETTINGS.unused = 1.0
 
 
-class Config:
-    def __init__(self):
-        self.scale, self.inner = 1.0, {"list": [1, (2, {3})]}
-
-
 class Slotted:
     __slots__ = ("scale",)
 
     def __init__(self):
         self.scale = 1.0
+
+
+class Config:
+    def __init__(self):
+        self.scale, self.inner = 1.0, {"list": [1, (2, {3})], Slotted(): 1}
 
 
 CONFIG = Config()
@@ -114,6 +118,8 @@ MINE = {
     "dtype": ("reads_attribute", lambda model: setattr(model, "scale", 1)),
     "nested": ("reads_nested", lambda model: setattr(model.config, "scale", 2.0)),
     "deep": ("reads_nested", lambda model: model.config.inner["list"][1][1].add(4)),
+    "order": ("reads_nested", lambda model: model.config.inner.update(list=model.config.inner.pop("list"))),
+    "behind a key": ("reads_nested", lambda model: setattr([*model.config.inner][1], "scale", 2.0)),
     "another object": ("reads_nested", lambda model: setattr(model, "config", None)),
     "slot": ("reads_slot", lambda model: setattr(model.slotted, "scale", 2.0)),
     "tensor": ("reads_tensor", change_tensor),
@@ -221,6 +227,7 @@ NETWORKS = {
     "tensor": lambda layer: setattr(layer, "scale", 2 * th.ones(2)),
     "setting of a layer": lambda layer: setattr(layer.dropout, "p", 0.1),
     "mode": lambda layer: layer.eval(),
+    "order of layers": lambda layer: layer._modules.update(linear=layer._modules.pop("linear")),
     "another layer": lambda layer: setattr(layer, "linear", nn.Identity()),
     "forward of an object": put_forward,
     "forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
@@ -299,7 +306,19 @@ def reads_all(self):
     return vars(self)
 
 
-UNKNOWN = [draws, draws_by_numpy, draws_from_a_generator, reads_the_clock, asks_for_a_name, reads_all]
+UNKNOWN = [
+    draws,
+    draws_by_numpy,
+    draws_from_a_generator,
+    reads_the_clock,
+    asks_for_a_name,
+    reads_all,
+    lambda: perf_counter(),
+    lambda: datetime.now(),
+    lambda: getenv("SCALE"),
+    lambda: float(open("scale").read()),
+    lambda: float(Path("scale").read_text()),
+]
 
 
 @pytest.mark.parametrize("function", UNKNOWN)
@@ -312,6 +331,16 @@ def test_large_and_opaque_objects_are_refused():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
         with pytest.raises(Unknown, match="thing"):
             constants_of(thing=value)
+
+
+class Alike:
+    def __repr__(self):
+        return "alike"
+
+
+def test_keys_that_read_alike_are_refused():
+    with pytest.raises(Unknown, match="table has keys that read alike"):
+        constants_of(table={Alike(): 1, Alike(): 2})
 
 
 class OwnTensor(th.Tensor):
