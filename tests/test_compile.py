@@ -180,6 +180,36 @@ def test_small_frozen_weights_are_never_stale():
     th.testing.assert_close(*results, rtol=0, atol=2e-5)
 
 
+class Taught(PPO_Plus):
+    """Stays close to a teacher, which is no part of the policy."""
+
+    def compute_loss(self, batch, coefficients):
+        _, params = self.policy.evaluate_batch(batch)
+        gap = params[:, :1] - self.teacher(batch.observations)
+        return super().compute_loss(batch, coefficients).plus("gap", gap.square().mean())
+
+
+@pytest.mark.slow
+def test_networks_that_change_places_and_those_beside_the_policy_are_never_stale():
+    results = []
+    for compile in (False, True):
+        kwargs = dict(net_arch=[8], optimizer_class=th.optim.SGD)
+        arguments = dict(n_steps=32, n_epochs=2, seed=0, device="cpu", compile=compile, policy_kwargs=kwargs)
+        model = Taught("MlpPolicy", vec(ACTIONS["box"]), learning_rate=0.05, **arguments)
+        model.teacher = th.nn.Linear(*VECTOR.shape, 1).requires_grad_(False)
+        th.nn.init.ones_(model.teacher.weight)
+        th.nn.init.ones_(model.teacher.bias)
+        model.learn(64)
+        model.teacher.bias.add_(1.0)
+        model.learn(64)
+        hidden = model.policy.mlp_extractor
+        hidden.policy_net, hidden.value_net = hidden.value_net, hidden.policy_net
+        model.learn(64)
+        assert bool(model.compiled) is compile
+        results.append(parameters(model))
+    th.testing.assert_close(*results, rtol=0, atol=1e-5)
+
+
 class OwnPenalty(PPO_Plus):
     """A term of the KL, which vanishes at the first minibatch of an update."""
 

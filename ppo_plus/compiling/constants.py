@@ -68,7 +68,7 @@ ATOMS = (
 MAX_NUMBERS = 1_000_000
 #: More objects than this are nobody's settings.
 MAX_OBJECTS = 50_000
-#: Attributes of modules that are no constants: tensors that are handed in, and submodules, which are listed apart.
+#: Attributes of modules that are listed apart: tensors, which may be handed in, and submodules.
 NOT_COMPARED = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
 
@@ -115,7 +115,7 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     """What code reads that starts from these objects, in a form that can be compared.
 
     :param named: objects of which only those attributes count that some custom function names
-    :param given: tensors that the code is handed anew in each call
+    :param given: tensors that the code is handed anew in each call, in this order
     :param roots: functions and other objects, by what they are called in messages
     :return: comparable values; equal where the code would do the same
     :raises Unknown: something cannot be compared
@@ -142,7 +142,7 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
 class _Walk:
     def __init__(self, named: Iterable[Any], given: Iterable[th.Tensor]):
         self.named = {id(value): value for value in named}
-        self.given = {id(tensor) for tensor in given}
+        self.given = {id(tensor): place for place, tensor in enumerate(given)}
         #: Objects that have been seen, with their numbers; kept alive so that no other gets their address.
         self.seen: dict[int, tuple[int, Any]] = {}
         #: What custom functions name.
@@ -210,7 +210,7 @@ class _Walk:
 
     def _numbers(self, value: Any, path: str) -> Any:
         if id(value) in self.given:
-            return "given", tuple(value.shape), value.requires_grad
+            return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
         if type(value) not in _NUMBERS:
             raise Unknown(f"{path} is a {type(value).__name__}, of which nothing can be seen")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
@@ -273,8 +273,12 @@ class _Walk:
         self._refuse_gradient_hooks(value, path)
         if not hasattr(value, "_modules"):
             raise Unknown(f"{path} is a module that was not initialized")
-        # The tables hold tensors that are handed in; they are listed by name, since code may ask for one.
-        tables = {table: sorted(getattr(value, table)) for table in ("_parameters", "_buffers")}
+        # Which of the tensors that are handed in stands where; those of a module beside the policy are constants.
+        tensors = {
+            f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
+            for table in ("_parameters", "_buffers")
+            for name, tensor in getattr(value, table).items()
+        }
         parts = dict(value.named_children())
         skipped = NOT_COMPARED | _skipped(value)
         # Most of what a module holds is empty tables of hooks: no path is made for these, nor for plain values.
@@ -286,7 +290,7 @@ class _Walk:
         return (
             kind,
             self._class(kind, path),
-            repr(tables),
+            tensors,
             self.visit(getattr(kind, "forward", None), f"{path}.forward"),
             tuple(parts),
             data | {key: self.visit(each, f"{path}.{key}") for key, each in parts.items()},

@@ -136,14 +136,12 @@ class Update:
             self.heads if by_parts else self,
             unable=unable,
             n_mutable=2 if by_parts else 3,
-            given=[*self.policy.parameters(), *self.policy.buffers()],
+            given=[*trainable(optimizer), *others_of(self.policy)()],
             compute_loss=self.compute_loss,
             policy=self.policy,
             control=self.control,
             max_grad_norm=self.max_grad_norm,
             optimizer=(type(optimizer), options),
-            # Which weights are learned, and in which order.
-            trained=[id(weight) for weight in trainable(optimizer)],
             **reads,
         )
         if compiled is None:

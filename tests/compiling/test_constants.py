@@ -252,6 +252,30 @@ def test_what_a_network_reads_is_compared(case):
     assert of_network(layer) != before
 
 
+def test_which_given_tensor_stands_where_is_compared():
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    given = [*layers.parameters()]
+    before = constants_of(given=given, layers=layers)
+    first, second = layers
+    layers[0], layers[1] = second, first
+    assert constants_of(given=given, layers=layers) != before
+    # Handed in the other order, each finds what it found.
+    assert constants_of(given=[*layers.parameters()], layers=layers) == before
+
+
+def test_networks_beside_the_policy_are_compared_by_value():
+    """Such as the teacher in a loss, or an average of earlier weights."""
+    policy, teacher = nn.Linear(2, 2), nn.BatchNorm1d(2).requires_grad_(False)
+    given = [*policy.parameters()]
+    for tensor in (*teacher.parameters(), teacher.running_mean):
+        before = constants_of(given=given, policy=policy, teacher=teacher)
+        assert constants_of(given=given, policy=policy, teacher=teacher) == before
+        tensor.add_(1.0)
+        assert constants_of(given=given, policy=policy, teacher=teacher) != before
+    with pytest.raises(Unknown, match="too many to compare"):
+        constants_of(teacher=nn.Linear(1_001, 1_000))
+
+
 @pytest.mark.parametrize("case", ["full", "pre", "weight"])
 def test_hooks_on_gradients_are_not_compiled(case):
     layer = Layer()
