@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from products import sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.env_util import make_vec_env
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
@@ -299,18 +302,61 @@ def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
     assert all(each.is_compiled for each in model.compilation.cache.values())
 
 
+def mask(weight):
+    weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
+
+
+def mask_when_accumulated(weight):
+    weight.register_post_accumulate_grad_hook(lambda weight: weight.grad[0].zero_())
+
+
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
+@pytest.mark.parametrize("register", [mask, mask_when_accumulated])
+def test_hooks_on_weights_see_their_gradients(policy, register, monkeypatch):
     """Half of a layer is frozen by a hook, which nothing compiled knows of."""
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 0)
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus(policy, env, n_steps=32, batch_size=32, n_epochs=2, device="cpu")
     weight = model.policy.action_net.weight
-    weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
+    register(weight)
     before = weight.detach().clone()
     with pytest.warns(RuntimeWarning, match="has a hook on its gradient"):
         model.learn(256)
     assert th.equal(weight[0], before[0]) and not th.equal(weight[1], before[1])
+
+
+def quieten(optimizer, *_):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
+def without_gradient(module, inputs, output):
+    return output.detach() + 0 * output if isinstance(output, th.Tensor) else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "register, hook",
+    [
+        (register_optimizer_step_pre_hook, quieten),
+        (register_module_forward_hook, without_gradient),
+    ],
+)
+def test_hooks_on_all_optimizers_and_modules_that_come_later_are_called(register, hook):
+    kwargs = dict(optimizer_class=th.optim.SGD)
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True, policy_kwargs=kwargs)
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), **arguments).learn(64)
+    before = parameters(model).detach().clone()
+    model.compile = "auto"
+    handle = register(hook)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.learn(64)
+    finally:
+        handle.remove()
+    assert th.equal(parameters(model), before) and not model.compiled
 
 
 def test_what_a_callback_exchanges_acts_at_once():

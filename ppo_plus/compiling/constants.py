@@ -27,7 +27,7 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS
+from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS, are_hooks_on_all_modules
 
 #: Packages whose code does not change while a program runs.
 LIBRARIES = frozenset(
@@ -120,6 +120,8 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     :return: comparable values; equal where the code would do the same
     :raises Unknown: something cannot be compared
     """
+    if are_hooks_on_all_modules():
+        raise Unknown("there are hooks on all modules")
     walk = _Walk(named, given)
     constants = {name: walk.visit(value, name) for name, value in roots.items()}
     return constants | walk.named_attributes()

@@ -266,12 +266,12 @@ def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bo
     if has_step_hooks(optimizer):
         return False
     group = optimizer.param_groups[0]
-    return bool(group["fused"] and not group["amsgrad"] and not any(_global_hooks()))
+    return bool(group["fused"] and not group["amsgrad"])
 
 
 @cache
-def _global_hooks() -> tuple[Any, ...]:
-    """The tables of hooks of all optimizers; where they cannot be seen there may be some."""
+def _hooks_of_all_optimizers() -> tuple[Any, ...]:
+    """The tables; where they cannot be seen there may be some."""
     try:
         from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
     except ImportError:
@@ -281,9 +281,8 @@ def _global_hooks() -> tuple[Any, ...]:
 
 def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     """Whether something is called before or after the steps of an optimizer, or in their place."""
-    return "step" in vars(optimizer) or any(
-        getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post")
-    )
+    own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
+    return "step" in vars(optimizer) or any(own) or any(_hooks_of_all_optimizers())
 
 
 @contextmanager
@@ -332,6 +331,34 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
 #: Tables of hooks of a module, and of a tensor; missing ones are empty.
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def after_accumulation(weights: Sequence[nn.Parameter], grads: Sequence[th.Tensor | None]) -> list[th.Tensor | None]:
+    """What ``loss.backward()`` would leave as ``p.grad``: gradients behind the hooks of
+    ``register_post_accumulate_grad_hook``, which ``torch.autograd.grad`` passes by.
+
+    :param weights: what hooks may be registered on
+    :param grads: their gradients
+    """
+    return [
+        _after_hooks(p, grad) if getattr(p, "_post_accumulate_grad_hooks", None) and grad is not None else grad
+        for p, grad in zip(weights, grads, strict=True)
+    ]
+
+
+def _after_hooks(p: nn.Parameter, grad: th.Tensor) -> th.Tensor | None:
+    p.grad = grad
+    hooks: Any = p._post_accumulate_grad_hooks
+    for hook in list(hooks.values()):
+        hook(p)
+    return p.grad
+
+
+def are_hooks_on_all_modules() -> bool:
+    """Whether something is called with every module's inputs, outputs or gradients."""
+    from torch.nn.modules import module
+
+    return any(getattr(module, f"_global{name}", None) for name in MODULE_HOOKS)
 
 
 def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:

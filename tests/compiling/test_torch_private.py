@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ppo_plus.compiling import torch_private
 from ppo_plus.compiling.torch_private import (
     adam_step,
+    after_accumulation,
     direct,
     flatten,
     forgetting_sources,
@@ -173,6 +174,16 @@ def test_hooks_of_all_optimizers_are_called():
     finally:
         hook.remove()
     assert len(calls) == 3
+
+
+def test_hooks_that_wait_for_accumulation_see_and_change_the_gradient():
+    weights = [nn.Parameter(th.ones(2)) for _ in range(4)]
+    weights[0].register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3.0))
+    weights[1].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    weights[2].register_post_accumulate_grad_hook(lambda p: pytest.fail("there is no gradient"))
+    tripled, taken, missing, plain = after_accumulation(weights, [th.ones(2), th.ones(2), None, th.ones(2)])
+    assert tripled.tolist() == [3.0, 3.0] and plain.tolist() == [1.0, 1.0]
+    assert taken is missing is None
 
 
 def test_what_stands_in_place_of_the_step_is_called():
