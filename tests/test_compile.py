@@ -15,8 +15,9 @@ from networks import without_kinks
 from optimizers import scheduled
 from products import sample
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -374,6 +375,44 @@ def test_what_a_callback_exchanges_acts_at_once():
     model.learn(32, callback=exchange)
     assert model.compilation.cache["acting"].is_compiled
     assert np.all(actions[4:]) and not np.all(actions[:4])
+
+
+class Scaled(BaseFeaturesExtractor):
+    """Has a number that tracing makes a constant, and replaces its buffer, also while it evaluates."""
+
+    def __init__(self, space):
+        super().__init__(space, *space.shape)
+        self.scale = 1.0
+        self.register_buffer("mean", th.zeros(space.shape))
+
+    def forward(self, obs):
+        self.mean = 0.9 * self.mean + 0.1 * obs.mean(dim=0)
+        return self.scale * (obs - self.mean)
+
+
+class Scaling(BaseCallback):
+    def _on_step(self):
+        self.model.policy.features_extractor.scale = 1.0 + self.n_calls % 3
+        return True
+
+
+def evaluating():
+    env = vec(ACTIONS["box"], n_envs=1)
+    env.seed(0)
+    return EvalCallback(env, eval_freq=5, n_eval_episodes=1, verbose=0, warn=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("callback", [Scaling, evaluating])
+def test_what_changes_in_the_middle_of_a_rollout_acts_at_once(callback):
+    rollouts = []
+    for compile in (False, True):
+        arguments = dict(n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu", compile=compile)
+        kwargs = dict(features_extractor_class=Scaled, net_arch=[8])
+        model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), policy_kwargs=kwargs, **arguments)
+        rollouts.append(model.learn(32, callback=callback()).rollout_buffer)
+        assert not compile or model.compilation.cache["acting"].is_compiled
+    np.testing.assert_allclose(rollouts[0].values, rollouts[1].values, atol=1e-5)
 
 
 @pytest.mark.parametrize("compile_graph", [COMPILERS[0], pytest.param(COMPILERS[1], marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch as th
@@ -367,16 +368,40 @@ def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
 
 
 def still_in_place(module: nn.Module) -> Callable[[], bool]:
-    """A function that tells whether a module still has the parts, parameters and buffers that it has now, by identity.
+    """A function that tells whether a module still has the parts, parameters and buffers that it has now, by identity,
+    and the attributes and forward hooks.
 
-    It takes some ten microseconds for a small network (its tables have left the processor's cache by then), where a
-    walk through its modules takes fifty.
+    What changes inside an attribute is not seen. It takes some twenty microseconds for a small network (its tables have
+    left the processor's cache by then), where a walk through its modules takes fifty.
     """
+    parts = list(module.modules())
     tables: list[dict[str, Any]] = [
-        table for part in module.modules() for table in (part._modules, part._parameters, part._buffers)
+        table for part in parts for table in (part._modules, part._parameters, part._buffers)
     ]
     held = _ids(tables), [each for table in tables for each in table.values()]  # no other object gets their address
-    return lambda: held[0] == _ids(tables)
+    readers = [_reader(part) for part in parts]
+    hooks: list[Any] = [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
+    before = [read() for read in readers], list(map(dict, hooks))
+
+    def same() -> bool:
+        try:
+            return held[0] == _ids(tables) and before[0] == [read() for read in readers] and before[1] == hooks
+        except (LookupError, RuntimeError, ValueError):  # deleted, or tensors and arrays, which have no truth value
+            return False
+
+    return same
+
+
+#: What every module has, and nobody changes but torch.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _reader(part: nn.Module) -> Callable[[], Any]:
+    """A function that returns the attributes of a module, but for those of which its class says that what it computes
+    does not depend on them, and how many it has."""
+    attributes = vars(part)
+    read = itemgetter(*(attributes.keys() - _OF_EVERY_MODULE - getattr(type(part), "not_constant", frozenset())))
+    return lambda: (len(attributes), read(attributes))
 
 
 def _ids(tables: list[dict[str, Any]]) -> list[int]:

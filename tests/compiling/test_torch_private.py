@@ -216,12 +216,19 @@ EXCHANGES = {
     "parameter": lambda network: setattr(network[0], "weight", nn.Parameter(th.ones(2, 2))),
     "buffer": lambda network: setattr(network[2], "running_mean", th.ones(2)),
     "one more": lambda network: network.append(nn.Tanh()),
+    "mode": lambda network: network[2].train(),
+    "setting": lambda network: setattr(network[2], "momentum", 0.5),
+    "new attribute": lambda network: setattr(network[1], "forward", lambda x: x),
+    "tensor": lambda network: setattr(network, "scale", th.zeros(2)),
+    "hook": lambda network: network[0].register_forward_hook(lambda *_: None),
+    "hook before": lambda network: network[0].register_forward_pre_hook(lambda *_: None),
 }
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 def test_what_is_exchanged_in_a_module_is_noticed(exchange):
-    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2))
+    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2)).eval()
+    network.scale = th.ones(2)
     in_place = still_in_place(network)
     network(th.rand(4, 2)).sum().backward()
     network.eval()
