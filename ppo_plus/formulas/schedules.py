@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 Schedule = Callable[[float], float]
 
 
@@ -162,7 +160,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     elif callable(value):
         schedule = value
     else:
-        schedule = Constant(float(value)) if isinstance(value, (int, float, np.generic)) else Current(value)
+        schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
     bounded = Bounded(name, schedule, low)
     if _is_pure(schedule):
         Bounded(name, schedule, low, strict)(1.0)
