@@ -287,6 +287,8 @@ class PPO_Plus(Lasting):
         if name == "learning_rate" and "lr_schedule" in vars(self):
             # SB3 goes on with the old one; here every argument may be changed.
             self.lr_schedule = schedule_of(name, value)  # type: ignore[assignment]
+        if name in ("gamma", "gae_lambda") and "rollout_buffer" in vars(self):
+            setattr(self.rollout_buffer, name, value)
         # Asked for in every minibatch, settings are made only where an argument may be another one now.
         if name in ARGUMENTS:
             vars(self)["_settings"] = None

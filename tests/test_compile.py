@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from networks import without_kinks
 from optimizers import scheduled
 from products import sample
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
@@ -180,6 +184,36 @@ def test_small_frozen_weights_are_never_stale():
     th.testing.assert_close(*results, rtol=0, atol=2e-5)
 
 
+class Taught(PPO_Plus):
+    """Stays close to a teacher, which is no part of the policy."""
+
+    def compute_loss(self, batch, coefficients):
+        _, params = self.policy.evaluate_batch(batch)
+        gap = params[:, :1] - self.teacher(batch.observations)
+        return super().compute_loss(batch, coefficients).plus("gap", gap.square().mean())
+
+
+@pytest.mark.slow
+def test_networks_that_change_places_and_those_beside_the_policy_are_never_stale():
+    results = []
+    for compile in (False, True):
+        kwargs = dict(net_arch=[8], optimizer_class=th.optim.SGD)
+        arguments = dict(n_steps=32, n_epochs=2, seed=0, device="cpu", compile=compile, policy_kwargs=kwargs)
+        model = Taught("MlpPolicy", vec(ACTIONS["box"]), learning_rate=0.05, **arguments)
+        model.teacher = th.nn.Linear(*VECTOR.shape, 1).requires_grad_(False)
+        th.nn.init.ones_(model.teacher.weight)
+        th.nn.init.ones_(model.teacher.bias)
+        model.learn(64)
+        model.teacher.bias.add_(1.0)
+        model.learn(64)
+        hidden = model.policy.mlp_extractor
+        hidden.policy_net, hidden.value_net = hidden.value_net, hidden.policy_net
+        model.learn(64)
+        assert bool(model.compiled) is compile
+        results.append(parameters(model))
+    th.testing.assert_close(*results, rtol=0, atol=1e-5)
+
+
 class OwnPenalty(PPO_Plus):
     """A term of the KL, which vanishes at the first minibatch of an update."""
 
@@ -272,18 +306,61 @@ def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
     assert all(each.is_compiled for each in model.compilation.cache.values())
 
 
+def mask(weight):
+    weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
+
+
+def mask_when_accumulated(weight):
+    weight.register_post_accumulate_grad_hook(lambda weight: weight.grad[0].zero_())
+
+
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
+@pytest.mark.parametrize("register", [mask, mask_when_accumulated])
+def test_hooks_on_weights_see_their_gradients(policy, register, monkeypatch):
     """Half of a layer is frozen by a hook, which nothing compiled knows of."""
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 0)
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus(policy, env, n_steps=32, batch_size=32, n_epochs=2, device="cpu")
     weight = model.policy.action_net.weight
-    weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
+    register(weight)
     before = weight.detach().clone()
     with pytest.warns(RuntimeWarning, match="has a hook on its gradient"):
         model.learn(256)
     assert th.equal(weight[0], before[0]) and not th.equal(weight[1], before[1])
+
+
+def quieten(optimizer, *_):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = None
+
+
+def without_gradient(module, inputs, output):
+    return output.detach() + 0 * output if isinstance(output, th.Tensor) else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "register, hook",
+    [
+        (register_optimizer_step_pre_hook, quieten),
+        (register_module_forward_hook, without_gradient),
+    ],
+)
+def test_hooks_on_all_optimizers_and_modules_that_come_later_are_called(register, hook):
+    kwargs = dict(optimizer_class=th.optim.SGD)
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True, policy_kwargs=kwargs)
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), **arguments).learn(64)
+    before = parameters(model).detach().clone()
+    model.compile = "auto"
+    handle = register(hook)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.learn(64)
+    finally:
+        handle.remove()
+    assert th.equal(parameters(model), before) and not model.compiled
 
 
 def test_what_a_callback_exchanges_acts_at_once():
@@ -301,6 +378,44 @@ def test_what_a_callback_exchanges_acts_at_once():
     model.learn(32, callback=exchange)
     assert model.compilation.cache["acting"].is_compiled
     assert np.all(actions[4:]) and not np.all(actions[:4])
+
+
+class Scaled(BaseFeaturesExtractor):
+    """Has a number that tracing makes a constant, and replaces its buffer, also while it evaluates."""
+
+    def __init__(self, space):
+        super().__init__(space, *space.shape)
+        self.scale = 1.0
+        self.register_buffer("mean", th.zeros(space.shape))
+
+    def forward(self, obs):
+        self.mean = 0.9 * self.mean + 0.1 * obs.mean(dim=0)
+        return self.scale * (obs - self.mean)
+
+
+class Scaling(BaseCallback):
+    def _on_step(self):
+        self.model.policy.features_extractor.scale = 1.0 + self.n_calls % 3
+        return True
+
+
+def evaluating():
+    env = vec(ACTIONS["box"], n_envs=1)
+    env.seed(0)
+    return EvalCallback(env, eval_freq=5, n_eval_episodes=1, verbose=0, warn=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("callback", [Scaling, evaluating])
+def test_what_changes_in_the_middle_of_a_rollout_acts_at_once(callback):
+    rollouts = []
+    for compile in (False, True):
+        arguments = dict(n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu", compile=compile)
+        kwargs = dict(features_extractor_class=Scaled, net_arch=[8])
+        model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), policy_kwargs=kwargs, **arguments)
+        rollouts.append(model.learn(32, callback=callback()).rollout_buffer)
+        assert not compile or model.compilation.cache["acting"].is_compiled
+    np.testing.assert_allclose(rollouts[0].values, rollouts[1].values, atol=1e-5)
 
 
 @pytest.mark.slow

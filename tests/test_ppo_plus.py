@@ -282,6 +282,19 @@ def test_our_own_schedules_are_called_once_per_update():
     assert len(history["train/loss"]) == 3
 
 
+def test_a_callback_can_change_the_discount():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=8, batch_size=16)
+
+    def change(locals_, globals_):
+        model.gamma = 0.0
+        return True
+
+    model.learn(16, callback=change)
+    rollout = model.rollout_buffer
+    # Without a future the advantage is that of one step.
+    np.testing.assert_allclose(rollout.advantages, rollout.rewards - rollout.values, atol=1e-6)
+
+
 def test_the_learning_rate_can_be_changed_like_every_other_argument():
     model = make(learning_rate=1e-3).learn(16)
     model.learning_rate = 0.0

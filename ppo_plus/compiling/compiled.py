@@ -222,7 +222,7 @@ class Compiled:
             self.n_traces = MAX_TRACES  # it would again
             what = after if isinstance(after, str) else first_difference(before, after)
             raise CompileError(f"it keeps something from call to call ({what})")
-        _refuse_weights(graph)
+        _refuse_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
         build = _builder(structure, places)
@@ -270,13 +270,17 @@ def _builder(structure: Any, places: list[tuple[str, Any]]) -> Callable[[list[th
     return build
 
 
-def _refuse_weights(graph: th.fx.GraphModule) -> None:
-    """:raises CompileError: a weight would be a constant, and never learned"""
+def _refuse_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:
+    """:raises CompileError: a weight, or memory of a given tensor, would be a constant"""
+    memory = {tensor.untyped_storage().data_ptr() for tensor in given} - {0}
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = getattr(graph, str(node.target))
-        if isinstance(constant, th.Tensor) and constant.requires_grad:
+        if not isinstance(constant, th.Tensor):
+            continue
+        if constant.requires_grad or constant.untyped_storage().data_ptr() in memory:
+            what = "weight" if constant.requires_grad else "buffer or frozen weight"
             raise CompileError(
-                f"it reads a weight of shape {tuple(constant.shape)} elsewhere than in its module, such as from a list "
+                f"it reads a {what} of shape {tuple(constant.shape)} elsewhere than in its module, such as from a list "
                 "or the optimizer's groups"
             )
 

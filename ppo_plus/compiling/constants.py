@@ -14,6 +14,7 @@ function names.
 import enum
 import functools
 import math
+import os
 import sys
 import types
 import weakref
@@ -26,27 +27,35 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS
+from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS, are_hooks_on_all_modules
 
 #: Packages whose code does not change while a program runs.
 LIBRARIES = frozenset(
     {"gymnasium", "numpy", "optree", "ppo_plus", "sb3_contrib", "scipy", "stable_baselines3", "torch"}
     | set(sys.stdlib_module_names) - {"__main__"}
 )
+#: Where the standard library lies.
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
 #: Modules whose functions answer otherwise each time.
 VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid", "numpy.random"})
-#: Names by which code reads what it does not name.
+#: Names by which code reads what it does not name, in the process or in files.
 DYNAMIC = frozenset(
     {
         "__dict__",
         "__getattribute__",
+        "__import__",
         "attrgetter",
         "eval",
         "exec",
         "getattr",
         "globals",
+        "import_module",
+        "input",
         "locals",
         "methodcaller",
+        "open",
+        "read_bytes",
+        "read_text",
         "vars",
     }
 )
@@ -59,7 +68,7 @@ ATOMS = (
 MAX_NUMBERS = 1_000_000
 #: More objects than this are nobody's settings.
 MAX_OBJECTS = 50_000
-#: Attributes of modules that are no constants: tensors that are handed in, and submodules, which are listed apart.
+#: Attributes of modules that are listed apart: tensors, which may be handed in, and submodules.
 NOT_COMPARED = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
 
@@ -106,11 +115,13 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     """What code reads that starts from these objects, in a form that can be compared.
 
     :param named: objects of which only those attributes count that some custom function names
-    :param given: tensors that the code is handed anew in each call
+    :param given: tensors that the code is handed anew in each call, in this order
     :param roots: functions and other objects, by what they are called in messages
     :return: comparable values; equal where the code would do the same
     :raises Unknown: something cannot be compared
     """
+    if are_hooks_on_all_modules():
+        raise Unknown("there are hooks on all modules")
     walk = _Walk(named, given)
     constants = {name: walk.visit(value, name) for name, value in roots.items()}
     return constants | walk.named_attributes()
@@ -133,7 +144,7 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
 class _Walk:
     def __init__(self, named: Iterable[Any], given: Iterable[th.Tensor]):
         self.named = {id(value): value for value in named}
-        self.given = {id(tensor) for tensor in given}
+        self.given = {id(tensor): place for place, tensor in enumerate(given)}
         #: Objects that have been seen, with their numbers; kept alive so that no other gets their address.
         self.seen: dict[int, tuple[int, Any]] = {}
         #: What custom functions name.
@@ -160,7 +171,11 @@ class _Walk:
         if isinstance(value, (th.Tensor, np.ndarray)):
             return self._numbers(value, path)
         if isinstance(value, dict):
-            return kind, {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            keys = tuple(self.visit(key, path) for key in value)
+            held = {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            if len(held) < len(keys):
+                raise Unknown(f"{path} has keys that read alike")
+            return kind, keys, held
         if isinstance(value, (list, tuple, deque)):
             return kind, tuple(self.visit(each, f"{path}[{i}]") for i, each in enumerate(value))
         if isinstance(value, (set, frozenset)):
@@ -172,6 +187,7 @@ class _Walk:
         if isinstance(value, types.ModuleType):
             return self._module(value, path)
         if isinstance(value, type):
+            _refuse_volatile(value.__module__, path)
             return _Same(value), self._class(value, path)
         if isinstance(value, weakref.ref):
             return kind, self.visit(value(), path)
@@ -187,6 +203,7 @@ class _Walk:
             owner = getattr(value, "__self__", None)
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 raise Unknown(f"{path} is a method of {type(owner).__name__}, which may change")
+            _refuse_volatile(getattr(owner, "__name__", ""), path)
             return _Same(value)
         if isinstance(value, (property, classmethod, staticmethod, functools.cached_property)):
             inner = [getattr(value, name, None) for name in ("fget", "__func__", "func")]
@@ -195,7 +212,7 @@ class _Walk:
 
     def _numbers(self, value: Any, path: str) -> Any:
         if id(value) in self.given:
-            return "given", tuple(value.shape), value.requires_grad
+            return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
         if type(value) not in _NUMBERS:
             raise Unknown(f"{path} is a {type(value).__name__}, of which nothing can be seen")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
@@ -204,8 +221,7 @@ class _Walk:
         return _Numbers(value)
 
     def _module(self, value: types.ModuleType, path: str) -> Any:
-        if value.__name__ in VOLATILE:
-            raise Unknown(f"{path} is the module {value.__name__}, which answers otherwise each time")
+        _refuse_volatile(value.__name__, path)
         if not _is_library(value.__name__):
             self.modules[id(value)] = value
         return _Same(value)
@@ -226,7 +242,9 @@ class _Walk:
         )
 
     def _function(self, value: types.FunctionType, path: str) -> Any:
-        if _is_library(value.__module__ or ""):
+        # Of what functools.wraps made, __module__ is that of the function inside.
+        if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
+            _refuse_volatile(value.__module__ or "", path)
             return _Same(value)
         names = set(_names(value.__code__))
         dynamic = names & DYNAMIC
@@ -257,8 +275,12 @@ class _Walk:
         self._refuse_gradient_hooks(value, path)
         if not hasattr(value, "_modules"):
             raise Unknown(f"{path} is a module that was not initialized")
-        # The tables hold tensors that are handed in; they are listed by name, since code may ask for one.
-        tables = {table: sorted(getattr(value, table)) for table in ("_parameters", "_buffers")}
+        # Which of the tensors that are handed in stands where; those of a module beside the policy are constants.
+        tensors = {
+            f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
+            for table in ("_parameters", "_buffers")
+            for name, tensor in getattr(value, table).items()
+        }
         parts = dict(value.named_children())
         skipped = NOT_COMPARED | _skipped(value)
         # Most of what a module holds is empty tables of hooks: no path is made for these, nor for plain values.
@@ -270,8 +292,9 @@ class _Walk:
         return (
             kind,
             self._class(kind, path),
-            repr(tables),
+            tensors,
             self.visit(getattr(kind, "forward", None), f"{path}.forward"),
+            tuple(parts),
             data | {key: self.visit(each, f"{path}.{key}") for key, each in parts.items()},
         )
 
@@ -300,6 +323,11 @@ class _Walk:
                     found[f"{holder}.{key}"] = self.visit(value, f"{holder}.{key}")
                 if _is_computed(owner, name):
                     raise Unknown(f"{holder}.{name} is computed from what is not seen here")
+
+
+def _refuse_volatile(module: str, path: str) -> None:
+    if module in VOLATILE:
+        raise Unknown(f"{path} is of the module {module}, which answers otherwise each time")
 
 
 _ATOMS = frozenset(ATOMS)
@@ -337,7 +365,14 @@ def _is_computed(owner: Any, name: str) -> bool:
 
 
 def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES
+    name = module.partition(".")[0]
+    return name in LIBRARIES and not _hides_a_library(name)
+
+
+def _hides_a_library(name: str) -> bool:
+    """Whether a module of the user's own has the name of one of the standard library, as a file ``code.py`` does."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name in sys.stdlib_module_names and file is not None and not file.startswith(STANDARD_LIBRARY)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -55,6 +55,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         # Before anything that could draw.
         "generators": random_state.get_states(),
         "model": _copied_state(model),
+        "policy": _beside_its_state(model.policy),
         "env": env_state.get_state(model.env),
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
@@ -71,6 +72,23 @@ def _copied_state(model: Any) -> dict[str, Any]:
     if needed:
         raise Undescribable(f"a checkpoint cannot hold {needed[0]}")
     return copy.deepcopy(state)
+
+
+def _beside_its_state(policy: th.nn.Module) -> dict[str, Any]:
+    """What ``state_dict()`` does not say of a policy: which weights are frozen, and buffers that are not persistent."""
+    kept = policy.state_dict().keys()
+    return {
+        "frozen": [name for name, weight in policy.named_parameters() if not weight.requires_grad],
+        "buffers": {name: buffer.clone() for name, buffer in policy.named_buffers() if name not in kept},
+    }
+
+
+def _put_beside(policy: th.nn.Module, state: dict[str, Any]) -> None:
+    for name, weight in policy.named_parameters():
+        weight.requires_grad_(name not in state["frozen"])
+    for name, buffer in policy.named_buffers():
+        if name in state["buffers"]:
+            buffer.data = state["buffers"][name].to(buffer.device)
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
@@ -168,6 +186,8 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
     ranks = Ranks.present()
     checkpoint = read_together(folder, ranks) if ranks.several else read(folder)
     model = model_file.assemble(cls, checkpoint["model"], env, device, False, kwargs)
+    if "policy" in checkpoint:  # older ones have none
+        _put_beside(model.policy, checkpoint["policy"])
     if checkpoint["ranks"] == ranks.size:
         reason = env_state.set_state(model.env, checkpoint["env"])
     else:
@@ -213,7 +233,7 @@ def _for_another_number(checkpoint: dict[str, Any], ranks: Ranks, seed: int | No
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    nothing = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
+    nothing: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
     changes = {"call": call, "log": nothing, "logs": {**logs, "patterns": []}, "generators": random_state.get_states()}
     return {**checkpoint, **changes}
 

@@ -74,6 +74,7 @@ OBJECTS = frozenset(
         "ppo_plus.formulas.schedules:Bounded",
         "ppo_plus.formulas.schedules:Constant",
         "ppo_plus.formulas.schedules:Cosine",
+        "ppo_plus.formulas.schedules:Current",
         "ppo_plus.formulas.schedules:Linear",
         "ppo_plus.policy.carry:Carry",
         "ppo_plus.update.update:Skipped",

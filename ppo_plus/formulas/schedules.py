@@ -26,6 +26,19 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Current:
+    """A number that may be changed in its place.
+
+    :param value: an array or a tensor of one number
+    """
+
+    value: Any
+
+    def __call__(self, progress_remaining: float) -> float:
+        return float(self.value)
+
+
+@dataclass(frozen=True)
 class Linear:
     r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`.
 
@@ -77,7 +90,7 @@ PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine
 
 
 #: Schedules that may be called more often than they are asked for; SB3's by name.
-PURE = (Constant, Linear, Cosine)
+PURE = (Constant, Current, Linear, Cosine)
 PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
 
 
@@ -113,7 +126,7 @@ class Bounded:
         if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
             return value
         bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
-        if isinstance(self.schedule, Constant):
+        if isinstance(self.schedule, (Constant, Current)):
             raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
         raise ValueError(
             f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
@@ -127,7 +140,8 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     Any other callable is not called here: it may count its calls. Its values are checked as they are asked for.
 
     :param name: name of the argument, for the error message
-    :param value: a number, a string (:data:`PREFIXES`), or a callable of the remaining progress
+    :param value: a number (of an array or a tensor that which is there when it is asked), a string (:data:`PREFIXES`),
+        or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether ``low`` is refused at the start of training; schedules may decay to it
     :raises TypeError: neither number, string nor callable
@@ -146,7 +160,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     elif callable(value):
         schedule = value
     else:
-        schedule = Constant(float(value))
+        schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
     bounded = Bounded(name, schedule, low)
     if _is_pure(schedule):
         Bounded(name, schedule, low, strict)(1.0)

@@ -63,8 +63,10 @@ def prepare_act(
     compiled = compilation.compiled("acting", acting, n_mutable=1, given=tensors, policy=policy, masks=masks)
     if compiled is None:
         return without_gradients(acting.plain)
-    if callback is None or not is_foreign(callback):
+    # Evaluation, too, may make a module replace its buffers.
+    touches = callback is not None and (is_foreign(callback) or any(True for _ in policy.buffers()))
+    if not touches:
         return without_gradients(compiled.bind(tensors, plain=acting.plain))
-    # Weights may be moved or exchanged between the steps.
+    # Weights may be moved, and the policy changed, between the steps.
     in_place = still_in_place(policy)
     return without_gradients(compiled.bind(tensors, watched=True, in_place=in_place, plain=acting.plain))

@@ -90,8 +90,12 @@ class RolloutBuffer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Assigning to a stored array writes into it, so that `self.returns = ...`, as in SB3's code, takes effect.
-        if name in self.__dict__.get("_tensors", ()) and isinstance(self._tensors[name], th.Tensor):
-            self.__dict__[name][...] = value
+        stored = vars(self).get(name) if name in vars(self).get("_tensors", ()) else None
+        if isinstance(stored, dict):
+            for key, array in value.items():
+                stored[key] = array
+        elif stored is not None:
+            stored[...] = value
         else:
             super().__setattr__(name, value)
 
@@ -302,10 +306,17 @@ class RolloutBuffer:
         return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
 
 
+class _Arrays(dict[str, np.ndarray]):
+    """Stored arrays by key, into which assigning to a key writes."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self[key][...] = value
+
+
 def _views(tensors: Any) -> Any:
     """NumPy arrays that share the tensors' memory."""
     if isinstance(tensors, dict):
-        return {key: tensor.numpy() for key, tensor in tensors.items()}
+        return _Arrays((key, tensor.numpy()) for key, tensor in tensors.items())
     return tensors.numpy()
 
 

@@ -152,7 +152,8 @@ class Collector:
         :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
         :raises ValueError: the observations are of another shape than their space
         """
-        task, obs, starts = self._task, self.obs, self.starts
+        # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
+        task, obs, starts = self._task, tree_map(np.copy, self.obs), np.copy(self.starts)  # type: ignore[arg-type]
         policy = task.policy
         carry = self.renew_noise(policy, task.sde_sample_freq)
         if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:

@@ -11,7 +11,7 @@ import torch as th
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
-from ppo_plus.compiling.torch_private import optimizer_step, swapped
+from ppo_plus.compiling.torch_private import after_accumulation, optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.carry import Features
@@ -167,14 +167,12 @@ class Update:
             function,
             unable=unable,
             n_mutable=n_mutable,
-            given=[*self.policy.parameters(), *self.policy.buffers()],
+            given=[*trainable(optimizer), *others_of(self.policy)()],
             compute_loss=self.compute_loss,
             policy=self.policy,
             control=self.control,
             max_grad_norm=self.max_grad_norm,
             optimizer=(type(optimizer), options),
-            # Which weights are learned, and in which order.
-            trained=[id(weight) for weight in trainable(optimizer)],
             **reads,
         )
         if compiled is None:
@@ -274,9 +272,10 @@ class Update:
     ) -> Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]]:
         def differentiate(coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
             # No name for the minibatch: images should not stay while there are gradients.
-            return loss_gradient(
+            losses, grads = loss_gradient(
                 self.compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices)
             )
+            return losses, tuple(after_accumulation(weights.params, grads))
 
         return differentiate
 

@@ -216,3 +216,12 @@ def test_results_are_compared_to_their_very_end(size):
         different[-1] += 1 + 0.01 * size
         assert not _close(a, different)
     assert not _close(a, th.zeros(size + 1))
+
+
+def test_memory_of_an_argument_that_is_reached_by_another_way_is_refused():
+    """As a constant, it would stay what it was, or be changed beside the argument."""
+    buffer = th.ones(3)
+    alias = [buffer]
+    compiled = Compiled(lambda given, x: given[0] + alias[0] * x, "it", strict=True)
+    with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) elsewhere"):
+        compiled.bind([buffer])(th.ones(3))

@@ -2,9 +2,14 @@
 
 import functools
 import random
+import sys
 import time
 import types
 import weakref
+from datetime import datetime
+from os import getenv
+from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -21,16 +26,16 @@ SETTINGS.scale = 1.0
 SETTINGS.unused = 1.0
 
 
-class Config:
-    def __init__(self):
-        self.scale, self.inner = 1.0, {"list": [1, (2, {3})]}
-
-
 class Slotted:
     __slots__ = ("scale",)
 
     def __init__(self):
         self.scale = 1.0
+
+
+class Config:
+    def __init__(self):
+        self.scale, self.inner = 1.0, {"list": [1, (2, {3})], Slotted(): 1}
 
 
 CONFIG = Config()
@@ -113,6 +118,8 @@ MINE = {
     "dtype": ("reads_attribute", lambda model: setattr(model, "scale", 1)),
     "nested": ("reads_nested", lambda model: setattr(model.config, "scale", 2.0)),
     "deep": ("reads_nested", lambda model: model.config.inner["list"][1][1].add(4)),
+    "order": ("reads_nested", lambda model: model.config.inner.update(list=model.config.inner.pop("list"))),
+    "behind a key": ("reads_nested", lambda model: setattr([*model.config.inner][1], "scale", 2.0)),
     "another object": ("reads_nested", lambda model: setattr(model, "config", None)),
     "slot": ("reads_slot", lambda model: setattr(model.slotted, "scale", 2.0)),
     "tensor": ("reads_tensor", change_tensor),
@@ -182,6 +189,25 @@ def test_closures_defaults_and_partials_are_compared():
         assert constants_of(function=function) != before
 
 
+def test_code_that_bears_the_name_of_a_librarys_is_custom_code(monkeypatch):
+    cell = [1.0]
+
+    @functools.wraps(PPOLoss.__call__)
+    def wrapping():
+        return cell[0]
+
+    # A file of one's own hides the standard library's of that name.
+    own = types.ModuleType("code")
+    own.__file__ = "/home/me/code.py"
+    exec("SCALE = 1.0\ndef function(): return SCALE", vars(own))
+    monkeypatch.setitem(sys.modules, "code", own)
+    for function, change in ((wrapping, lambda: cell.insert(0, 2.0)), (own.function, lambda: setattr(own, "SCALE", 2))):
+        before = constants_of(function=function)
+        assert constants_of(function=function) == before
+        change()
+        assert constants_of(function=function) != before
+
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -201,6 +227,7 @@ NETWORKS = {
     "tensor": lambda layer: setattr(layer, "scale", 2 * th.ones(2)),
     "setting of a layer": lambda layer: setattr(layer.dropout, "p", 0.1),
     "mode": lambda layer: layer.eval(),
+    "order of layers": lambda layer: layer._modules.update(linear=layer._modules.pop("linear")),
     "another layer": lambda layer: setattr(layer, "linear", nn.Identity()),
     "forward of an object": put_forward,
     "forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
@@ -223,6 +250,30 @@ def test_what_a_network_reads_is_compared(case):
     assert of_network(layer) == before
     NETWORKS[case](layer)
     assert of_network(layer) != before
+
+
+def test_which_given_tensor_stands_where_is_compared():
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    given = [*layers.parameters()]
+    before = constants_of(given=given, layers=layers)
+    first, second = layers
+    layers[0], layers[1] = second, first
+    assert constants_of(given=given, layers=layers) != before
+    # Handed in the other order, each finds what it found.
+    assert constants_of(given=[*layers.parameters()], layers=layers) == before
+
+
+def test_networks_beside_the_policy_are_compared_by_value():
+    """Such as the teacher in a loss, or an average of earlier weights."""
+    policy, teacher = nn.Linear(2, 2), nn.BatchNorm1d(2).requires_grad_(False)
+    given = [*policy.parameters()]
+    for tensor in (*teacher.parameters(), teacher.running_mean):
+        before = constants_of(given=given, policy=policy, teacher=teacher)
+        assert constants_of(given=given, policy=policy, teacher=teacher) == before
+        tensor.add_(1.0)
+        assert constants_of(given=given, policy=policy, teacher=teacher) != before
+    with pytest.raises(Unknown, match="too many to compare"):
+        constants_of(teacher=nn.Linear(1_001, 1_000))
 
 
 @pytest.mark.parametrize("case", ["full", "pre", "weight"])
@@ -279,7 +330,19 @@ def reads_all(self):
     return vars(self)
 
 
-UNKNOWN = [draws, draws_by_numpy, draws_from_a_generator, reads_the_clock, asks_for_a_name, reads_all]
+UNKNOWN = [
+    draws,
+    draws_by_numpy,
+    draws_from_a_generator,
+    reads_the_clock,
+    asks_for_a_name,
+    reads_all,
+    lambda: perf_counter(),
+    lambda: datetime.now(),
+    lambda: getenv("SCALE"),
+    lambda: float(open("scale").read()),
+    lambda: float(Path("scale").read_text()),
+]
 
 
 @pytest.mark.parametrize("function", UNKNOWN)
@@ -292,6 +355,16 @@ def test_large_and_opaque_objects_are_refused():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
         with pytest.raises(Unknown, match="thing"):
             constants_of(thing=value)
+
+
+class Alike:
+    def __repr__(self):
+        return "alike"
+
+
+def test_keys_that_read_alike_are_refused():
+    with pytest.raises(Unknown, match="table has keys that read alike"):
+        constants_of(table={Alike(): 1, Alike(): 2})
 
 
 class OwnTensor(th.Tensor):

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ppo_plus.compiling import torch_private
 from ppo_plus.compiling.torch_private import (
     adam_step,
+    after_accumulation,
     direct,
     flatten,
     forgetting_sources,
@@ -175,6 +176,16 @@ def test_hooks_of_all_optimizers_are_called():
     assert len(calls) == 3
 
 
+def test_hooks_that_wait_for_accumulation_see_and_change_the_gradient():
+    weights = [nn.Parameter(th.ones(2)) for _ in range(4)]
+    weights[0].register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3.0))
+    weights[1].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    weights[2].register_post_accumulate_grad_hook(lambda p: pytest.fail("there is no gradient"))
+    tripled, taken, missing, plain = after_accumulation(weights, [th.ones(2), th.ones(2), None, th.ones(2)])
+    assert tripled.tolist() == [3.0, 3.0] and plain.tolist() == [1.0, 1.0]
+    assert taken is missing is None
+
+
 def test_what_stands_in_place_of_the_step_is_called():
     p = nn.Parameter(th.ones(2))
     optimizer = optim.Adam([p], fused=True)
@@ -205,12 +216,19 @@ EXCHANGES = {
     "parameter": lambda network: setattr(network[0], "weight", nn.Parameter(th.ones(2, 2))),
     "buffer": lambda network: setattr(network[2], "running_mean", th.ones(2)),
     "one more": lambda network: network.append(nn.Tanh()),
+    "mode": lambda network: network[2].train(),
+    "setting": lambda network: setattr(network[2], "momentum", 0.5),
+    "new attribute": lambda network: setattr(network[1], "forward", lambda x: x),
+    "tensor": lambda network: setattr(network, "scale", th.zeros(2)),
+    "hook": lambda network: network[0].register_forward_hook(lambda *_: None),
+    "hook before": lambda network: network[0].register_forward_pre_hook(lambda *_: None),
 }
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 def test_what_is_exchanged_in_a_module_is_noticed(exchange):
-    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2))
+    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2)).eval()
+    network.scale = th.ones(2)
     in_place = still_in_place(network)
     network(th.rand(4, 2)).sum().backward()
     network.eval()

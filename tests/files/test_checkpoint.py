@@ -14,8 +14,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
+import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
-from ppo_plus.files import checkpoint
+from ppo_plus.files import checkpoint, random_state
 from ppo_plus.files.values import Undescribable
 
 TOTAL = 400
@@ -238,6 +239,36 @@ def test_after_a_call_the_next_one_is_as_it_would_have_been(tmp_path):
     resumed = PPO_Plus.resume(path, envs()).learn(128, reset_num_timesteps=False)
     assert resumed.num_timesteps == 256
     assert_same(resumed, model)
+
+
+class Rowing(th.nn.Module):
+    """Divides by how many rows it has seen, which its state does not say."""
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+        self.register_buffer("n", th.ones(()), persistent=False)
+
+    def forward(self, features):
+        self.n += len(features)
+        return self.linear(features) / self.n
+
+
+def test_frozen_weights_and_buffers_that_are_not_persistent_go_on(tmp_path):
+    ppo_plus.register(Rowing)
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=dict(actor=Rowing))
+    model = PPO_Plus("MlpPolicy", envs(), **arguments)
+    model.policy.value_net.requires_grad_(False)
+    model.learn(64)
+    model.save_checkpoint(tmp_path)
+    resumed = PPO_Plus.resume(tmp_path, envs())
+    assert resumed.policy.action_net.n == model.policy.action_net.n > 64
+    for each in (resumed, model):  # the generators stand where they stood
+        if each is model:
+            random_state.set_states(checkpoint.read(tmp_path)["generators"])
+        each.learn(64, reset_num_timesteps=False)
+    for ours, theirs in zip(resumed.policy.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad
 
 
 def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):

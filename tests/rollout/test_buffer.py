@@ -226,6 +226,22 @@ def test_the_buffer_copies_what_it_is_given():
     assert reward.tolist() == [9, 9]
 
 
+def test_what_is_assigned_to_an_entry_of_observations_is_trained_on():
+    buffer, steps = filled(obs_space=spaces.Dict(a=BOX, b=BOX))
+    untouched = buffer.on_device().observations["b"].clone()
+    buffer.observations["a"] = 0 * buffer.observations["a"] + 3
+    assert (buffer.on_device().observations["a"] == 3).all()
+    assert th.equal(buffer.on_device().observations["b"], untouched)
+    buffer.observations = {key: array + 1 for key, array in buffer.observations.items()}
+    assert (buffer.on_device().observations["a"] == 4).all()
+    buffer.reset()
+    for step in steps:
+        buffer.add(*step)
+    assert th.equal(buffer.on_device().observations["b"], untouched)
+    with pytest.raises(KeyError):
+        buffer.observations["c"] = buffer.observations["a"]
+
+
 def test_memory_is_used_again_by_the_next_rollout():
     buffer, _ = filled(seed=0)
     names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns", "params")

@@ -6,6 +6,7 @@ import numpy as np
 import torch as th
 from envs import ACTIONS, vec
 from memories import SMALL
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.acting import Acting
@@ -35,6 +36,32 @@ def test_it_collects_without_an_algorithm():
     buffer = model.rollout_buffer
     assert buffer.full and buffer.episode_starts[0].all() and np.isfinite(buffer.advantages).all()
     np.testing.assert_array_equal(buffer.observations[1:][~buffer.episode_starts[1:].astype(bool)].shape[1:], (5,))
+
+
+class Reusing(VecEnvWrapper):
+    """Returns the same arrays in each step, as environments in shared memory do."""
+
+    def reset(self):
+        self.obs, self.results = self.venv.reset(), None
+        return self.obs
+
+    def step_wait(self):
+        obs, *results, infos = self.venv.step_wait()
+        self.results = self.results or results
+        for mine, new in zip((self.obs, *self.results), (obs, *results), strict=True):
+            mine[...] = new
+        return self.obs, *self.results, infos
+
+
+def test_environments_may_return_the_same_arrays_in_each_step():
+    rollouts = []
+    for wrap in (lambda env: env, Reusing):
+        env = wrap(vec(ACTIONS["discrete"]))
+        model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu").learn(128)
+        rollouts.append(model.rollout_buffer)
+    for name in ("observations", "rewards", "episode_starts", "advantages"):
+        np.testing.assert_array_equal(*(getattr(rollout, name) for rollout in rollouts))
+    assert rollouts[0].episode_starts.any()
 
 
 def test_what_is_pickled_is_the_state_between_rollouts():
