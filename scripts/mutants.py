@@ -602,8 +602,8 @@ TOP = (
     Fault(
         "checkpoint-not-written",
         "zoo/train.py",
-        "            checkpoints.write()\n",
-        "            pass\n",
+        "            checkpoints.write()\n        _save(run)\n",
+        "            pass\n        _save(run)\n",
         "tests/zoo/test_resume.py",
     ),
     Fault(

@@ -374,10 +374,11 @@ def test_what_a_callback_exchanges_acts_at_once():
             likely = th.nn.Linear(64, 2)
             likely.bias.data = th.tensor([-100.0, 100.0])
             model.policy.action_net = likely
+        return True
 
     model.learn(32, callback=exchange)
     assert model.compilation.cache["acting"].is_compiled
-    assert np.all(actions[4:]) and not np.all(actions[:4])
+    assert len(actions) == 8 and np.all(actions[4:]) and not np.all(actions[:4])
 
 
 class Scaled(BaseFeaturesExtractor):

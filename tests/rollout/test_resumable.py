@@ -21,6 +21,7 @@ from ppo_plus.rollout.env_state import get_state, set_state
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
+@pytest.mark.slow
 def test_in_new_processes():
     env_ids = ["CartPole-v1", "LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3", "Hopper-v5"]
     made, actions = [], []

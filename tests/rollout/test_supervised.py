@@ -331,7 +331,7 @@ def test_no_statistics_count_it(fault):
     [
         (Failing, "MlpLstmPolicy", {"policy_kwargs": {"lstm_hidden_size": 8}, "use_sde": True}),
         (Masked, "MlpPolicy", {"use_sde": True, "sde_sample_freq": "episode"}),
-        (Masked, "MlpGruPolicy", {"sequence_length": 4}),
+        pytest.param(Masked, "MlpGruPolicy", {"sequence_length": 4}, marks=pytest.mark.slow),
         (Structured, "MultiInputPolicy", {}),
     ],
 )

@@ -10,6 +10,7 @@ from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
 from memories import SMALL, STRUCTURES, NoTraining, make
 from networks import without_kinks
 from optimizers import scheduled
+from products import all_pairs
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
@@ -39,10 +40,10 @@ def both_ways(model):
         return whole, parts
 
 
-@pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize("observation", ["box", "dict"])
-@pytest.mark.parametrize("structure", [*STRUCTURES, "own features"])
-@pytest.mark.parametrize("layer", ["Lstm", "Gru"])
+@pytest.mark.parametrize(
+    ("layer", "structure", "observation", "frozen"),
+    all_pairs(["Lstm", "Gru"], [*STRUCTURES, "own features"], ["box", "dict"], FROZEN),
+)
 def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, frozen):
     policy = f"{'MultiInput' if observation == 'dict' else 'Mlp'}{layer}Policy"
     memory = STRUCTURES.get(structure, dict(share_features_extractor=False))

@@ -58,7 +58,7 @@ def test_images_are_transposed_for_evaluation_as_for_training():
         env.close()
 
 
-@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+@pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_they_go_on_where_they_stood(vec_env, evaluation):
     experiment = CARTPOLE.replace(vec_env=vec_env, normalize={}, frame_stack=2)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
+from products import sample
 from silence import date_heartbeat, last_heartbeat, pass_by
 
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, MAX_DEATHS, REASON, REPLACES, Jobs, holders, is_done, is_lost
@@ -159,7 +160,7 @@ def test_an_end_that_was_written_but_not_confirmed_is_one(jobs, state, monkeypat
     assert states(jobs) == [state.name]
 
 
-@pytest.mark.parametrize("at", ["SELECT", "INSERT INTO trial_heartbeats", "UPDATE trials"])
+@pytest.mark.parametrize("at", sample(["SELECT", "INSERT INTO trial_heartbeats", "UPDATE trials"], 3))
 def test_a_connection_that_is_cut_in_a_transaction_loses_nothing(postgres, at):
     """As a server that is shut down does it: here by ending the session at the first statement of a kind."""
     storage = open_storage(postgres)
