@@ -57,7 +57,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sample(CASES, len(CASES)))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_compiled_and_eager_train_the_same(case):
     action_space, observation_space, arguments = CASES[case]
     policy = "MultiInputPolicy" if observation_space is not None else "MlpPolicy"
@@ -170,6 +171,7 @@ def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_small_frozen_weights_are_never_stale():
     results = []
     for compile in (False, True):
@@ -678,6 +680,7 @@ class TwoGroups(th.optim.Adam):
         super().__init__([dict(params=[first]), dict(params=others, weight_decay=0.1)], **kwargs)
 
 
+@pytest.mark.slow
 def test_an_optimizer_whose_first_step_was_skipped_still_gets_its_state():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, device="cpu", compile=False).learn(64)
     model.policy.optimizer.state.clear()

@@ -33,7 +33,7 @@ def make(env, policy="MlpPolicy", **kwargs):
         lambda make_env: DummyVecEnv([lambda: Monitor(make_env())] * 2),
         lambda make_env: VecNormalize(DummyVecEnv([make_env] * 2)),
         lambda make_env: VecMonitor(VecFrameStack(DummyVecEnv([make_env] * 2), 2)),
-        lambda make_env: SubprocVecEnv([make_env] * 2),
+        pytest.param(lambda make_env: SubprocVecEnv([make_env] * 2), marks=pytest.mark.slow),
         lambda make_env: SyncVectorEnv([make_env] * 2),
         lambda make_env: AsyncVectorEnv([make_env] * 2),
     ],

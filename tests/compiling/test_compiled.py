@@ -61,6 +61,7 @@ def test_constants_among_the_results_stay_what_they_are():
         assert made == value + 1 and constants == {"names": names, "n": 3, "none": None}
 
 
+@pytest.mark.slow
 def test_a_binding_notices_that_the_form_was_made_anew_for_another():
     compiled = Compiled(lambda x, y: x.sum() * y, "a product", strict=True)
     short, y = compiled.bind(th.ones(3)), th.ones(2)
@@ -68,6 +69,7 @@ def test_a_binding_notices_that_the_form_was_made_anew_for_another():
         assert th.equal(call(y), total * y) and compiled._run is not None
 
 
+@pytest.mark.slow
 def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
     compiled = Compiled(lambda x, y: x[0] + y, "a sum", strict=True)
     x, y = th.arange(9.0).view(3, 3), th.zeros(3)

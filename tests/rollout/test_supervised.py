@@ -415,7 +415,9 @@ def faulty(kind, fault):
     return VecFrameStack(VecNormalize(env), 2)
 
 
-@pytest.mark.parametrize(("kind", "fault"), each_fault(["raise", "nan", "kill"]))
+@pytest.mark.parametrize(
+    ("kind", "fault"), [*each_fault(["raise", "kill"]), pytest.param("forked", "nan", marks=pytest.mark.slow)]
+)
 def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(kind, fault), use_sde=True)

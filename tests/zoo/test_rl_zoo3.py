@@ -63,6 +63,7 @@ def no_import_of_rl_zoo3(monkeypatch):
     source.loader.exec_module(wrappers)
 
 
+@pytest.mark.slow
 def test_entries_are_read_as_rl_zoo3_reads_them(tmp_path, minigrid, no_import_of_rl_zoo3):
     out = tmp_path / "entries.pkl"
     algos = ["ppo", "ppo_lstm", "a2c"]

@@ -415,6 +415,7 @@ def test_what_a_worker_finds_instead_of_a_study(tuned):
         Worker(other, None)
 
 
+@pytest.mark.slow
 def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
     study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048)
@@ -468,6 +469,7 @@ def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monk
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
 
 
+@pytest.mark.slow
 def test_journal_takes_back_what_was_running(tmp_path):
     study = Study("journal", open_storage(f"journal:{tmp_path / 'study.log'}"))
     experiment = Experiment("CartPole-v1", 2048)
