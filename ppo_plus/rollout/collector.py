@@ -153,7 +153,7 @@ class Collector:
         :raises ValueError: the observations are of another shape than their space
         """
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
-        task, obs, starts = self._task, tree_map(np.copy, self.obs), np.copy(self.starts)  # type: ignore[arg-type]
+        task, obs, starts = self._task, _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
         policy = task.policy
         carry = self.renew_noise(policy, task.sde_sample_freq)
         if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
@@ -287,6 +287,10 @@ def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int
 def _row(memory: Memory, i: int) -> Memory:
     """The memory of environment ``i``."""
     return {name: tuple(part[i] for part in state) for name, state in memory.items()}
+
+
+def _copied(obs: Any) -> Any:
+    return {key: array.copy() for key, array in obs.items()} if isinstance(obs, dict) else obs.copy()
 
 
 def _stack(observations: Any) -> Any:
