@@ -27,6 +27,7 @@ from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_mod
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
 from ppo_plus.zoo.ranks import share
+from ppo_plus.zoo.torchrun import note_begun
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
             _write_settings(experiment, options, folder, model)
+            note_begun(Path(options.log_folder), folder.path)
     except BaseException:
         if ranks.leads:
             shutil.rmtree(folder.path)

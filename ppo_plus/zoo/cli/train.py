@@ -27,7 +27,7 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
-from ppo_plus.zoo.torchrun import launch, launched
+from ppo_plus.zoo.torchrun import begun_before, launch, launched
 from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
@@ -182,16 +182,19 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     :param command: the parser
     :param args: what it read
     """
+    if args.processes is not None and args.processes > 1:
+        return _prepare_processes(args)
     if args.resume is not None:
         return _prepare_to_go_on(command, args)
+    begun = begun_before(Path(args.log_folder))
+    if begun is not None:
+        return _go_on(args, begun)
     if args.env is None:
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     if args.keep_timesteps and args.trained_agent is None:
         raise ValueError("--keep-timesteps goes on counting from a saved model: name it with -i")
-    if args.processes is not None and args.processes > 1:
-        return _prepare_processes(args)
     records = _join(args)
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
@@ -243,6 +246,10 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     # A mistake shows here, once.
     if args.resume is None:
         share(make_experiment(args), Ranks(0, args.processes))
+    else:
+        from ppo_plus.zoo.resume import find_run
+
+        find_run(Path(args.resume))
     given = sys.argv[1:]
     at = next(i for i, each in enumerate(given) if each.split("=")[0] == "--processes")
     rest = given[:at] + given[at + (1 if "=" in given[at] else 2) :]
@@ -251,7 +258,7 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
 
 #: What may be said anew when a run goes on.
 ANEW = {
-    *("resume", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"),
+    *("resume", "processes", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"),
     *("restart_envs", "env_timeout"),
 }
 
@@ -262,10 +269,16 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
+    return _go_on(args, Path(args.resume))
+
+
+def _go_on(args: argparse.Namespace, run_folder: Path) -> Callable[[], None]:
+    """Build the run in a folder as it stood."""
+    _join(args)
     from ppo_plus.zoo.resume import find_run, set_up_again
     from ppo_plus.zoo.train import train
 
-    folder = find_run(Path(args.resume))
+    folder = find_run(run_folder)
     import_packages(args.gym_packages)
     # What is not given stays as it was.
     survived = {
