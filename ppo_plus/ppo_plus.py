@@ -3,16 +3,12 @@
 This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
 """
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 import torch as th
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
@@ -27,7 +23,8 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, at
-from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
+from ppo_plus.inputs import check_callback, check_device, known_names_only
+from ppo_plus.playing import Playing
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -39,17 +36,14 @@ from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
-from ppo_plus.rollout.evaluation import evaluate
-from ppo_plus.rollout.normalization import Statistics, warn_of_resets
-from ppo_plus.rollout.resumable import Resumable
+from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.together import Together
-from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import Learner, metrics
-from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
+from ppo_plus.update.parallel import Reduction, average_buffers, explained_variance, shared_epochs, with_room
 from ppo_plus.update.update import Scheduled, Skipped, Update
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
@@ -61,7 +55,7 @@ ScheduleLike = float | str | Schedule
 ARGUMENTS = {ATTRIBUTES.get(name, name): name for name in NAMES}
 
 
-class PPO_Plus(Lasting):
+class PPO_Plus(Lasting, Playing):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
@@ -274,7 +268,7 @@ class PPO_Plus(Lasting):
             self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> Settings:  # type: ignore[override]
         """The present arguments, checked.
 
         :raises ValueError: an attribute has been changed to what is not allowed
@@ -314,50 +308,10 @@ class PPO_Plus(Lasting):
     def _setup_lr_schedule(self) -> None:
         self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
 
-    @classmethod
-    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
-        """The environment, made if it was an id, once its spaces are known to be supported."""
-        made = as_vec_env(maybe_make_env(env, verbose))
-        check_env(made)
-        return made
-
-    @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
-        made = PPO_Plus._checked_env(env, verbose)
-        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
-        if not isinstance(made, VecEnv):
-            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
-            single: Any = wrapped.unwrapped
-            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
-        warn_of_resets(wrapped)
-        return wrapped
-
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
         if policy_name not in self.policy_aliases:
             raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
         return self.policy_aliases[policy_name]
-
-    # What SB3 and callbacks know under these names is the collector's.
-
-    @property
-    def _last_obs(self) -> Any:
-        return self.collector.obs
-
-    @_last_obs.setter
-    def _last_obs(self, obs: Any) -> None:
-        if obs is None:
-            self.collector.interrupt()
-        else:
-            self.collector.obs = obs
-
-    @property
-    def _last_episode_starts(self) -> Any:
-        return self.collector.starts
-
-    @_last_episode_starts.setter
-    def _last_episode_starts(self, starts: Any) -> None:
-        self.collector.starts = starts
 
     def _setup_learn(
         self,
@@ -400,24 +354,6 @@ class PPO_Plus(Lasting):
             )
         check_reset(self.env, self._last_obs, 0, before)
         return total, callbacks
-
-    def _join(self, total_timesteps: int) -> None:
-        """Begin to train with other processes: as rank 0 is.
-
-        :raises RanksError: they are not made alike
-        """
-        plain = {name: value for name, value in vars(self.settings).items() if isinstance(value, (int, float, str))}
-        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
-        facts = {name: value for name, value in plain.items() if name not in apart}
-        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
-        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory})
-        copy_lead(self.ranks, self.policy, self.policy.optimizer)
-        self.together.begin(self.env)  # type: ignore[arg-type]
-
-    def _steps(self) -> int:
-        """How many steps each environment has taken."""
-        return self.num_timesteps // (self.n_envs * self.ranks.size)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         found = super()._init_callback(callback, progress_bar)
@@ -559,25 +495,6 @@ class PPO_Plus(Lasting):
         callback.on_rollout_end()
         return goes_on
 
-    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        if self.ranks.several:
-            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
-        else:
-            super()._update_info_buffer(infos, dones)
-
-    def _meet(self, goes_on: bool) -> bool:
-        """End a rollout, with other processes if there are any.
-
-        :param goes_on: whether this one is to go on
-        :return: whether all are
-        """
-        if not self.ranks.several:
-            return goes_on
-        goes_on, episodes = self.together.meet(self.env, goes_on, self._stats_window_size)  # type: ignore[arg-type]
-        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
-        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
-        return goes_on
-
     # --- training --------------------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
@@ -639,44 +556,3 @@ class PPO_Plus(Lasting):
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
-
-    # --- around training -------------------------------------------------------------------------------------------
-
-    def predict(
-        self,
-        observation: Any,
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: Any = None,
-    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
-        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
-        if action_masks is None and self._expects_masks and not self._warned_of_masks:
-            self._warned_of_masks = True
-            warnings.warn(
-                "predict was called without action_masks, but the model was trained with masks: without them it "
-                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
-                "maskable evaluate_policy",
-                stacklevel=2,
-            )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
-
-    def evaluate(
-        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
-    ) -> tuple[float, float]:
-        """Mean and standard deviation of the return, with deterministic actions.
-
-        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
-        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
-        evaluated episodes as well).
-
-        :param n_eval_episodes: number of episodes, at least 1
-        :param env: where to play; by default the training environment. Observations are normalized with the training
-            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
-            innermost environment
-        :param render: whether to show it
-        :return: mean and standard deviation over episodes
-        :raises ValueError: no environment, one with other spaces, or no episode asked for
-        :raises FloatingPointError: an observation or a reward is not finite
-        """
-        return evaluate(self, n_eval_episodes, env, render)

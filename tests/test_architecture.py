@@ -27,6 +27,7 @@ ROOMS = [
     "files",
     "inputs",
     "settings",
+    "playing",
     "ppo_plus",
     "__init__",
     "zoo",

@@ -1,0 +1,156 @@
+"""Where a model plays: the environments that it is given, where they stand, and how it acts in them."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus.inputs import check_env
+from ppo_plus.policy.policies import ActorCriticPolicy
+from ppo_plus.ranks import Ranks
+from ppo_plus.rollout.collector import Collector
+from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.normalization import warn_of_resets
+from ppo_plus.rollout.resumable import Resumable
+from ppo_plus.rollout.together import Together
+from ppo_plus.rollout.vec_env import as_vec_env
+from ppo_plus.settings import Settings
+from ppo_plus.update.learner import Learner
+from ppo_plus.update.parallel import copy_lead
+
+
+class Playing(OnPolicyAlgorithm):
+    """The part of :class:`~ppo_plus.PPO_Plus` that has to do with environments, and with other processes that have
+    others."""
+
+    policy: ActorCriticPolicy  # type: ignore[assignment]
+    settings: Settings
+    #: Where the environments are, and what is carried from step to step.
+    collector: Collector
+    learner: Learner
+    #: The processes that train this model together.
+    ranks: Ranks
+    together: Together
+    #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+    _expects_masks: bool
+    _warned_of_masks: bool
+
+    @classmethod
+    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
+        """The environment, made if it was an id, once its spaces are known to be supported."""
+        made = as_vec_env(maybe_make_env(env, verbose))
+        check_env(made)
+        return made
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        made = Playing._checked_env(env, verbose)
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        if not isinstance(made, VecEnv):
+            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
+            single: Any = wrapped.unwrapped
+            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
+        warn_of_resets(wrapped)
+        return wrapped
+
+    # What SB3 and callbacks know under these names is the collector's.
+
+    @property
+    def _last_obs(self) -> Any:
+        return self.collector.obs
+
+    @_last_obs.setter
+    def _last_obs(self, obs: Any) -> None:
+        if obs is None:
+            self.collector.interrupt()
+        else:
+            self.collector.obs = obs
+
+    @property
+    def _last_episode_starts(self) -> Any:
+        return self.collector.starts
+
+    @_last_episode_starts.setter
+    def _last_episode_starts(self, starts: Any) -> None:
+        self.collector.starts = starts
+
+    def _join(self, total_timesteps: int) -> None:
+        """Begin to train with other processes: as rank 0 is.
+
+        :raises RanksError: they are not made alike
+        """
+        plain = {name: value for name, value in vars(self.settings).items() if isinstance(value, (int, float, str))}
+        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        facts = {name: value for name, value in plain.items() if name not in apart}
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
+        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
+        copy_lead(self.ranks, self.policy, self.policy.optimizer)
+        self.together.begin(self.env)  # type: ignore[arg-type]
+
+    def _steps(self) -> int:
+        """How many steps each environment has taken."""
+        return self.num_timesteps // (self.n_envs * self.ranks.size)
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        if self.ranks.several:
+            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
+        else:
+            super()._update_info_buffer(infos, dones)
+
+    def _meet(self, goes_on: bool) -> bool:
+        """End a rollout, with other processes if there are any.
+
+        :param goes_on: whether this one is to go on
+        :return: whether all are
+        """
+        if not self.ranks.several:
+            return goes_on
+        goes_on, episodes = self.together.meet(self.env, goes_on, self._stats_window_size)  # type: ignore[arg-type]
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        return goes_on
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
+    def evaluate(
+        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the return, with deterministic actions.
+
+        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
+        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
+        evaluated episodes as well).
+
+        :param n_eval_episodes: number of episodes, at least 1
+        :param env: where to play; by default the training environment. Observations are normalized with the training
+            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
+            innermost environment
+        :param render: whether to show it
+        :return: mean and standard deviation over episodes
+        :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
+        """
+        return evaluate(self, n_eval_episodes, env, render)
