@@ -32,10 +32,10 @@ train: $(RUNTIME)
 	$(BIN)/ppo-plus train --env CartPole-v1
 
 test: $(DEV)
-	$(BIN)/pytest -n 2 -m "not slow" tests
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests
 
 test-all: $(DEV)
-	$(BIN)/pytest -n 2 tests
+	$(BIN)/pytest -n 2 --dist worksteal tests
 
 test-torch:
 	$(if $(VERSION),,$(error which torch? make $@ VERSION=2.15.0))

@@ -84,14 +84,21 @@ class Playing(OnPolicyAlgorithm):
 
         :raises RanksError: they are not made alike
         """
-        plain = {name: value for name, value in vars(self.settings).items() if isinstance(value, (int, float, str))}
-        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
-        facts = {name: value for name, value in plain.items() if name not in apart}
+        if not self.ranks.leads:
+            # Also where a file has said otherwise.
+            self.verbose, self.tensorboard_log = 0, None
+        facts = self._common_settings()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
         copy_lead(self.ranks, self.policy, self.policy.optimizer)
         self.together.begin(self.env)  # type: ignore[arg-type]
+
+    def _common_settings(self) -> dict[str, Any]:
+        """Arguments that processes which train together have in common, as far as they can be compared."""
+        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        given = vars(self.settings).items()
+        return {name: value for name, value in given if name not in apart and isinstance(value, (int, float, str))}
 
     def _steps(self) -> int:
         """How many steps each environment has taken."""
@@ -111,7 +118,10 @@ class Playing(OnPolicyAlgorithm):
         """
         if not self.ranks.several:
             return goes_on
-        goes_on, episodes = self.together.meet(self.env, goes_on, self._stats_window_size)  # type: ignore[arg-type]
+        assert self.env is not None
+        goes_on, episodes, self.num_timesteps = self.together.meet(
+            self.env, goes_on, self._stats_window_size, self.num_timesteps, self._common_settings()
+        )
         infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return goes_on

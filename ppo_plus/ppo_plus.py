@@ -343,16 +343,19 @@ class PPO_Plus(Lasting, Playing):
         if not goes_on:
             planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
             self.compilation.plan(self.compile, planned, self.device, foreign)
-        if self.verbose >= 1 and self.compilation.notice:
-            print(self.compilation.notice)
         if self.ranks.several:
             self._join(total_timesteps)
+        if self.verbose >= 1 and self.compilation.notice:
+            print(self.compilation.notice)
         before = Statistics(self.env)
         with Explained(self.env, self._steps), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
         check_reset(self.env, self._last_obs, 0, before)
+        if self.ranks.several:
+            # Which all write at the same moment.
+            self.ranks.require_same({"number of Checkpoints among callback": self.call.n_checkpoints})
         return total, callbacks
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

@@ -4,6 +4,7 @@ A model that is made while a process group is there is one of the group's; witho
 Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in the same order.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -119,6 +120,8 @@ class Ranks:
         """End the group, so that nobody waits for this process."""
         if self.several and dist.is_initialized():
             dist.destroy_process_group()
+            # Its threads end with the last reference to it: now, and not while the interpreter ends.
+            gc.collect()
 
     def _timed(self, collective: Callable[[], Any]) -> None:
         start = time.monotonic()

@@ -6,6 +6,7 @@ import time
 import torch as th
 from envs import RandomEnv, vec
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -79,6 +80,37 @@ def stopped(ranks):
     trained.learn(640, callback=ConvertCallback(stop))
     assert trained._n_updates == 0
     assert ranks.gather_values(len(steps)) == [16, 5]
+    # All have counted the same, and can go on.
+    assert ranks.gather_values(trained.num_timesteps) == [64, 64]
+    assert trained.learn(64)._n_updates == 1
+
+
+def frozen(ranks):
+    """Statistics that no longer learn, and a buffer class of SB3's."""
+
+    def freeze(locals_, _):
+        locals_["env"].training = locals_["self"].num_timesteps < 40
+        return True
+
+    kinds = {"rollout_buffer_class": RolloutBuffer, "normalize_advantage": "rollout"}
+    trained = model(**kinds).learn(192, callback=ConvertCallback(freeze))
+    statistics = trained.get_vec_normalize_env().obs_rms
+    told = ranks.gather_values((statistics.count, statistics.mean.tolist(), trained._n_updates))
+    assert told[0] == told[1] and told[0][0] < 60 and told[0][2] == 3
+
+
+def differing_later(ranks):
+    def change(locals_, _):
+        if ranks.rank == 1:
+            locals_["self"].n_epochs = 2
+        return True
+
+    try:
+        model().learn(256, callback=ConvertCallback(change))
+    except RanksError as error:
+        assert "need the same n_epochs" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
 
 
 def raising(ranks):

@@ -11,7 +11,13 @@ SCRIPT = Path(__file__).with_name("ranks_of_all_kinds.py")
 
 
 def test_two_processes():
-    done = torchrun(2, SCRIPT, "collectives", "pooled", "stopped", "differing")
+    done = torchrun(2, SCRIPT, "collectives", "pooled", "stopped", "frozen", "differing")
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+@pytest.mark.slow
+def test_what_differs_later_is_named():
+    done = torchrun(2, SCRIPT, "differing_later")
     assert done.returncode == 0, done.stderr[-5000:]
 
 

@@ -35,6 +35,12 @@ class Call:
                 each.callbacks = sorted(each.callbacks, key=lambda one: not _comes_first(one))
         self.callbacks = CallbackStates(callback)
 
+    @property
+    def n_checkpoints(self) -> int:
+        """How many callbacks take checkpoints."""
+        assert self.callbacks is not None
+        return sum(getattr(each, "comes_first", False) for each in self.callbacks.callbacks)
+
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of it."""
         if self.total_timesteps is None or self.callbacks is None:

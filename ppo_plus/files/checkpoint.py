@@ -158,6 +158,8 @@ def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
     :raises FileNotFoundError: there is none
     :raises Damaged: none is whole
     """
+    if Path(folder).is_file():
+        raise FileNotFoundError(f"{folder} is the checkpoint of one process of several: pass its folder")
     found = ranks.lead([path.name for path in files(folder)])
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")

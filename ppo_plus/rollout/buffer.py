@@ -330,6 +330,8 @@ class _SB3Methods:
     advantages: np.ndarray
     gamma: float
     pos: int
+    #: Every transition is learned from.
+    valid: None = None
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]

@@ -119,6 +119,10 @@ VEC_WRAPPERS: dict[str, Kept] = {
     }.items()
 }
 
+VEC_WRAPPERS["ppo_plus.rollout.normalization.VecNormalizeTransitions"] = VEC_WRAPPERS[
+    f"{_SB3}vec_env.vec_normalize.VecNormalize"
+]
+
 #: Packages of environments whose episodes depend on nothing but generator, arguments of the reset and actions, ...
 REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "toy_text", "box2d", "mujoco"))
 _BOX2D = "gymnasium.envs.box2d."

@@ -52,24 +52,31 @@ class Together:
             if episode is not None or (success is not None and done):
                 self._episodes.append((episode, success if done else None))
 
-    def meet(self, env: VecEnv, goes_on: bool, keep: int) -> tuple[bool, list[tuple[Any, Any]]]:
+    def meet(
+        self, env: VecEnv, goes_on: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+    ) -> tuple[bool, list[tuple[Any, Any]], int]:
         """End a rollout.
 
         :param env: this process's environments, whose statistics become those of all
         :param goes_on: whether this one wants to
         :param keep: how many episodes are of interest, at most
-        :return: whether all want to go on; and the episodes of all, by rank, the entries ``episode`` and
-            ``is_success`` of their infos
+        :param num_timesteps: as this one has counted
+        :param settings: what has to be the same in all
+        :return: whether all want to go on; the episodes of all, by rank, the entries ``episode`` and ``is_success`` of
+            their infos; and the largest count of timesteps, since one may have stopped early
+        :raises RanksError: the settings are no longer the same
         """
+        self.ranks.require_same(settings)
         found = list(_statistics(env))
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        told = self.ranks.gather_values((goes_on, self._episodes[-keep:], new, self.ranks.waited))
+        told = self.ranks.gather_values((goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps))
         self._episodes = []
         for i, each in enumerate(found):
             self._common[i] = total([self._common[i], *(other[2][i] for other in told)])
             _put(each, self._common[i])
         self.waited = sum(other[3] for other in told) / len(told)
-        return all(other[0] for other in told), [episode for other in told for episode in other[1]]
+        episodes = [episode for other in told for episode in other[1]]
+        return all(other[0] for other in told), episodes, max(other[4] for other in told)
 
     def normalize_advantages(self, buffer: Any) -> None:
         """Normalize the advantages of the rollouts of all processes, as those of one.
@@ -85,9 +92,9 @@ class Together:
 
 
 def _statistics(env: VecEnv) -> Iterator[RunningMeanStd]:
-    """What a ``VecNormalize`` normalizes by, where there is one that still learns."""
+    """What a ``VecNormalize`` normalizes by, if there is one."""
     normalize = unwrap_vec_normalize(env)
-    if normalize is None or not normalize.training:
+    if normalize is None:
         return
     for name in MOMENTS:
         held = vars(normalize).get(name)

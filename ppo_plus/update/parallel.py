@@ -154,8 +154,8 @@ def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
     """
     for buffer in policy.buffers():
         if buffer.is_floating_point():
-            ranks.sum(buffer)
-            buffer.div_(ranks.size)
+            # Divided first, so that nothing becomes infinite.
+            ranks.sum(buffer.div_(ranks.size))
 
 
 def copy_lead(ranks: Ranks, policy: nn.Module, optimizer: th.optim.Optimizer) -> None:
@@ -163,7 +163,7 @@ def copy_lead(ranks: Ranks, policy: nn.Module, optimizer: th.optim.Optimizer) ->
 
     :raises RanksError: the networks or optimizers are not alike
     """
-    tensors = [leaf for leaf in tree_leaves((policy.state_dict(), optimizer.state_dict()["state"]))]
+    tensors = [*policy.parameters(), *policy.buffers(), *tree_leaves(optimizer.state_dict()["state"])]
     given = [leaf for leaf in tensors if isinstance(leaf, th.Tensor)]
     ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in given]})
     ranks.copy_lead(given)

@@ -27,7 +27,6 @@ from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_mod
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
 from ppo_plus.zoo.ranks import share
-from ppo_plus.zoo.torchrun import note_begun
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,6 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
             _write_settings(experiment, options, folder, model)
-            note_begun(Path(options.log_folder), folder.path)
     except BaseException:
         if ranks.leads:
             shutil.rmtree(folder.path)
@@ -207,7 +205,12 @@ def _checkpoints(run: Run) -> Checkpoints:
     """What the run can go on from, should it be interrupted: every ten minutes, too."""
     ranks, n_envs = run.model.ranks, run.model.n_envs
     # Each process has its own episodes.
-    own = [f"{i}" for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)] if ranks.several else ["*"]
+    own = ["*"]
+    if ranks.several:
+        own = [
+            *(str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)),
+            *(["all"] if ranks.leads else []),
+        ]
     return Checkpoints(
         run.folder.checkpoints,
         save_freq=run.options.save_freq if run.options.save_freq > 0 else None,

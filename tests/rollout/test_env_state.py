@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 import ppo_plus
-from ppo_plus import Resumable
+from ppo_plus import Resumable, VecNormalizeTransitions
 from ppo_plus.rollout.env_state import NotResumableError, get_state, set_state
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -57,6 +57,7 @@ def test_at_any_step_of_an_episode():
 
 VECTORS = {
     "VecNormalize": ("Hopper-v5", VecNormalize),
+    "VecNormalizeTransitions": ("Hopper-v5", VecNormalizeTransitions),
     "VecNormalize, rewards only": ("Hopper-v5", lambda env: VecNormalize(env, norm_obs=False)),
     "VecNormalize of dicts": (Pictures, lambda env: VecNormalize(env, norm_obs_keys=["vector"])),
     "VecFrameStack": ("CartPole-v1", lambda env: VecFrameStack(env, 3)),

@@ -27,7 +27,7 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
-from ppo_plus.zoo.torchrun import begun_before, launch, launched
+from ppo_plus.zoo.torchrun import launch, launched
 from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
@@ -182,20 +182,18 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     :param command: the parser
     :param args: what it read
     """
-    if args.processes is not None and args.processes > 1:
-        return _prepare_processes(args)
+    starts = args.processes is not None and args.processes > 1
     if args.resume is not None:
-        return _prepare_to_go_on(command, args)
-    begun = begun_before(Path(args.log_folder))
-    if begun is not None:
-        return _go_on(args, begun)
+        return _prepare_processes(args) if starts else _prepare_to_go_on(command, args)
     if args.env is None:
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
     if args.keep_timesteps and args.trained_agent is None:
         raise ValueError("--keep-timesteps goes on counting from a saved model: name it with -i")
-    records = _join(args)
+    if starts and not args.dry_run:
+        return _prepare_processes(args)
+    records = _join(args, args.device)
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -218,9 +216,10 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     return work
 
 
-def _join(args: argparse.Namespace) -> bool:
+def _join(args: argparse.Namespace, device: str) -> bool:
     """Be one of several processes, where torchrun has started them; they have one seed.
 
+    :param device: where the model computes
     :return: whether this is the one that records
     """
     if not launched():
@@ -229,7 +228,7 @@ def _join(args: argparse.Namespace) -> bool:
 
     from ppo_plus.zoo.ranks import join
 
-    ranks = join(args.device)
+    ranks = join(device)
     if args.seed < 0:
         args.seed = int(np.random.default_rng().integers(2**32))
     args.seed = ranks.lead(args.seed)
@@ -250,10 +249,7 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
         from ppo_plus.zoo.resume import find_run
 
         find_run(Path(args.resume))
-    given = sys.argv[1:]
-    at = next(i for i, each in enumerate(given) if each.split("=")[0] == "--processes")
-    rest = given[:at] + given[at + (1 if "=" in given[at] else 2) :]
-    return partial(launch, args.processes, rest)
+    return partial(launch, args.processes, sys.argv[1:])
 
 
 #: What may be said anew when a run goes on.
@@ -269,16 +265,12 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
-    return _go_on(args, Path(args.resume))
-
-
-def _go_on(args: argparse.Namespace, run_folder: Path) -> Callable[[], None]:
-    """Build the run in a folder as it stood."""
-    _join(args)
+    from ppo_plus.zoo.enjoy import saved_arguments
     from ppo_plus.zoo.resume import find_run, set_up_again
     from ppo_plus.zoo.train import train
 
-    folder = find_run(run_folder)
+    folder = find_run(Path(args.resume))
+    _join(args, saved_arguments(folder)["device"])
     import_packages(args.gym_packages)
     # What is not given stays as it was.
     survived = {
@@ -323,7 +315,9 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
         code = _told(errno.ENOSPC, str(error))
     finally:
         if not finished and any(run.folder.checkpoints.glob("*.zip")):
-            resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *packages, *trust]
+            size = run.model.ranks.size
+            processes = ["--processes", str(size)] if size > 1 else []
+            resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
             print(f"go on: {shlex.join(resume)}", flush=True)
     if not finished:
         sys.exit(128 + came[0] if came else code)
