@@ -250,7 +250,7 @@ def tuning() -> str:
     """The confirmation in the report of the study on Pendulum-v1, without the single returns."""
     report = (DOCS / "tuning" / "pendulum" / "report.md").read_text(encoding="utf-8")
     lines = report.split("## Confirmation")[1].split("\n## ")[0].splitlines()
-    rows = [line.strip("|").split("|")[:3] for line in lines if line.startswith("|")]
+    rows = [line.strip("|").split("|")[:4] for line in lines if line.startswith("|")]
     return "".join("|" + "|".join(row) + "|\n" for row in rows)
 
 

@@ -54,6 +54,16 @@ ScheduleLike = float | str | Schedule
 #: Where each argument is kept.
 ARGUMENTS = {ATTRIBUTES.get(name, name): name for name in NAMES}
 
+#: Those that have their say when the model is built, and none later.
+BUILT_IN = {
+    "exploration",
+    "use_sde",
+    "policy_kwargs",
+    "rollout_buffer_class",
+    "rollout_buffer_kwargs",
+    "action_mask_key",
+}
+
 
 class PPO_Plus(Lasting, Playing):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
@@ -278,6 +288,11 @@ class PPO_Plus(Lasting, Playing):
         return self._settings
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in BUILT_IN and "policy" in vars(self) and value is not vars(self)[name]:
+            raise ValueError(
+                f"{name}={value!r}: the model is built with {name}={vars(self)[name]!r}, and setting it would change "
+                f"nothing; make a new model, or pass {name}= to load"
+            )
         if name == "learning_rate" and "lr_schedule" in vars(self):
             # SB3 goes on with the old one; here every argument may be changed.
             self.lr_schedule = schedule_of(name, value)  # type: ignore[assignment]

@@ -1337,3 +1337,23 @@ def test_the_learning_rate_counts_though_another_argument_was_wrong_when_it_was_
     with pytest.raises(ValueError, match="learning_rate"):
         model.learning_rate = -1.0
     assert model.learning_rate == 1e-4 and model.lr_schedule(1.0) == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("exploration", ColoredNoise()),
+        ("use_sde", True),
+        ("policy_kwargs", {"net_arch": [8]}),
+        ("rollout_buffer_class", SB3RolloutBuffer),
+        ("rollout_buffer_kwargs", {"gamma": 0.5}),
+        ("action_mask_key", "mask"),
+    ],
+)
+def test_what_is_built_into_a_model_cannot_be_set_later(name, value):
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
+    before = getattr(model, name)
+    with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
+        setattr(model, name, value)
+    assert getattr(model, name) is before
+    setattr(model, name, before)
