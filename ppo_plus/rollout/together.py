@@ -2,6 +2,7 @@
 go on. In one process, nothing is told."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Together:
         :param keep: how many episodes are of interest, at most
         :param num_timesteps: as this one has counted
         :param settings: what has to be the same in all
-        :return: whether all want to go on; the episodes of all, by rank, the entries ``episode`` and ``is_success`` of
+        :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
             their infos; and the largest count of timesteps, since one may have stopped early
         :raises RanksError: the settings are no longer the same
         """
@@ -75,7 +76,9 @@ class Together:
             self._common[i] = total([self._common[i], *(other[2][i] for other in told)])
             _put(each, self._common[i])
         self.waited = sum(other[3] for other in told) / len(told)
-        episodes = [episode for other in told for episode in other[1]]
+        # In turns, since the window of means has no room for those of all.
+        turns = zip_longest(*(other[1] for other in told))
+        episodes = [episode for turn in turns for episode in turn if episode is not None]
         return all(other[0] for other in told), episodes, max(other[4] for other in told)
 
     def normalize_advantages(self, buffer: Any) -> None:
