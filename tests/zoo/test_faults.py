@@ -14,6 +14,7 @@ import torch as th
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.files import checkpoint
+from ppo_plus.files.log_state import EVENTS
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
@@ -90,9 +91,10 @@ def run_of(folder, fault, number=1):
 def logged(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(run))
-    events.Reload()
-    return [event.value for event in events.Scalars("faults/env_restarts")]
+    # Each by itself: of files of one second TensorBoard reads number 10 before number 9.
+    files = [EventAccumulator(str(path)).Reload() for path in run.glob(EVENTS) if path.stat().st_size]
+    events = [event for each in files for event in each.Scalars("faults/env_restarts")]
+    return [event.value for event in sorted(events, key=lambda event: event.step)]
 
 
 @pytest.mark.parametrize(
