@@ -29,13 +29,13 @@ class Playing(OnPolicyAlgorithm):
 
     policy: ActorCriticPolicy  # type: ignore[assignment]
     settings: Settings
-    #: Where the environments are, and what is carried from step to step.
+    # Where the environments are, and what is carried from step to step.
     collector: Collector
     learner: Learner
-    #: The processes that train this model together.
+    # The processes that train this model together.
     ranks: Ranks
     together: Together
-    #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+    # Whether the environments' method gave masks in training, so that ``predict`` needs them too.
     _expects_masks: bool
     _warned_of_masks: bool
 
