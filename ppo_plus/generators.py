@@ -65,3 +65,11 @@ def _is_array(value: Any, dtype: Any, n: int) -> bool:
 def _require(valid: bool) -> None:
     if not valid:
         raise ValueError("this is no state of a random generator")
+
+
+def derived_seed(entropy: list[int] | None) -> int:
+    """A seed of 32 bits that follows from others, and is unlike them.
+
+    :param entropy: what it follows from; ``None``: it is drawn by the operating system
+    """
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch as th
 from torch import distributed as dist
+
+from ppo_plus.generators import derived_seed
 
 T = TypeVar("T")
 
@@ -61,8 +62,7 @@ class Ranks:
         """
         if not self.several or (seed is not None and self.leads):
             return seed
-        entropy = None if seed is None else [seed, self.rank]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        return derived_seed(None if seed is None else [seed, self.rank])
 
     def sum(self, vector: th.Tensor) -> None:
         """Replace a vector by the sum of all, in place; everywhere the same, bit by bit."""

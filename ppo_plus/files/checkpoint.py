@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
@@ -24,6 +23,7 @@ from ppo_plus.files.call import Call
 from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged
 from ppo_plus.files.values import Undescribable
+from ppo_plus.generators import derived_seed
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout import env_state
@@ -103,9 +103,15 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
     """
     path = _path(folder, checkpoint["num_timesteps"], checkpoint["rank"])
     container.write(path, KIND, checkpoint)
-    for old in files(folder, checkpoint["rank"])[keep:] if keep is not None else []:
-        old.unlink(missing_ok=True)
+    if keep is not None:
+        _prune(folder, checkpoint["rank"], keep)
     return path
+
+
+def _prune(folder: str | Path, rank: int, keep: int) -> None:
+    """Leave the newest files of a process."""
+    for old in files(folder, rank)[keep:]:
+        old.unlink(missing_ok=True)
 
 
 def files(folder: str | Path, rank: int = 0) -> list[Path]:
@@ -202,7 +208,7 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
         if model.seed is not None:
             # With the seed itself, the episodes of the beginning would come again.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
-            model.env.seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+            model.env.seed(derived_seed(entropy))
         model.collector.interrupt()
     random_state.set_states(checkpoint["generators"])
     call = checkpoint["call"]
@@ -233,7 +239,7 @@ def _for_another_number(checkpoint: dict[str, Any], ranks: Ranks, seed: int | No
                 log_state.cut(**other["logs"])
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
-    utils.set_random_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+    utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
     nothing: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
     changes = {"call": call, "log": nothing, "logs": {**logs, "patterns": []}, "generators": random_state.get_states()}
@@ -300,12 +306,9 @@ class Checkpoints(BaseCallback):
 
     def _write_together(self) -> None:
         """Write, and remove older files only where all processes have written theirs."""
-        ranks = self._ranks
-        if not ranks.several:
-            self.write(self.keep)
-        elif all(ranks.gather_values(self.write() is not None)):
-            for old in files(self.folder, ranks.rank)[self.keep :]:
-                old.unlink(missing_ok=True)
+        ranks, written = self._ranks, self.write() is not None
+        if ranks.several and all(ranks.gather_values(written)):
+            _prune(self.folder, ranks.rank, self.keep)
 
     def _is_due(self) -> bool:
         by_steps = (
@@ -316,10 +319,9 @@ class Checkpoints(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
-    def write(self, keep: int | None = None) -> Path | None:
+    def write(self) -> Path | None:
         """Write the latest state, also in the middle of a rollout, or after an error.
 
-        :param keep: how many files to leave; ``None``: all
         :return: the file; ``None`` if it could not be written
         """
         if self.latest is None:
@@ -327,7 +329,7 @@ class Checkpoints(BaseCallback):
         # Also where it fails: not in each rollout again.
         self.written_at, self.written_time = self.latest["num_timesteps"], time.monotonic()
         try:
-            return write(self.folder, self.latest, keep)
+            return write(self.folder, self.latest, None if self._ranks.several else self.keep)
         except OSError as error:
             warnings.warn(f"no checkpoint after {self.written_at} timesteps: {error}; training goes on", stacklevel=2)
             return None

@@ -91,8 +91,13 @@ def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:
 
 def are_finite(normalize: VecNormalize) -> bool:
     """Whether all statistics of a ``VecNormalize`` are numbers to normalize by."""
+    each = running_statistics(normalize)
+    return all(bool(np.isfinite(part).all()) for rms in each for part in (rms.mean, rms.var, rms.count))
+
+
+def running_statistics(normalize: Any) -> list[Any]:
+    """What a ``VecNormalize`` normalizes by, one after another."""
     found = [vars(normalize)[name] for name in MOMENTS if name in vars(normalize)]
-    each = [
+    return [
         rms for statistics in found for rms in (statistics.values() if isinstance(statistics, dict) else [statistics])
     ]
-    return all(bool(np.isfinite(part).all()) for rms in each for part in (rms.mean, rms.var, rms.count))

@@ -29,6 +29,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.env_errors import described
 from ppo_plus.rollout.faults import EnvFault, Fault
@@ -331,7 +332,7 @@ class SupervisedVecEnv(VecEnv):
 
 def _next_seed(seed: int) -> int:
     """The seed of the environment that takes the place of one with this seed."""
-    return int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
+    return derived_seed([seed, 1])
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:

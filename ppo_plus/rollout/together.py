@@ -1,7 +1,6 @@
 """What processes that train one model tell each other between rollouts: episodes, normalization statistics, whether to
 go on. In one process, nothing is told."""
 
-from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.formulas.moments import Moments, total
 from ppo_plus.ranks import Ranks
-from ppo_plus.rollout.normalization import MOMENTS
+from ppo_plus.rollout.normalization import running_statistics
 
 
 class Together:
@@ -36,7 +35,7 @@ class Together:
         :param env: this process's environments
         """
         self._episodes = []
-        found = list(_statistics(env))
+        found = _statistics(env)
         self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
         for each, lead in zip(found, self.ranks.lead([_moments(each) for each in found]), strict=True):
             _put(each, lead)
@@ -68,7 +67,7 @@ class Together:
         :raises RanksError: the settings are no longer the same
         """
         self.ranks.require_same(settings)
-        found = list(_statistics(env))
+        found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
         told = self.ranks.gather_values((goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps))
         self._episodes = []
@@ -94,15 +93,10 @@ class Together:
         buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
 
-def _statistics(env: VecEnv) -> Iterator[RunningMeanStd]:
+def _statistics(env: VecEnv) -> list[RunningMeanStd]:
     """What a ``VecNormalize`` normalizes by, if there is one."""
     normalize = unwrap_vec_normalize(env)
-    if normalize is None:
-        return
-    for name in MOMENTS:
-        held = vars(normalize).get(name)
-        if held is not None:
-            yield from held.values() if isinstance(held, dict) else [held]
+    return [] if normalize is None else running_statistics(normalize)
 
 
 def _moments(statistics: RunningMeanStd) -> Moments:

@@ -104,12 +104,10 @@ class Update:
         :param state: the KL control's state
         :param indices: which rows of the rollout; ``None`` for all
         """
-        batch = data if indices is None else pick(data, indices)
-        with standing_in(self.policy, vector, others) as params:
-            coefficients = self._penalizing(scheduled.coefficients, state)
-            losses, grads = loss_gradient(self.compute_loss, params, coefficients, batch)
+        coefficients = self._penalizing(scheduled.coefficients, state)
+        losses, grads = self.part(vector, others, coefficients, data, coefficients.kl_coef, indices)
         step = functional_step(self.policy.optimizer, vector, moments)
-        return self._apply(step, losses, (concatenated(grads, params),), state, scheduled)
+        return self._apply(step, losses, grads, state, scheduled)
 
     def part(
         self,

@@ -357,3 +357,13 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     model_of("discrete").learn(20 * 64, [Checkpoints(tmp_path, minutes=None), Clock()])
     # Of 100 s without, 1 s.
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
+
+
+def test_what_is_written_after_an_error_is_one_of_those_that_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, save_freq=32, keep=2)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, compile=False)
+    model.learn(128, callback=checkpoints)
+    model.save_checkpoint(tmp_path)
+    assert len(checkpoint.files(tmp_path)) == 3
+    checkpoints.write()
+    assert len(checkpoint.files(tmp_path)) == 2
