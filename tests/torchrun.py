@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-COMMAND = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def torchrun(n_processes, *arguments, **options):
@@ -14,5 +14,5 @@ def torchrun(n_processes, *arguments, **options):
     :return: the completed process, with its output as text
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, str(n_processes), *map(str, arguments)]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", str(n_processes), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, **options)

@@ -89,6 +89,11 @@ class RunFolder:
         """Folder of what was asked for."""
         return self.path / file_name(self.env_id)
 
+    @property
+    def command(self) -> Path:
+        """The command that began it."""
+        return self.settings / "command.txt"
+
 
 def file_name(env_id: str) -> str:
     """An environment id without the characters that have a meaning in paths: ``ALE-Pong-v5``."""

@@ -4,10 +4,10 @@ import atexit
 import os
 
 import torch as th
-from torch import distributed as dist
 
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.rendezvous import join_group
 from ppo_plus.zoo.torchrun import launched
 
 
@@ -20,11 +20,22 @@ def join(device: str) -> Ranks:
         return Ranks.present()
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
-        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+        _take_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+    # Beside NCCL, gloo sends what is on the CPU, such as an optimizer's count of steps.
+    join_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     # Without, gloo's threads end the process with an error of their own.
     atexit.register(Ranks.present().leave)
     return Ranks.present()
+
+
+def _take_gpu(local_rank: int) -> None:
+    """:raises ValueError: there is none for this process"""
+    n_gpus = th.cuda.device_count()
+    if local_rank >= n_gpus:
+        raise ValueError(
+            f"this machine has {n_gpus} GPUs, one for each process: use --processes {n_gpus}, or --device cpu"
+        )
+    th.cuda.set_device(local_rank)
 
 
 def share(experiment: Experiment, ranks: Ranks) -> Experiment:

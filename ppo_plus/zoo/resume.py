@@ -1,7 +1,7 @@
 """Going on with a training run that was interrupted, as if it had not been."""
 
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from ppo_plus.files import checkpoint
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.enjoy import saved_arguments, saved_experiment
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.folders import RunFolder
+from ppo_plus.zoo.folders import ALGO, RunFolder, runs_of
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.ranks import share
-from ppo_plus.zoo.train import Run, make_eval_envs
+from ppo_plus.zoo.train import Run, command, make_eval_envs
 
 
 def find_run(path: Path) -> RunFolder:
@@ -29,6 +29,24 @@ def find_run(path: Path) -> RunFolder:
     if saved is None:
         raise FileNotFoundError(f"--resume {path}: this is no run's folder, such as logs/ppo_plus/CartPole-v1_1")
     return RunFolder(path, read_mapping(saved, RunLoader)["env"])
+
+
+def begun_by(job: str | None, log_folder: Path, env_id: str) -> RunFolder | None:
+    """The run that the same job of torchrun has begun, by the same command, before it was restarted.
+
+    :param job: its name; see :func:`ppo_plus.zoo.torchrun.job`
+    :param log_folder: folder of all runs
+    :param env_id: Gymnasium environment id
+    :return: the folder; ``None``: there is none that can be gone on with
+    """
+    runs = runs_of(log_folder / ALGO, env_id) if job is not None else {}
+    for _, path in sorted(runs.items(), reverse=True):
+        folder = RunFolder(path, env_id)
+        with suppress(FileNotFoundError):
+            same = saved_arguments(folder).get("job") == job and folder.command.read_text("utf-8") == command()
+            if same and checkpoint.files(folder.checkpoints):
+                return folder
+    return None
 
 
 def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:

@@ -14,6 +14,16 @@ def launched() -> bool:
     return all(name in os.environ for name in VARIABLES) and int(os.environ["WORLD_SIZE"]) > 1
 
 
+def job() -> str | None:
+    """What torchrun calls this job, the same after it has been restarted: ``--rdzv-id``, or a name that it makes.
+
+    :return: the name; ``None``: there is none that is this job's alone
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    # torchrun's name for a job without one, which is only known to be the same where torchrun itself restarted it.
+    return None if name == "none" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" else name
+
+
 def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
     """Become torchrun, which starts processes on this machine.
 

@@ -27,6 +27,7 @@ from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_mod
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
 from ppo_plus.zoo.ranks import share
+from ppo_plus.zoo.torchrun import job
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,17 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder,
         "eval_env_kwargs": experiment.eval_env_kwargs,
     }
     run.update(seed=experiment.seed, device=experiment.device, vec_env=experiment.vec_env)
+    run["job"] = job()
     run["continues"] = _origin(options, folder, model)
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
     write_text(folder.settings / "args.yml", yaml.safe_dump({**run, **asdict(options)}))
-    write_text(folder.settings / "command.txt", shlex.join(sys.orig_argv))
+    write_text(folder.command, command())
+
+
+def command() -> str:
+    """The command line of this process."""
+    return shlex.join(sys.orig_argv)
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch as th
-from torchrun import COMMAND, torchrun
+from torchrun import TORCHRUN, torchrun
 
 from ppo_plus import PPO_Plus
 from ppo_plus.ranks import Ranks
@@ -20,6 +21,7 @@ from ppo_plus.zoo.ranks import share
 
 GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq -1 --save-freq 512".split()
 SETTINGS = "-params n_envs:4 n_steps:32 batch_size:64 n_epochs:2 compile:False".split()
+N_TIMESTEPS = 4096
 
 
 def given(folder, n_timesteps=1024):
@@ -75,40 +77,97 @@ def test_one_run_of_two_processes(tmp_path):
     ]
 
 
-def kill_one(launched, run):
-    """Kill a process that is not the first, once there is a checkpoint behind the first one."""
+def kill_one(run, *launched):
+    """Kill the second process, once there is a checkpoint behind the first one.
+
+    :param launched: torchrun, on each machine
+    """
     while len(list((run / "checkpoints").glob("checkpoint_*_rank1.zip"))) < 2:
-        assert launched.poll() is None
+        assert all(each.poll() is None for each in launched)
         time.sleep(0.01)
-    workers = subprocess.check_output(["pgrep", "-P", str(launched.pid)], text=True).split()
+    parents = ",".join(str(each.pid) for each in launched)
+    workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
     ranks = {Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid for pid in workers}
     os.kill(int(ranks[b"1"]), signal.SIGKILL)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
-def test_killed_it_goes_on_and_ends_the_same(tmp_path):
-    """By as many processes, and also by one."""
-    n = 4096
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    done = torchrun(2, "-m", "ppo_plus", "train", *given(whole, n), timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+def start(*options, train):
+    """Have torchrun train.
+
+    :param options: of torchrun
+    :param train: the arguments of ``ppo-plus train``
+    """
+    command = [*TORCHRUN, *map(str, options), "-m", "ppo_plus", "train", *train]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, "2", "-m", "ppo_plus", "train"]
-    launched = subprocess.Popen([*command, *given(resumed, n)], env=environment, stderr=subprocess.DEVNULL)
-    kill_one(launched, run_of(resumed))
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of two processes that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = torchrun(2, "-m", "ppo_plus", "train", *given(folder, N_TIMESTEPS), timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def assert_same_run(found, expected):
+    weights, expected_weights = (model_of(folder).get_parameters()["policy"] for folder in (found, expected))
+    assert all(th.equal(weights[name], expected_weights[name]) for name in expected_weights)
+    assert episodes(found) == episodes(expected)
+    assert len(list((found / "ppo_plus").iterdir())) == 1
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+
+
+@pytest.mark.slow
+@needs_proc
+def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
+    """By as many processes, and also by one."""
+    resumed = tmp_path / "resumed"
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
+    kill_one(run_of(resumed), launched)
     assert launched.wait(120) != 0
     shutil.copytree(resumed, tmp_path / "alone")
     done = torchrun(2, "-m", "ppo_plus", "train", "--resume", run_of(resumed), "--no-progress", timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
-    expected, found = (model_of(folder).get_parameters()["policy"] for folder in (whole, resumed))
-    assert all(th.equal(found[name], expected[name]) for name in expected)
-    assert episodes(resumed) == episodes(whole)
+    assert_same_run(resumed, whole)
 
     alone = [sys.executable, "-m", "ppo_plus", "train", "--resume", run_of(tmp_path / "alone"), "--no-progress"]
-    done = subprocess.run(alone, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "episodes begin anew: the checkpoint is of 2 processes, and now there are 1" in done.stderr
     model = model_of(tmp_path / "alone")
-    assert (model.num_timesteps, model.batch_size) == (n, 64)
+    assert (model.num_timesteps, model.batch_size) == (N_TIMESTEPS, 64)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_torchrun_restarts_what_was_killed(tmp_path, whole):
+    options = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
+    launched = start(*options, train=given(tmp_path, N_TIMESTEPS))
+    kill_one(run_of(tmp_path), launched)
+    _, said = launched.communicate(timeout=300)
+    assert launched.returncode == 0, said[-3000:]
+    assert said.count("going on with what this job of torchrun") == 1
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_two_machines(tmp_path, whole):
+    """Two of torchrun's agents, as on two machines; the processes of one are killed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options = [
+        *("--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 2),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
+    ]
+    launched = [start(*options, train=given(tmp_path, N_TIMESTEPS)) for _ in range(2)]
+    kill_one(run_of(tmp_path), *launched)
+    said = [each.communicate(timeout=300)[1] for each in launched]
+    assert [each.returncode for each in launched] == [0, 0], said
+    assert "".join(said).count("going on with what this job of torchrun (two) has begun") == 1
+    assert_same_run(tmp_path, whole)

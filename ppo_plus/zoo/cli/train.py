@@ -27,11 +27,12 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.options import Options
-from ppo_plus.zoo.torchrun import launch, launched
+from ppo_plus.zoo.torchrun import job, launch, launched
 from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
+    from ppo_plus.zoo.folders import RunFolder
     from ppo_plus.zoo.train import Run
 
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
@@ -194,6 +195,9 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     if starts and not args.dry_run:
         return _prepare_processes(args)
     records = _join(args, args.device)
+    begun = _begun(args)
+    if begun is not None:
+        return _go_on(begun, args)
     experiment = make_experiment(args)
     name = run_name(experiment) if args.track else None
     options = _options(args, f"runs/{name}" if name else args.tensorboard_log)
@@ -260,17 +264,40 @@ ANEW = {
 
 
 def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
-    """Build an interrupted run as it stood."""
+    """Build the run that ``--resume`` names."""
     others = [name for name, value in vars(args).items() if name not in ANEW and value != command.get_default(name)]
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
     from ppo_plus.zoo.enjoy import saved_arguments
-    from ppo_plus.zoo.resume import find_run, set_up_again
-    from ppo_plus.zoo.train import train
+    from ppo_plus.zoo.resume import find_run
 
     folder = find_run(Path(args.resume))
     _join(args, saved_arguments(folder)["device"])
+    return _go_on(folder, args)
+
+
+def _begun(args: argparse.Namespace) -> "RunFolder | None":
+    """The run that torchrun has these processes go on with, after it has restarted them."""
+    if job() is None or args.dry_run:
+        return None
+    from ppo_plus.ranks import Ranks
+    from ppo_plus.zoo.resume import begun_by
+
+    ranks = Ranks.present()
+    begun = begun_by(job(), Path(args.log_folder), args.env) if ranks.leads else None
+    if ranks.several:
+        begun = ranks.lead(begun)
+    if begun is not None and ranks.leads:
+        print(f"{begun.path}: going on with what this job of torchrun ({job()}) has begun", file=sys.stderr)
+    return begun
+
+
+def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
+    """Build an interrupted run as it stood."""
+    from ppo_plus.zoo.resume import set_up_again
+    from ppo_plus.zoo.train import train
+
     import_packages(args.gym_packages)
     # What is not given stays as it was.
     survived = {
@@ -296,10 +323,14 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
+    from ppo_plus.ranks import RanksError
     from ppo_plus.rollout.faults import DISK_FULL
 
     if not run.model.ranks.leads:
-        sys.exit(0 if train(run) else 128 + came[0] if came else 1)
+        try:
+            sys.exit(0 if train(run) else 128 + came[0] if came else 1)
+        except RanksError as error:
+            sys.exit(_told(1, str(error)))
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
     finished, code = False, INTERRUPTED
@@ -307,6 +338,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
         finished = train(run)
         folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
         print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
+    except RanksError as error:
+        code = _told(1, str(error))
     except MemoryError as error:
         code = _told(errno.ENOMEM, f"there is too little memory ({error})")
     except OSError as error:
