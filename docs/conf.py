@@ -38,7 +38,9 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv",
+        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv"
+        # What a model is made of, which no page describes.
+        r"|ppo_plus\.(rollout\.collector\.Collector|update\.learner\.Learner|ranks\.Ranks)",
     ),
 ]
 #: Long signatures get a line per argument, which fits on a phone.
