@@ -1,6 +1,10 @@
 """What processes that train one model tell each other between rollouts: episodes, normalization statistics, whether to
 go on. In one process, nothing is told."""
 
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -28,6 +32,7 @@ class Together:
         self._episodes: list[tuple[Any, Any]] = []
         #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
+        self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
         """Begin training: have all processes normalize by what rank 0 knows.
@@ -79,6 +84,24 @@ class Together:
         turns = zip_longest(*(other[1] for other in told))
         episodes = [episode for turn in turns for episode in turn if episode is not None]
         return all(other[0] for other in told), episodes, max(other[4] for other in told)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Warn where an update is one that a single process would make as fast: even one that needed as much time as
+        all of them together need to compute."""
+        start, waited = time.monotonic(), self.ranks.waited
+        yield
+        self._n_updates += 1
+        waited = self.ranks.waited - waited
+        computed = time.monotonic() - start - waited
+        # The first one compiles, in each process for itself.
+        if self.ranks.leads and self._n_updates == 2 and waited > (self.ranks.size - 1) * computed:
+            warnings.warn(
+                f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an update, "
+                "which one process would make as fast: networks or minibatches are too small for so many. What pays is "
+                "a larger batch_size, or fewer processes with faster environments (--vec-env subproc or envpool)",
+                stacklevel=4,
+            )
 
     def normalize_advantages(self, buffer: Any) -> None:
         """Normalize the advantages of the rollouts of all processes, as those of one.
