@@ -4,10 +4,10 @@
     python scripts/benchmark_processes.py --processes 4 --only updates --widths 64 1024 --batch-sizes 64 4096
 
 torchrun starts the processes, of which each has one thread. **Messages**: one all-reduce, by how many numbers it adds
-up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**, all
-of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by PPO_Plus in
-one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, the others sleep. A
-speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
+up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**,
+all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
+PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, the others
+sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
 """
 
 import argparse

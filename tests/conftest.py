@@ -1,6 +1,7 @@
 """Settings of all tests."""
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import torch as th
 
 # Networks are tiny here: one thread is fastest, and sums then always have the same order.
 th.set_num_threads(1)
+
+# In the background, a shell has the tests ignore Ctrl-C, and so would the processes that they start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

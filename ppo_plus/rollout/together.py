@@ -97,8 +97,8 @@ class Together:
         # The first one compiles, in each process for itself.
         if self.ranks.leads and self._n_updates == 2 and waited > (self.ranks.size - 1) * computed:
             warnings.warn(
-                f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an update, "
-                "which one process would make as fast: networks or minibatches are too small for so many. What pays is "
+                f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an "
+                "update, which one process would make as fast: networks or minibatches are too small for so many. What pays is "
                 "a larger batch_size, or fewer processes with faster environments (--vec-env subproc or envpool)",
                 stacklevel=4,
             )

@@ -128,9 +128,10 @@ def test_dates_of_heartbeats_mean_nothing(jobs, hours):
     for second in range(3):
         assert date_heartbeat(jobs.storage, claimed._trial_id, date + timedelta(seconds=second))
         assert jobs.claim() is None
-        pass_by(jobs.storage, GRACE - 1)
+        # On a busy machine time passes besides.
+        pass_by(jobs.storage, GRACE / 2)
         assert jobs.claim() is None
-    pass_by(jobs.storage, 2)
+    pass_by(jobs.storage, GRACE / 2)
     assert jobs.claim().user_attrs[REPLACES] == claimed.number
 
 
