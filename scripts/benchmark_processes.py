@@ -6,7 +6,7 @@
 torchrun starts the processes, of which each has one thread. **Messages**: one all-reduce, by how many numbers it adds
 up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**,
 all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
-PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, the others
+PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
 sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
 """
 

@@ -98,8 +98,8 @@ class Together:
         if self.ranks.leads and self._n_updates == 2 and waited > (self.ranks.size - 1) * computed:
             warnings.warn(
                 f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an "
-                "update, which one process would make as fast: networks or minibatches are too small for so many. What pays is "
-                "a larger batch_size, or fewer processes with faster environments (--vec-env subproc or envpool)",
+                "update, which one process would make as fast: networks or minibatches are too small for so many. What "
+                "pays is a larger batch_size, or fewer processes with faster environments, such as --vec-env subproc",
                 stacklevel=4,
             )
 

@@ -105,9 +105,10 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
             time.sleep(0.05)
     pass_by(jobs.storage, GRACE + 1)
     assert jobs.claim() is None
-    pass_by(jobs.storage, GRACE - 1)
+    # On a busy machine time passes besides.
+    pass_by(jobs.storage, GRACE / 2)
     assert jobs.claim() is None
-    pass_by(jobs.storage, 2)
+    pass_by(jobs.storage, GRACE / 2)
     again = jobs.claim()
     assert again.user_attrs[REPLACES] == claimed.number and again.user_attrs[DEATHS] == 1
     # The silent worker wakes up: its result is not wanted any more.
