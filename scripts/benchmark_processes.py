@@ -39,6 +39,8 @@ IMAGES = replace(ATARI, n_envs=16, n_steps=64, batch_size=256, n_epochs=4)
 #: How many numbers are added up.
 SIZES = (100, 10_000, 100_000, 1_000_000, 10_000_000)
 WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
+#: Minibatches of an update that is timed; numbers that are observed, and actions to choose from.
+N_MINIBATCHES, N_OBSERVED, N_ACTIONS = 8, VECTOR.shape[0], 6
 
 
 def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **arguments: Any) -> Any:
@@ -157,9 +159,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def updates_of(width: int, batch_size: int) -> Workload:
-    """Eight minibatches, of networks with two hidden layers."""
+    """Updates of an actor and a critic with two hidden layers each."""
     arguments = {"policy_kwargs": {"net_arch": [width, width]}}
-    return Workload(VECTOR, 8, batch_size, batch_size=batch_size, n_epochs=1, arguments=arguments)
+    return Workload(VECTOR, N_MINIBATCHES, batch_size, batch_size=batch_size, n_epochs=1, arguments=arguments)
+
+
+def n_weights(width: int) -> int:
+    """How many weights these networks have."""
+    hidden = (N_OBSERVED + 1) * width + (width + 1) * width
+    return 2 * hidden + (width + 1) * (N_ACTIONS + 1)
 
 
 def main() -> None:
