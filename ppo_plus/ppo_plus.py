@@ -365,7 +365,7 @@ class PPO_Plus(Lasting, Playing):
         before = Statistics(self.env)
         with Explained(self.env, self._steps), self.call.logs(self):
             total, callbacks = super()._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
         check_reset(self.env, self._last_obs, 0, before)
         if self.ranks.several:
@@ -416,7 +416,7 @@ class PPO_Plus(Lasting, Playing):
         keep_freed_memory()
         with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
@@ -442,7 +442,8 @@ class PPO_Plus(Lasting, Playing):
         """
         single = self.env and self.env.unwrapped
         if isinstance(single, SupervisedVecEnv) and single.restarts:
-            self.logger.record("faults/env_restarts", single.n_restarts)
+            n_restarts = self.together.n_restarts if self.ranks.several else single.n_restarts
+            self.logger.record("faults/env_restarts", n_restarts)
         if self.ranks.several:
             self.logger.record("time/wait", self.together.waited)
         super().dump_logs(iteration)
@@ -542,7 +543,7 @@ class PPO_Plus(Lasting, Playing):
             self.together.normalize_advantages(buffer)
         # Also a schedule that replaced the attribute after SB3's fashion.
         schedules = settings.schedules | {"learning_rate": self.lr_schedule}
-        numbers = at(self._current_progress_remaining, schedules)
+        numbers = self.together.scheduled = at(self._current_progress_remaining, schedules)
         scheduled = Scheduled.of(numbers, self.device)
         state = self.learner.kl_state(settings.control)
         learning_rate = numbers["learning_rate"] * state.lr_scale.item()

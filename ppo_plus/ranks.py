@@ -6,7 +6,7 @@ Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in 
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -100,12 +100,7 @@ class Ranks:
         :param facts: by name
         :raises RanksError: they differ; on all of them
         """
-        told = self.gather_values({name: repr(value) for name, value in facts.items()})
-        for name in facts:
-            values = {other.get(name): rank for rank, other in reversed(list(enumerate(told)))}
-            if len(values) > 1:
-                said = " and ".join(f"{name}={value} on rank {rank}" for value, rank in reversed(values.items()))
-                raise RanksError(f"processes that train together need the same {name}, but there is {said}")
+        refuse_different(self.gather_values(told(facts)))
 
     @contextmanager
     def until_error(self) -> Iterator[None]:
@@ -134,3 +129,21 @@ class Ranks:
             ) from error
         finally:
             self.waited += time.monotonic() - start
+
+
+def told(facts: dict[str, Any]) -> dict[str, str]:
+    """Facts as processes tell them to each other, to compare them."""
+    return {name: repr(value) for name, value in facts.items()}
+
+
+def refuse_different(by_rank: Sequence[dict[str, str]]) -> None:
+    """Compare what processes have told of themselves.
+
+    :param by_rank: of each
+    :raises RanksError: they differ
+    """
+    for name in by_rank[0]:
+        values = {other.get(name): rank for rank, other in reversed(list(enumerate(by_rank)))}
+        if len(values) > 1:
+            said = " and ".join(f"{name}={value} on rank {rank}" for value, rank in reversed(values.items()))
+            raise RanksError(f"processes that train together need the same {name}, but there is {said}")

@@ -11,6 +11,7 @@ from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
 from ppo_plus.ranks import Ranks, RanksError
 
 
@@ -111,6 +112,38 @@ def differing_later(ranks):
         assert "need the same n_epochs" in str(error)
     else:
         raise AssertionError("nobody noticed")
+
+
+def differing_schedules(ranks):
+    """Also those that a callback has put in the place of others."""
+
+    def change(locals_, _):
+        if ranks.rank == 1:
+            locals_["self"].lr_schedule = lambda progress: 1e-3
+        return True
+
+    try:
+        model().learn(256, callback=ConvertCallback(change))
+    except RanksError as error:
+        assert "need the same learning_rate, but there is learning_rate=0.0003 on rank 0" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
+
+
+class Copying(PPO_RolloutBuffer):
+    """A buffer of one's own, each of whose minibatches is a rollout by itself."""
+
+    def minibatches(self, batch_size, data):
+        for rows, indices in super().minibatches(batch_size, data):
+            yield rows._replace(normalized=None), indices
+
+
+def foreign_buffer(ranks):
+    trained = [model(rollout_buffer_class=kind).learn(64) for kind in (Copying, PPO_RolloutBuffer)]
+    copied, plain = ([weight.sum().item() for weight in each.policy.parameters()] for each in trained)
+    assert copied == plain
+    first, second = ranks.gather_values(copied)
+    assert first == second
 
 
 def raising(ranks):

@@ -19,6 +19,14 @@ def test_two_processes():
 def test_what_differs_later_is_named():
     done = torchrun(2, SCRIPT, "differing_later")
     assert done.returncode == 0, done.stderr[-5000:]
+    done = torchrun(2, SCRIPT, "differing_schedules")
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+@pytest.mark.slow
+def test_a_buffer_of_ones_own():
+    done = torchrun(2, SCRIPT, "foreign_buffer")
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 @pytest.mark.slow

@@ -6,16 +6,18 @@ Each process writes, for each case, its rollout, its minibatches, and what it ha
 """
 
 import sys
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+import gymnasium as gym
 import torch as th
-from envs import ACTIONS, MaskedEnv, RandomEnv, vec
+from envs import ACTIONS, OBSERVATIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.trees import tree_map
 
 
@@ -36,6 +38,11 @@ class Unreached(PPO_Plus):
         return self.policy.evaluate_batch(batch)[0]
 
 
+def resetting(n_envs):
+    """Environments some of whose steps are no transitions."""
+    return as_vec_env(gym.make_vec("CartPole-v1", n_envs, vectorization_mode="sync"))
+
+
 BOX = spaces.Box(-1, 1, (2,))
 CASES = {
     "plain": {},
@@ -51,6 +58,9 @@ CASES = {
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},
     "normalized": {"normalize": True},
+    "Dict observations": {"policy": "MultiInputPolicy", "observation_space": OBSERVATIONS["dict"]},
+    "memory, steps that only reset": {
+        "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "make_env": resetting},
 }  # fmt: skip
 N_ENVS, N_STEPS = 2, 32
 
@@ -59,7 +69,9 @@ def make(case, seed=3, n_envs=N_ENVS):
     """The model of a case, with environments."""
     given = {"n_steps": N_STEPS, "batch_size": 16, "n_epochs": 2, "compile": False, "ent_coef": 0.01} | CASES[case]
     cls, action_space = given.pop("cls", PPO_Plus), given.pop("action_space", spaces.Discrete(3))
-    env = vec(action_space, n_envs=n_envs, env_class=given.pop("env_class", RandomEnv))
+    observation_space, env_class = given.pop("observation_space", VECTOR), given.pop("env_class", RandomEnv)
+    make_env = given.pop("make_env", partial(vec, action_space, observation_space, env_class=env_class))
+    env = make_env(n_envs=n_envs)
     if given.pop("normalize", False):
         env = VecNormalize(env)
     return without_kinks(cls(given.pop("policy", "MlpPolicy"), env, seed=seed, device="cpu", **given))

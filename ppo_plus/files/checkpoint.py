@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch as th
 from stable_baselines3.common import utils
@@ -37,12 +38,13 @@ PATTERN = "checkpoint_*.zip"
 NAME = re.compile(r"checkpoint_\d+(?:_rank(\d+))?\.zip")
 
 
-def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
+def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment: str | None = None) -> dict[str, Any]:
     """A checkpoint of a model as it is now; nothing in it changes with the model.
 
     :param model: a :class:`~ppo_plus.PPO_Plus` with environments
     :param folder: where it is going to be written
     :param logs: patterns of files that are only appended to, below ``folder``; see :class:`Checkpoints`
+    :param moment: a name of its own for what several processes take together
     :raises RuntimeError: it is in the middle of a rollout
     """
     if not model.call.between_rollouts:
@@ -62,6 +64,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "num_timesteps": model.num_timesteps,
         "rank": model.ranks.rank,
         "ranks": model.ranks.size,
+        "moment": moment,
     }
 
 
@@ -151,7 +154,7 @@ def _read(path: Path) -> dict[str, Any]:
     """The checkpoint in a file, whose logs are found from where it lies now."""
     checkpoint = container.read(path, KIND)
     # Earlier versions knew of one process only.
-    alone = {"rank": 0, "ranks": 1}
+    alone = {"rank": 0, "ranks": 1, "moment": None}
     return {**alone, **checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
 
 
@@ -173,7 +176,8 @@ def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
         lead = _try(Path(folder) / name)
         same = lead is not None and lead["ranks"] == ranks.size
         own = _try(_path(folder, lead["num_timesteps"], ranks.rank)) if lead and same else lead
-        if all(ranks.gather_values(own is not None)):
+        # A file of the same step may be of an earlier attempt.
+        if all(ranks.gather_values(own is not None and lead is not None and own["moment"] == lead["moment"])):
             assert own is not None
             return own
         if ranks.leads:
@@ -200,7 +204,8 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
         reason = env_state.set_state(model.env, checkpoint["env"])
     else:
         reason = f"the checkpoint is of {checkpoint['ranks']} processes, and now there are {ranks.size}"
-        model.batch_size = _divided(model.batch_size * checkpoint["ranks"], ranks.size)
+        if "batch_size" not in kwargs:
+            model.batch_size = _divided(model.batch_size * checkpoint["ranks"], ranks.size)
         env_state.set_statistics(model.env, checkpoint["env"])
         checkpoint = _for_another_number(checkpoint, ranks, model.seed)
     if reason is not None:
@@ -290,11 +295,12 @@ class Checkpoints(BaseCallback):
     def _on_rollout_start(self) -> None:
         is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
         is_wanted = is_due or (start - self._taken) * SHARE >= self._cost
+        moment = None
         if self._ranks.several:
             # All of the same moment.
-            is_due, is_wanted = self._ranks.lead((is_due, is_wanted))
+            is_due, is_wanted, moment = self._ranks.lead((is_due, is_wanted, uuid4().hex))
         if is_wanted:
-            self.latest = take(self.model, self.folder, self.logs)
+            self.latest = take(self.model, self.folder, self.logs, moment)
             self._taken = time.monotonic()
             self._cost = self._taken - start
         if is_due:

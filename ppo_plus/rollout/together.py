@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -14,8 +14,20 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from ppo_plus.formulas.moments import Moments, total
-from ppo_plus.ranks import Ranks
+from ppo_plus.ranks import Ranks, refuse_different, told
 from ppo_plus.rollout.normalization import running_statistics
+
+
+class _Told(NamedTuple):
+    """What a process tells the others after a rollout; see :meth:`Together.meet`."""
+
+    facts: dict[str, str]
+    goes_on: bool
+    episodes: list[tuple[Any, Any]]
+    moments: list[Moments]
+    waited: float
+    num_timesteps: int
+    n_restarts: int
 
 
 class Together:
@@ -32,6 +44,10 @@ class Together:
         self._episodes: list[tuple[Any, Any]] = []
         #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
+        #: What schedules gave for the last update, which has to be the same in all.
+        self.scheduled: dict[str, Any] = {}
+        #: Environments that were replaced, in all processes.
+        self.n_restarts = 0
         self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
@@ -71,19 +87,23 @@ class Together:
             their infos; and the largest count of timesteps, since one may have stopped early
         :raises RanksError: the settings are no longer the same
         """
-        self.ranks.require_same(settings)
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        told = self.ranks.gather_values((goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps))
+        facts, restarts = told(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
+        others = self.ranks.gather_values(
+            _Told(facts, goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
+        )
+        refuse_different([other.facts for other in others])
         self._episodes = []
         for i, each in enumerate(found):
-            self._common[i] = total([self._common[i], *(other[2][i] for other in told)])
+            self._common[i] = total([self._common[i], *(other.moments[i] for other in others)])
             _put(each, self._common[i])
-        self.waited = sum(other[3] for other in told) / len(told)
+        self.waited = sum(other.waited for other in others) / len(others)
+        self.n_restarts = sum(other.n_restarts for other in others)
         # In turns, since the window of means has no room for those of all.
-        turns = zip_longest(*(other[1] for other in told))
+        turns = zip_longest(*(other.episodes for other in others))
         episodes = [episode for turn in turns for episode in turn if episode is not None]
-        return all(other[0] for other in told), episodes, max(other[4] for other in told)
+        return all(other.goes_on for other in others), episodes, max(other.num_timesteps for other in others)
 
     @contextmanager
     def updating(self) -> Iterator[None]:

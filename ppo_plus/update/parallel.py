@@ -126,6 +126,9 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     """The minibatch with these normalized advantages."""
     if indices is None:
         return data._replace(normalized=values), None
+    if data.normalized is None:
+        # A buffer of one's own, each of whose minibatches may be of another rollout.
+        data = with_room(data)
     assert data.normalized is not None
     data.normalized[indices] = values
     return data, indices

@@ -18,6 +18,7 @@ import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.files import checkpoint, random_state
 from ppo_plus.files.values import Undescribable
+from ppo_plus.ranks import Ranks
 
 TOTAL = 400
 
@@ -340,7 +341,7 @@ def test_a_checkpoint_can_be_moved(tmp_path):
 def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     now, taken = [0.0], []
 
-    def take(model, folder, logs):
+    def take(model, folder, logs, moment):
         now[0] += 1.0
         taken.append(model.num_timesteps)
         return {"num_timesteps": model.num_timesteps}
@@ -357,6 +358,30 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     model_of("discrete").learn(20 * 64, [Checkpoints(tmp_path, minutes=None), Clock()])
     # Of 100 s without, 1 s.
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
+
+
+class Second(Ranks):
+    """The second of two processes, where the first one finds the same files."""
+
+    def __init__(self):
+        super().__init__(1, 2)
+
+    def lead(self, value):
+        return [path.name for path in checkpoint.files(self.folder)]
+
+    def gather_values(self, value):
+        return [True, value]
+
+
+def test_files_of_another_attempt_are_not_mixed(tmp_path):
+    """Two processes were killed when one had written its file; the other's of the same step is of an earlier attempt."""
+    ranks = Second()
+    ranks.folder = tmp_path
+    for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
+        told = {"num_timesteps": steps, "rank": rank, "ranks": 2, "moment": moment, "logs": {}}
+        checkpoint.write(tmp_path, told)
+    found = checkpoint.read_together(tmp_path, ranks)
+    assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
 
 
 def test_what_is_written_after_an_error_is_one_of_those_that_are_kept(tmp_path):
