@@ -374,7 +374,7 @@ class Second(Ranks):
 
 
 def test_files_of_another_attempt_are_not_mixed(tmp_path):
-    """Two processes were killed when one had written its file; the other's of the same step is of an earlier attempt."""
+    """Two processes were killed when one had written its file; the other's is of an earlier attempt."""
     ranks = Second()
     ranks.folder = tmp_path
     for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
