@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch as th
-from envs import ACTIONS, MaskedEnv, RandomEnv, vec
+from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
 from stable_baselines3.common.vec_env import VecNormalize
@@ -37,6 +37,7 @@ class Unreached(PPO_Plus):
 
 
 BOX = spaces.Box(-1, 1, (2,))
+DICT = spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (3,)), c=BOX)
 CASES = {
     "plain": {},
     "compiled": {"compile": True},
@@ -48,6 +49,7 @@ CASES = {
     "adaptive rate": {"action_space": BOX, "kl_control": "adaptive_lr", "target_kl": 0.001},
     "memory": {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
     "memory, compiled": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
+    "keys": {"policy": "MultiInputPolicy", "observation_space": DICT, "policy_kwargs": {"actor_keys": ["a", "c"]}},
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},
     "normalized": {"normalize": True},
@@ -59,7 +61,8 @@ def make(case, seed=3, n_envs=N_ENVS):
     """The model of a case, with environments."""
     given = {"n_steps": N_STEPS, "batch_size": 16, "n_epochs": 2, "compile": False, "ent_coef": 0.01} | CASES[case]
     cls, action_space = given.pop("cls", PPO_Plus), given.pop("action_space", spaces.Discrete(3))
-    env = vec(action_space, n_envs=n_envs, env_class=given.pop("env_class", RandomEnv))
+    observation_space = given.pop("observation_space", VECTOR)
+    env = vec(action_space, observation_space, n_envs, given.pop("env_class", RandomEnv))
     if given.pop("normalize", False):
         env = VecNormalize(env)
     return without_kinks(cls(given.pop("policy", "MlpPolicy"), env, seed=seed, device="cpu", **given))
