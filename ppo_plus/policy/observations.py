@@ -99,11 +99,14 @@ def to_tensor(
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        needed = space.spaces.keys() - dispensable
-        if not isinstance(observation, dict) or not needed <= observation.keys():
-            raise ValueError(f"observation {observation!r} must be a dict with the keys {sorted(needed)}")
-        found = {key: sub for key, sub in space.items() if key in observation}
-        parts = {key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]") for key, sub in found.items()}
+        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys() | dispensable:
+            needed = sorted(space.spaces.keys() - dispensable)
+            raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")
+        parts = {
+            key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]")
+            for key, sub in space.items()
+            if key in observation
+        }
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)
