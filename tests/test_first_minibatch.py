@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, choices, equal_actions, vec
+from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, equal_actions, vec
 from gymnasium import spaces
 from products import all_pairs
 from stable_baselines3.common.vec_env import VecNormalize
@@ -110,6 +110,20 @@ def test_ratio_is_one_and_kl_zero_with_memory_of_every_observation(observation, 
 def test_ratio_is_one_and_kl_zero_with_memory_under_masks(kind, masks, exploration):
     model = make_masked(kind, masks, exploration, memory="Lstm").learn(32)
     assert_first_minibatches_are_neutral(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory", "exploration", "masks"), all_pairs(ACTIONS, ["", *MEMORIES], EXPLORATIONS, [False, True])
+)
+def test_ratio_is_one_and_kl_zero_where_actor_and_critic_see_different_entries(kind, memory, exploration, masks):
+    keys = {"actor_keys": ["choice", "vector"], "critic_keys": ["choice", "choices", "image"], "ortho_init": False}
+    if memory:
+        keys |= {"lstm_hidden_size": 12}
+    env_class, key = (KeyMaskedEnv, "mask") if masks and kind in MASKABLE else (RandomEnv, None)
+    env = vec(ACTIONS[kind], OBSERVATIONS["dict"], env_class=env_class)
+    model = make(kind, "dict", exploration, env, memory, policy_kwargs=keys, action_mask_key=key).learn(32)
+    assert_first_minibatches_are_neutral(model)
+    assert_loaded_acts_alike(model)
 
 
 @pytest.mark.parametrize("exploration", EXPLORATIONS)

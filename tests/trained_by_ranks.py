@@ -44,6 +44,7 @@ def resetting(n_envs):
 
 
 BOX = spaces.Box(-1, 1, (2,))
+DICT = spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (3,)), c=BOX)
 CASES = {
     "plain": {},
     "compiled": {"compile": True},
@@ -55,6 +56,7 @@ CASES = {
     "adaptive rate": {"action_space": BOX, "kl_control": "adaptive_lr", "target_kl": 0.001},
     "memory": {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "sequence_length": 8},
     "memory, compiled": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "compile": True},
+    "keys": {"policy": "MultiInputPolicy", "observation_space": DICT, "policy_kwargs": {"actor_keys": ["a", "c"]}},
     "not packed": {"policy_kwargs": {"optimizer_class": two_groups}},
     "unreached": {"cls": Unreached},
     "normalized": {"normalize": True},

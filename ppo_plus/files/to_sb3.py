@@ -68,6 +68,7 @@ def _policy_for_sb3(model: Any) -> Any:
         "a memory": model.policy.remembers,
         f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
         "action masks": model._expects_masks,
+        f"actor_keys={model.policy_kwargs.get('actor_keys')!r}": model.policy_kwargs.get("actor_keys") is not None,
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
     }

@@ -63,6 +63,8 @@ class CalledAsSB3:
     :param args: arguments of the policy class, by position
     :param exploration: not available
     :param action_mask_key: not available
+    :param actor_keys: not available
+    :param critic_keys: not available
     :param kwargs: arguments of the policy class, by name
     :raises ValueError: what is not available is asked for
     """
@@ -73,8 +75,22 @@ class CalledAsSB3:
     #: Whether the parameters of its action distribution are known.
     tells_params = False
 
-    def __init__(self, *args: Any, exploration: Any = None, action_mask_key: Any = None, **kwargs: Any):
-        for name, value in (("exploration", exploration), ("action_mask_key", action_mask_key)):
+    def __init__(
+        self,
+        *args: Any,
+        exploration: Any = None,
+        action_mask_key: Any = None,
+        actor_keys: Any = None,
+        critic_keys: Any = None,
+        **kwargs: Any,
+    ):
+        unavailable = {
+            "exploration": exploration,
+            "action_mask_key": action_mask_key,
+            "actor_keys": actor_keys,
+            "critic_keys": critic_keys,
+        }
+        for name, value in unavailable.items():
             if value is not None:
                 raise ValueError(
                     f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "

@@ -4,7 +4,7 @@ Covers what SB3's preprocessing does, with the same numbers, and what it cannot:
 ``MultiDiscrete`` of any shape. Which conversion a space needs is settled once, when the policy is built.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -80,21 +80,33 @@ def is_batched(observation: np.ndarray, space: spaces.Space) -> bool:
     )
 
 
-def to_tensor(observation: Any, space: spaces.Space, device: th.device, name: str = "observation") -> tuple[Any, bool]:
+def to_tensor(
+    observation: Any,
+    space: spaces.Space,
+    device: th.device,
+    name: str = "observation",
+    dispensable: Collection[str] = (),
+) -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors.
 
     :param observation: array, number, or dict of arrays; channel-last images are accepted for channel-first spaces
     :param space: the observation space
     :param device: where the tensors go
     :param name: what to call it in messages
+    :param dispensable: entries of a Dict space that may be missing
     :return: tensor ``(B, *shape)`` (or a dict of them), and whether ``observation`` was a batch
     :raises ValueError: the observation does not fit the space
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys():
-            raise ValueError(f"observation {observation!r} must be a dict with the keys {sorted(space.spaces)}")
-        parts = {key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]") for key, sub in space.items()}
+        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys() | dispensable:
+            needed = sorted(space.spaces.keys() - dispensable)
+            raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")
+        parts = {
+            key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]")
+            for key, sub in space.items()
+            if key in observation
+        }
         return {key: tensor for key, (tensor, _) in parts.items()}, any(batched for _, batched in parts.values())
     # A copy: torch cannot share arrays with negative strides or without write permission.
     array = np.array(observation)

@@ -7,7 +7,7 @@ observations (:mod:`ppo_plus.policy.observations`). Networks, their initializati
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
     FlattenExtractor,
+    MlpExtractor,
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
@@ -30,6 +31,7 @@ from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
+from ppo_plus.policy.views import make_views
 
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
@@ -57,7 +59,7 @@ class Step(NamedTuple):
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.
 
-    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and five more. ``use_sde`` works for every
+    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and some more. ``use_sde`` works for every
     action space, ``squash_output`` for Box with and without gSDE.
 
     :param observation_space: the environment's
@@ -82,6 +84,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         processor has bfloat16 arithmetic. Weights, all that comes after the features and the loss stay in float32
     :param action_mask_key: the entry of Dict observations that is the action mask (see
         :mod:`ppo_plus.policy.masking`), and so no feature
+    :param actor_keys: names of all the entries of Dict observations that the actor sees (see
+        :mod:`ppo_plus.policy.views`); ``None``: everything. ``predict`` needs no others
+    :param critic_keys: the same for the critic; ``None``: everything. It needs ``actor_keys``. Where the two see
+        different entries they share no features extractor: each has one for what it sees
     :param kwargs: SB3's further arguments, by name
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
@@ -117,6 +123,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         critic: NetworkLike | None = None,
         autocast: bool = False,
         action_mask_key: str | None = None,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ):
         if use_sde and exploration is not None:
@@ -128,6 +136,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if action_mask_key is not None:
             check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
         features_space = without_mask(observation_space, action_mask_key)
+        self.views = make_views(features_space, actor_keys, critic_keys, action_mask_key)
+        if self.views.differ and kwargs.get("share_features_extractor"):
+            raise ValueError(
+                f"policy_kwargs: share_features_extractor=True cannot be where actor_keys={actor_keys!r} and "
+                f"critic_keys={critic_keys!r} differ: leave it out"
+            )
         extractor = features_extractor_class or self.default_features_extractor
         _check_extractor(extractor, features_space, kwargs.get("normalize_images", True))
         # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
@@ -135,12 +149,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             exploration = StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise()
         self.exploration = exploration
         self.action_mask_key = action_mask_key
+        self.actor_keys, self.critic_keys = actor_keys, critic_keys
+        self._dispensable = self.views.dispensable(observation_space, action_mask_key)
         self._build_spaces = features_space, action_space
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._squash = squash_output
         self.autocast = autocast
         super().__init__(
-            canonical_space(features_space),
+            canonical_space(self.views.actor),
             # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
             spaces.Box(-1.0, 1.0, (1,)),
             lr_schedule,
@@ -166,7 +182,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
         features_space, action_space = self._build_spaces
         self.action_dist = make_distribution(action_space, self._squash)
-        self._preprocess = make_preprocess(features_space, self.normalize_images)
+        self._preprocess = self._preprocess_critics = make_preprocess(self.views.actor, self.normalize_images)
+        self.vf_features_dim = self.features_dim
+        if self.views.differ:
+            self._build_critics_extractor()
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.parameters()):
             self._settle_lazy_layers(features_space)
         self._build_mlp_extractor()
@@ -181,6 +200,15 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._build_memory()
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
+    def _build_critics_extractor(self) -> None:
+        """Give the critic, which sees other entries than the actor, a features extractor for these."""
+        self._preprocess_critics = make_preprocess(self.views.critic, self.normalize_images)
+        # SB3 makes extractors for this attribute; the constructor sets it to the whole space in the end.
+        self.observation_space = canonical_space(self.views.critic)
+        self.share_features_extractor = False
+        self.vf_features_extractor = self.make_features_extractor()
+        self.vf_features_dim = self.vf_features_extractor.features_dim
+
     def _settle_lazy_layers(self, features_space: spaces.Space) -> None:
         """Let layers such as ``nn.LazyLinear`` learn their sizes from an observation, before their weights are used."""
         obs, _ = to_tensor(copy.deepcopy(features_space).sample(), features_space, self.device)
@@ -189,6 +217,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         with th.no_grad():
             self.extract_features(obs)
         self.train()
+
+    def _build_mlp_extractor(self) -> None:
+        super()._build_mlp_extractor()
+        if self.vf_features_dim != self.features_dim:
+            critics = MlpExtractor(self.vf_features_dim, self.net_arch, self.activation_fn, self.device)
+            self.mlp_extractor.value_net = critics.value_net
+            self.mlp_extractor.latent_dim_vf = critics.latent_dim_vf
 
     def _build_memory(self) -> None:
         """Add recurrent layers, if the policy has any."""
@@ -200,8 +235,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if given is None:
             return nn.Linear(getattr(self.mlp_extractor, f"latent_dim_{short}"), output_dim)
         network = copy.deepcopy(given)
+        input_dim = {"pi": self.features_dim, "vf": self.vf_features_dim}[short]
         if not isinstance(given, nn.Module) and callable(given):
-            network = given(self.features_dim, output_dim)
+            network = given(input_dim, output_dim)
         if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
             raise TypeError(
                 f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
@@ -209,11 +245,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             )
         layers = list(network) if isinstance(network, nn.Sequential) else [network]
         hidden, last = nn.Sequential(*layers[:-1]).to(self.device), layers[-1].to(self.device)
-        latent = _output_of(name, hidden, th.zeros(1, self.features_dim, device=self.device))
+        latent = _output_of(name, hidden, th.zeros(1, input_dim, device=self.device))
         output = _output_of(name, last, latent)
         if output.shape != (1, output_dim):
             raise ValueError(
-                f"policy_kwargs: {name} maps one row of {self.features_dim} features to shape {tuple(output.shape)}, "
+                f"policy_kwargs: {name} maps one row of {input_dim} features to shape {tuple(output.shape)}, "
                 f"but must map it to (1, {output_dim}): change its last layer"
             )
         setattr(self.mlp_extractor, {"pi": "policy_net", "vf": "value_net"}[short], hidden)
@@ -247,7 +283,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         own = {
             "exploration": None if self.use_sde else self.exploration,
             "autocast": self.autocast,
+            "share_features_extractor": self.share_features_extractor,
             "action_mask_key": self.action_mask_key,
+            "actor_keys": self.actor_keys,
+            "critic_keys": self.critic_keys,
         }
         return data | self._networks | own
 
@@ -389,15 +428,23 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
         """Network input of raw observations, through the given or the policy's own extractor(s).
 
-        :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's
+        :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's. The
+            critic's are NaN where ``obs`` lacks what the critic sees and the actor does not
         """
-        inputs = self._preprocess(obs)
         extract = self._extract
         if features_extractor is not None:
-            return extract(features_extractor, inputs)
+            critics = self.views.differ and features_extractor is self.vf_features_extractor
+            return extract(features_extractor, (self._preprocess_critics if critics else self._preprocess)(obs))
+        inputs = self._preprocess(obs)
         if self.share_features_extractor:
             return extract(self.features_extractor, inputs)
-        return extract(self.pi_features_extractor, inputs), extract(self.vf_features_extractor, inputs)
+        features = extract(self.pi_features_extractor, inputs)
+        if self.views.differ:
+            if self.views.lacks_critics(obs):
+                # Values that nobody can take for the critic's, and actions all the same.
+                return features, features.new_full((len(features), self.vf_features_extractor.features_dim), th.nan)
+            inputs = self._preprocess_critics(obs)
+        return features, extract(self.vf_features_extractor, inputs)
 
     def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
         if not self.autocast:
@@ -434,12 +481,24 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
     ) -> th.Tensor:
-        """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`."""
+        """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`.
+
+        :raises ValueError: ``obs`` lacks what the critic sees
+        """
+        if self.views.lacks_critics(obs):
+            assert isinstance(obs, dict) and isinstance(self.views.critic, spaces.Dict)
+            raise ValueError(
+                f"observations of {list(obs)} have no value, since the critic sees {list(self.views.critic)}: add what "
+                "is missing"
+            )
         return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
-        """An observation (or a batch) as a batch of tensors, and whether it was a batch."""
-        return to_tensor(observation, self.observation_space, self.device)
+        """An observation (or a batch) as a batch of tensors, and whether it was a batch.
+
+        Entries that the actor does not see may be missing.
+        """
+        return to_tensor(observation, self.observation_space, self.device, dispensable=self._dispensable)
 
     def predict(
         self,
@@ -451,7 +510,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains.
 
-        :param observation: one observation, or a batch
+        :param observation: one observation, or a batch; of Dict observations what the actor sees
         :param state: what the call before returned; ``None``: nothing is remembered. Without memory returned as it is
         :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there, and
             nothing is remembered

@@ -56,8 +56,6 @@ class WithMemory(ActorCriticPolicy):
         require_kind("policy_kwargs: lstm_kwargs", lstm_kwargs, (dict, type(None)), "a dict, or None")
         if shared_lstm and enable_critic_lstm:
             raise ValueError("policy_kwargs: shared_lstm=True needs enable_critic_lstm=False")
-        if shared_lstm and not kwargs.get("share_features_extractor", True):
-            raise ValueError("policy_kwargs: shared_lstm=True needs share_features_extractor=True")
         unknown = (lstm_kwargs or {}).keys() - {"bias", "dropout"}
         if unknown:
             raise ValueError(f"policy_kwargs: lstm_kwargs={lstm_kwargs!r} may only set bias and dropout")
@@ -67,21 +65,27 @@ class WithMemory(ActorCriticPolicy):
         self.enable_critic_lstm = enable_critic_lstm
         self.lstm_kwargs = lstm_kwargs or {}
         super().__init__(*args, **kwargs)
+        if shared_lstm and not self.share_features_extractor:
+            raise ValueError(
+                "policy_kwargs: shared_lstm=True needs share_features_extractor=True, and actor and critic that "
+                "see the same (actor_keys, critic_keys)"
+            )
 
     def _build_mlp_extractor(self) -> None:
         # What is behind the recurrent layers sees their output as features.
-        self._inputs_dim, self.features_dim = int(self.features_dim), self.lstm_hidden_size
+        self._input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
+        self.features_dim = self.vf_features_dim = self.lstm_hidden_size
         super()._build_mlp_extractor()
 
     def _build_memory(self) -> None:
-        setattr(self, f"{self.layer_name}_actor", self._make_layer())
+        setattr(self, f"{self.layer_name}_actor", self._make_layer("actor"))
         if self.enable_critic_lstm:
-            setattr(self, f"{self.layer_name}_critic", self._make_layer())
+            setattr(self, f"{self.layer_name}_critic", self._make_layer("critic"))
         elif not self.shared_lstm:
-            self.critic = nn.Linear(self._inputs_dim, self.lstm_hidden_size)
+            self.critic = nn.Linear(self._input_dims["critic"], self.lstm_hidden_size)
 
-    def _make_layer(self) -> Recurrent:
-        return self.layer(self._inputs_dim, self.lstm_hidden_size, self.n_lstm_layers, **self.lstm_kwargs)
+    def _make_layer(self, owner: str) -> Recurrent:
+        return self.layer(self._input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers, **self.lstm_kwargs)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs")

@@ -78,6 +78,12 @@ CASES = {
         action_mask_key="mask",
         n_epochs=1,
     ),
+    "keys": lambda: make(
+        "MultiInputLstmPolicy",
+        vec(ACTIONS["discrete"], OBSERVATIONS["dict"]),
+        policy_kwargs=dict(actor_keys=("vector",), critic_keys=["choice", "choices"], lstm_hidden_size=8),
+        n_epochs=1,
+    ),
     "squashed": lambda: make(
         env=vec(ACTIONS["box_float64"]), use_sde=True, policy_kwargs=dict(squash_output=True), sde_sample_freq="episode"
     ),

@@ -75,6 +75,14 @@ UNKNOWN = {
         },
         "action_mask_key='mask'",
     ),
+    "keys": (
+        {
+            "env": vec(ACTIONS["discrete"], DICT),
+            "policy": "MultiInputPolicy",
+            "policy_kwargs": {"actor_keys": list(DICT)[:1]},
+        },
+        "actor_keys=",
+    ),
     "gsde": ({"use_sde": True}, "use_sde=True"),
     "exploration": ({"env": vec(ACTIONS["box"]), "exploration": StateDependentNoise()}, "exploration="),
     "policy": ({"policy": OwnPolicy}, "policy=OwnPolicy"),

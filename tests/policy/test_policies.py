@@ -106,6 +106,16 @@ def test_lazy_layers_find_their_sizes(space, share, tmp_path):
     assert th.equal(loaded.policy.pi_features_extractor.layers[1].weight, weight)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_a_saved_policy_knows_whether_its_extractors_are_shared(share, tmp_path):
+    model = image_model(policy_kwargs={"share_features_extractor": share})
+    model.learn(32).policy.save(tmp_path / "policy")
+    loaded = type(model.policy).load(tmp_path / "policy", device="cpu")
+    obs = images(model)
+    for mine, theirs in zip(loaded.evaluate(obs), model.policy.evaluate(obs), strict=True):
+        assert th.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("kind", ["box", "discrete", "mixed"])
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):

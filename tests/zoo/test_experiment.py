@@ -158,6 +158,12 @@ def test_policy_kwargs_as_mapping_knows_classes(settings):
     assert load_experiment("Foo-v0", path).policy_kwargs == expected
 
 
+@pytest.mark.parametrize("text", ["{actor_keys: [policy]}", "\"dict(actor_keys=['policy'])\""])
+def test_who_sees_what_is_a_list_of_names(settings, text):
+    path = settings(f"default: {{n_timesteps: 1, policy_kwargs: {text}}}")
+    assert load_experiment("Foo-v0", path).policy_kwargs == {"actor_keys": ["policy"]}
+
+
 def test_numbers_that_yaml_takes_for_text(settings):
     path = settings("default: {n_timesteps: 1e5, gamma: 9e-1, learning_rate: 1e-3, clip_range: lin_2e-1}")
     experiment = load_experiment("Foo-v0", path)

@@ -1,0 +1,87 @@
+"""Which entries of Dict observations the actor sees, and which the critic: an asymmetric actor-critic.
+
+The critic only helps to train, so it may see what the actor will have to do without: in a simulation the exact state,
+where the robot has a camera (Pinto et al. 2017, "Asymmetric Actor Critic for Image-Based Robot Learning",
+arXiv:1710.06542).
+"""
+
+from typing import Any, NamedTuple
+
+from gymnasium import spaces
+
+from ppo_plus.require import nearest
+
+
+class Views(NamedTuple):
+    """What actor and critic see of the observations.
+
+    :param actor: the space of what the actor sees
+    :param critic: the space of what the critic sees
+    """
+
+    actor: spaces.Space
+    critic: spaces.Space
+
+    @property
+    def differ(self) -> bool:
+        """Whether they see different entries."""
+        return self.actor is not self.critic
+
+    def dispensable(self, observation_space: spaces.Space, mask_key: str | None) -> frozenset[str]:
+        """The entries of the observations that no action depends on.
+
+        :param observation_space: the environment's
+        :param mask_key: the entry that is the action mask, if there is one
+        """
+        if not isinstance(observation_space, spaces.Dict) or not isinstance(self.actor, spaces.Dict):
+            return frozenset()
+        return frozenset(observation_space.spaces.keys() - self.actor.spaces.keys() - {mask_key})
+
+    def lacks_critics(self, observations: Any) -> bool:
+        """Whether observations are without an entry that the critic sees."""
+        return isinstance(self.critic, spaces.Dict) and not all(key in observations for key in self.critic.spaces)
+
+
+def make_views(space: spaces.Space, actor_keys: Any, critic_keys: Any, mask_key: str | None = None) -> Views:
+    """What actor and critic see, in the order of the space.
+
+    :param space: the observations' without the action mask
+    :param actor_keys: all that the actor sees, a list of names; ``None``: everything
+    :param critic_keys: all that the critic sees; ``None``: everything
+    :param mask_key: the entry that is the action mask, if there is one
+    :raises TypeError: no list of names
+    :raises ValueError: the observations are no Dict; there is no name, or one that is unknown, the mask's or there
+        twice; or it is not said what the actor sees
+    """
+    if actor_keys is None:
+        if critic_keys is not None:
+            raise ValueError(
+                f"policy_kwargs: critic_keys={critic_keys!r} is all that the critic sees, and without actor_keys the "
+                "actor would see everything: name what it sees, actor_keys=[...]"
+            )
+        return Views(space, space)
+    actor = _part("actor_keys", actor_keys, space, mask_key)
+    critic = space if critic_keys is None else _part("critic_keys", critic_keys, space, mask_key)
+    return Views(actor, actor if actor == critic else critic)
+
+
+def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> spaces.Dict:
+    """The part of a Dict space that an argument names, checked."""
+    given = f"policy_kwargs: {name}={keys!r}"
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"{given} names entries of Dict observations, but these are {space}: leave it out")
+    if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
+        raise TypeError(f"{given} must be a list of names, such as {list(space)[:1]}")
+    if not keys:
+        raise ValueError(f"{given} leaves nothing to see: name one or more of {list(space)}")
+    for key in keys:
+        if key == mask_key:
+            raise ValueError(f"{given} names the action mask (action_mask_key), which is no feature: leave it out")
+        if key not in space.spaces:
+            likely = nearest(key, space)
+            remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
+            raise ValueError(f"{given} names {key!r}, which is no entry of the observations: {remedy}")
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{given} names an entry twice: leave one out")
+    # Pairs, not a dict: Gymnasium would sort its keys.
+    return spaces.Dict([(key, sub) for key, sub in space.items() if key in keys])
