@@ -33,6 +33,7 @@ from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
@@ -106,6 +107,8 @@ class PPO_Plus(Lasting, Playing):
     :param _init_setup_model: whether to build the networks now
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
+    :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
+        present weights (:mod:`ppo_plus.rollout.anew`)
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
@@ -169,6 +172,7 @@ class PPO_Plus(Lasting, Playing):
         _init_setup_model: bool = True,
         *,
         value_clip: Literal["max", "plain"] = "max",
+        recompute_advantages: bool = False,
         kl_control: str | KLControl = "stop",
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
@@ -228,6 +232,7 @@ class PPO_Plus(Lasting, Playing):
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.value_clip = value_clip
+        self.recompute_advantages = recompute_advantages
         self.kl_control = kl_control
         self.exploration = exploration
         self.sequence_length = sequence_length
@@ -530,6 +535,16 @@ class PPO_Plus(Lasting, Playing):
         values, params = self.policy.evaluate_batch(batch)
         return self.settings.loss(self.policy.family, values, params, batch, coefficients)
 
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Normalize advantages over the whole rollout, where that is asked for."""
+        if self.normalize_advantage == "rollout":
+            self.together.normalize_advantages(buffer)
+
+    def _estimate(self, buffer: RolloutBuffer) -> None:
+        """Fill advantages and returns of a twin of the rollout, given its values."""
+        self.collector.estimate(buffer)
+        self._normalize(buffer)
+
     def train(self) -> None:
         """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
 
@@ -537,8 +552,7 @@ class PPO_Plus(Lasting, Playing):
         """
         settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
         policy.set_training_mode(True)
-        if self.normalize_advantage == "rollout":
-            self.together.normalize_advantages(buffer)
+        self._normalize(buffer)
         # Also a schedule that replaced the attribute after SB3's fashion.
         schedules = settings.schedules | {"learning_rate": self.lr_schedule}
         numbers = at(self._current_progress_remaining, schedules)
@@ -553,7 +567,11 @@ class PPO_Plus(Lasting, Playing):
         rollout = buffer.on_device()
         if self.ranks.several and settings.loss.normalize_advantage:
             rollout = with_room(rollout)
+        if self.recompute_advantages:
+            rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        if self.recompute_advantages:
+            epochs = estimated_anew(epochs, rollout, policy, buffer, self._estimate)
         if self.ranks.several:
             epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
         with packed(policy.optimizer) as weights:

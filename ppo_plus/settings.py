@@ -70,6 +70,7 @@ class Settings:
     policy_kwargs: Any
     seed: Any
     value_clip: str
+    recompute_advantages: bool
     kl_control: Any
     exploration: Any
     compile: bool | str
@@ -99,6 +100,7 @@ class Settings:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         _check_normalization(self)
+        _check_recomputing(self)
         _check_kl_control(self)
         _check_sequences(self)
 
@@ -223,6 +225,7 @@ def _check_kinds(settings: Settings) -> None:
             f"rollout_buffer_class={buffer_class!r} overrides get, which training does not call: override minibatches"
         )
     require_kind("use_sde", settings.use_sde, bool, "True or False")
+    require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
@@ -290,6 +293,14 @@ def _check_normalization(settings: Settings) -> None:
         raise ValueError(
             f"batch_size={settings.batch_size} leaves nothing to normalize: use at least 2, "
             'normalize_advantage="rollout" or normalize_advantage=False'
+        )
+
+
+def _check_recomputing(settings: Settings) -> None:
+    if settings.recompute_advantages and not settings.has_own_buffer:
+        raise ValueError(
+            f"recompute_advantages=True needs a rollout that stays as it is, which rollout_buffer_class="
+            f"{settings.rollout_buffer_class!r} shuffles in its place: derive it from ppo_plus.RolloutBuffer"
         )
 
 
