@@ -638,7 +638,10 @@ class PPO_Plus(Lasting, Playing):
         :param foreign: why they cannot be compiled; ``None``: they can
         """
         update = replace(update, compute_loss=self.compute_critic_loss, control=KLControl(), name="the critic's update")
-        epochs = shared_epochs(self.ranks, passes, normalizes=False) if self.ranks.several else passes
+        # A KL control may have left some of the others.
+        epochs: Iterable[Any] = islice(passes, self.critic_epochs)
+        if self.ranks.several:
+            epochs = shared_epochs(self.ranks, epochs, normalizes=False)
         reads: dict[str, Any] = {"named": [self], "loss": self.settings.loss}
         with learning_alone(self.policy, weights, self.learner.critic_moments), packed(self.policy.optimizer) as lent:
             minibatch = update.prepared(lent, scheduled, self.compilation, foreign, **reads)
