@@ -571,8 +571,22 @@ class PPO_Plus(Lasting, Playing):
         self.collector.estimate(buffer)
         self._normalize(buffer)
 
+    def _passes(self) -> Iterator[Any]:
+        """Passes over the rollout in minibatches: the epochs, then those of the critic alone."""
+        buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
+        if self.ranks.several and self.settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        if self.recompute_advantages:
+            rollout = separate(rollout)
+        n_passes = self.n_epochs + self.critic_epochs
+        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(n_passes))
+        if self.recompute_advantages:
+            passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
+        return passes
+
     def train(self) -> None:
-        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches, then
+        ``critic_epochs`` for the critic alone.
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
@@ -590,15 +604,7 @@ class PPO_Plus(Lasting, Playing):
         update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
         foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
 
-        rollout = buffer.on_device()
-        if self.ranks.several and settings.loss.normalize_advantage:
-            rollout = with_room(rollout)
-        if self.recompute_advantages:
-            rollout = separate(rollout)
-        n_passes = self.n_epochs + self.critic_epochs
-        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(n_passes))
-        if self.recompute_advantages:
-            passes = estimated_anew(passes, rollout, policy, buffer, self._estimate)
+        passes = self._passes()
         epochs: Iterable[Any] = islice(passes, self.n_epochs)
         if self.ranks.several:
             epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)

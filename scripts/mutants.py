@@ -336,6 +336,62 @@ UPDATE = (
 )
 ROLLOUT = (
     Fault(
+        "anew-too-late",
+        "rollout/anew.py",
+        "        if number:\n",
+        "        if number > 1:\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-with-dropout",
+        "rollout/anew.py",
+        "            policy.set_training_mode(False)\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-over-the-rollout",
+        "rollout/anew.py",
+        "    twin = buffer.twin()\n",
+        "    twin = buffer\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "bootstraps-pile-up",
+        "rollout/collector.py",
+        "        buffer.rewards[...] = self._rewards\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "critic-takes-what-is-shared",
+        "update/critic.py",
+        "if value and not action]",
+        "if value]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-forget",
+        "update/critic.py",
+        "[moments.get(name, {}) for name in own]",
+        "[{} for name in own]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "critic-rate-scaled",
+        "update/step.py",
+        "th.where(own_rate.where, own_rate.rate, rate)",
+        "th.where(own_rate.where, own_rate.rate * next_state.lr_scale, rate)",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-of-a-stopped-update",
+        "ppo_plus.py",
+        "islice(passes, self.critic_epochs)",
+        "passes",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
         "no-bootstrap",
         "rollout/collector.py",
         "buffer.bootstrap_timeouts(list(rows), list(columns), final_values)",

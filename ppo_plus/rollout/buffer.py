@@ -245,9 +245,8 @@ class RolloutBuffer:
         :param values: in the order of :meth:`on_device`, shape ``(T * N,)``
         """
         stored = self._tensors["values"]
-        (stored.T if self.memories else stored).copy_(
-            values.view(-1, self.buffer_size if self.memories else self.n_envs)
-        )
+        stored = stored.T if self.memories else stored
+        stored.copy_(values.view(stored.shape))
 
     def column(self, name: str) -> th.Tensor:
         """One of the stored tensors as :meth:`on_device` has it."""
