@@ -333,6 +333,34 @@ UPDATE = (
         "self.n = self.n if flag else self.n + 1",
         "tests/update/test_update.py",
     ),
+    Fault(
+        "critic-takes-what-is-shared",
+        "update/critic.py",
+        "if value and not action]",
+        "if value]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-forget",
+        "update/critic.py",
+        "[moments.get(name, {}) for name in own]",
+        "[{} for name in own]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "critic-rate-scaled",
+        "update/step.py",
+        "th.where(own_rate.where, own_rate.rate, rate)",
+        "th.where(own_rate.where, own_rate.rate * next_state.lr_scale, rate)",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-of-a-stopped-update",
+        "ppo_plus.py",
+        "islice(passes, self.critic_epochs)",
+        "passes",
+        "tests/update/test_critic.py",
+    ),
 )
 ROLLOUT = (
     Fault(
@@ -362,34 +390,6 @@ ROLLOUT = (
         "        buffer.rewards[...] = self._rewards\n",
         "",
         "tests/rollout/test_anew.py",
-    ),
-    Fault(
-        "critic-takes-what-is-shared",
-        "update/critic.py",
-        "if value and not action]",
-        "if value]",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "passes-forget",
-        "update/critic.py",
-        "[moments.get(name, {}) for name in own]",
-        "[{} for name in own]",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "critic-rate-scaled",
-        "update/step.py",
-        "th.where(own_rate.where, own_rate.rate, rate)",
-        "th.where(own_rate.where, own_rate.rate * next_state.lr_scale, rate)",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "passes-of-a-stopped-update",
-        "ppo_plus.py",
-        "islice(passes, self.critic_epochs)",
-        "passes",
-        "tests/update/test_critic.py",
     ),
     Fault(
         "no-bootstrap",
