@@ -408,8 +408,8 @@ ROLLOUT = (
     Fault(
         "last-value-forgets",
         "rollout/collector.py",
-        "self._values(policy, self.obs, self._memory, self.starts)",
-        "self._values(policy, self.obs, {}, self.starts)",
+        "self._values(policy, obs, memory, starts)",
+        "self._values(policy, obs, {}, starts)",
         "tests/rollout/test_collector.py tests/policy/test_recurrent.py",
     ),
     Fault(
