@@ -3,7 +3,9 @@
 This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch as th
@@ -33,6 +35,7 @@ from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
@@ -41,10 +44,11 @@ from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
+from ppo_plus.update.critic import critic_weights, learning_alone
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import Learner, metrics
 from ppo_plus.update.parallel import Reduction, average_buffers, explained_variance, shared_epochs, with_room
-from ppo_plus.update.update import Scheduled, Skipped, Update
+from ppo_plus.update.update import Progress, Scheduled, Skipped, Update
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -106,6 +110,14 @@ class PPO_Plus(Lasting, Playing):
     :param _init_setup_model: whether to build the networks now
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
+    :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
+        present weights (:mod:`ppo_plus.rollout.anew`)
+    :param critic_learning_rate: learning rate of the critic's own weights, at least 0; may change over time. No KL
+        control scales it. ``None``: that of all
+    :param critic_epochs: further passes over each rollout, after the others, in which the critic's own weights learn
+        alone, from the value loss. Its own (:func:`ppo_plus.update.critic.critic_weights`) are those that values depend
+        on and actions do not, so that neither argument changes what actor and critic share: with
+        ``policy_kwargs=dict(share_features_extractor=False)`` they share nothing
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
@@ -134,7 +146,7 @@ class PPO_Plus(Lasting, Playing):
         **RECURRENT,
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
-    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
+    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "compute_critic_loss", "evaluate", "predict"})
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
@@ -169,6 +181,9 @@ class PPO_Plus(Lasting, Playing):
         _init_setup_model: bool = True,
         *,
         value_clip: Literal["max", "plain"] = "max",
+        recompute_advantages: bool = False,
+        critic_learning_rate: ScheduleLike | None = None,
+        critic_epochs: int = 0,
         kl_control: str | KLControl = "stop",
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
@@ -228,6 +243,9 @@ class PPO_Plus(Lasting, Playing):
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.value_clip = value_clip
+        self.recompute_advantages = recompute_advantages
+        self.critic_learning_rate = critic_learning_rate
+        self.critic_epochs = critic_epochs
         self.kl_control = kl_control
         self.exploration = exploration
         self.sequence_length = sequence_length
@@ -260,6 +278,8 @@ class PPO_Plus(Lasting, Playing):
             **self.policy_kwargs,
         ).to(self.device)
         warn_of_overrides(self.policy_class)
+        if settings.parts_critic:
+            critic_weights(self.policy)
         if self.ranks.several:
             # The weights are drawn alike; environments, noise and minibatches are not.
             self._seed_apart()
@@ -532,15 +552,49 @@ class PPO_Plus(Lasting, Playing):
         values, params = self.policy.evaluate_batch(batch)
         return self.settings.loss(self.policy.family, values, params, batch, coefficients)
 
+    def compute_critic_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
+        """The loss of one minibatch of ``critic_epochs``, by default the value loss alone; to override as
+        :meth:`compute_loss`.
+
+        :param batch: the minibatch
+        :param coefficients: weights and bounds at this point of training
+        :return: total loss and diagnostics
+        """
+        values, _ = self.policy.evaluate_batch(batch)
+        return self.settings.loss.critic(values, batch, coefficients)
+
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Normalize advantages over the whole rollout, where that is asked for."""
+        if self.normalize_advantage == "rollout":
+            self.together.normalize_advantages(buffer)
+
+    def _estimate(self, buffer: RolloutBuffer) -> None:
+        """Fill advantages and returns of a twin of the rollout, given its values."""
+        self.collector.estimate(buffer)
+        self._normalize(buffer)
+
+    def _passes(self) -> Iterator[Any]:
+        """Passes over the rollout in minibatches: the epochs, then those of the critic alone."""
+        buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
+        if self.ranks.several and self.settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        if self.recompute_advantages:
+            rollout = separate(rollout)
+        n_passes = self.n_epochs + self.critic_epochs
+        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(n_passes))
+        if self.recompute_advantages:
+            passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
+        return passes
+
     def train(self) -> None:
-        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches, then
+        ``critic_epochs`` for the critic alone.
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
         policy.set_training_mode(True)
-        if self.normalize_advantage == "rollout":
-            self.together.normalize_advantages(buffer)
+        self._normalize(buffer)
         # Also a schedule that replaced the attribute after SB3's fashion.
         schedules = settings.schedules | {"learning_rate": self.lr_schedule}
         numbers = self.together.scheduled = at(self._current_progress_remaining, schedules)
@@ -552,26 +606,54 @@ class PPO_Plus(Lasting, Playing):
         update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
         foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
 
-        rollout = buffer.on_device()
-        if self.ranks.several and settings.loss.normalize_advantage:
-            rollout = with_room(rollout)
-        epochs: Iterable[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        passes = self._passes()
+        epochs: Iterable[Any] = islice(passes, self.n_epochs)
         if self.ranks.several:
             epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
-        with packed(policy.optimizer) as weights:
-            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
+        critic = critic_weights(policy) if settings.parts_critic else []
+        critic_rate = numbers["critic_learning_rate"]
+        with packed(policy.optimizer, critic if critic_rate is not None else []) as weights:
+            joint = scheduled.with_own_rate(critic_rate, weights.apart)
+            minibatch = update.prepared(weights, joint, self.compilation, foreign, named=[self], loss=settings.loss)
             done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
+        alone = None
+        if self.critic_epochs:
+            if critic_rate is not None:
+                scheduled = scheduled._replace(learning_rate=th.tensor(critic_rate, device=self.device))
+            alone = self._train_critic(critic, passes, update, scheduled, foreign)
         if self.ranks.several:
             average_buffers(self.ranks, policy)
         self._n_updates += done.n_epochs
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
-        ranges = {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
+        shown = ("clip_range", "clip_range_vf", "critic_learning_rate")
+        ranges = {name: numbers[name] for name in shown if numbers[name] is not None}
         explained = explained_variance(self.ranks, buffer.values, buffer.returns)
-        logged = metrics(done, settings.control, explained, policy)
+        logged = metrics(done, alone, settings.control, explained, policy)
         for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _train_critic(
+        self, weights: list[Any], passes: Iterator[Any], update: Update, scheduled: Scheduled, foreign: str | None
+    ) -> Progress:
+        """Passes in which the critic's own weights learn alone.
+
+        :param weights: these
+        :param passes: over the rollout
+        :param update: the update before
+        :param scheduled: what schedules give for the passes
+        :param foreign: why they cannot be compiled; ``None``: they can
+        """
+        update = replace(update, compute_loss=self.compute_critic_loss, control=KLControl(), name="the critic's update")
+        # A KL control may have left some of the others.
+        epochs: Iterable[Any] = islice(passes, self.critic_epochs)
+        if self.ranks.several:
+            epochs = shared_epochs(self.ranks, epochs, normalizes=False)
+        reads: dict[str, Any] = {"named": [self], "loss": self.settings.loss}
+        with learning_alone(self.policy, weights, self.learner.critic_moments), packed(self.policy.optimizer) as lent:
+            minibatch = update.prepared(lent, scheduled, self.compilation, foreign, **reads)
+            return self.learner.learn_critic(minibatch, epochs, self.device)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

@@ -28,9 +28,10 @@ SCHEDULED: dict[str, tuple[float, bool]] = {
     "ent_coef": (-float("inf"), False),
     "vf_coef": (0.0, False),
     "target_kl": (0.0, True),
+    "critic_learning_rate": (0.0, False),
 }
 #: Those of them that may be ``None``.
-OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
+OPTIONAL = ("clip_range", "clip_range_vf", "target_kl", "critic_learning_rate")
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -70,6 +71,9 @@ class Settings:
     policy_kwargs: Any
     seed: Any
     value_clip: str
+    recompute_advantages: bool
+    critic_learning_rate: Any
+    critic_epochs: int
     kl_control: Any
     exploration: Any
     compile: bool | str
@@ -99,6 +103,7 @@ class Settings:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         _check_normalization(self)
+        _check_recomputing(self)
         _check_kl_control(self)
         _check_sequences(self)
 
@@ -134,7 +139,13 @@ class Settings:
         :param n_envs: how many environments there are
         """
         n_transitions = self.n_steps * n_envs
-        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * math.ceil(n_transitions / self.batch_size)
+        n_epochs = self.n_epochs + self.critic_epochs
+        return math.ceil(total_timesteps / n_transitions) * n_epochs * math.ceil(n_transitions / self.batch_size)
+
+    @property
+    def parts_critic(self) -> bool:
+        """Whether the critic's own weights are treated in another way than the rest."""
+        return self.critic_learning_rate is not None or self.critic_epochs > 0
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.
@@ -223,6 +234,7 @@ def _check_kinds(settings: Settings) -> None:
             f"rollout_buffer_class={buffer_class!r} overrides get, which training does not call: override minibatches"
         )
     require_kind("use_sde", settings.use_sde, bool, "True or False")
+    require_kind("recompute_advantages", settings.recompute_advantages, bool, "True or False")
     require_kind("policy_kwargs", settings.policy_kwargs, dict, "a dict, such as dict(net_arch=[64, 64])")
     check_policy_kwargs(adapt_policy_class(settings.policy_class), settings.policy_kwargs)
     require_kind("rollout_buffer_kwargs", settings.rollout_buffer_kwargs, dict, "a dict")
@@ -235,6 +247,7 @@ def _check_ranges(settings: Settings) -> None:
     require_int("n_steps", settings.n_steps, 1)
     require_int("batch_size", settings.batch_size, 1)
     require_int("n_epochs", settings.n_epochs, 1)
+    require_int("critic_epochs", settings.critic_epochs, 0)
     require_int("stats_window_size", settings.stats_window_size, 1)
     require_number("gamma", settings.gamma, 0, 1)
     require_number("gae_lambda", settings.gae_lambda, 0, 1)
@@ -290,6 +303,14 @@ def _check_normalization(settings: Settings) -> None:
         raise ValueError(
             f"batch_size={settings.batch_size} leaves nothing to normalize: use at least 2, "
             'normalize_advantage="rollout" or normalize_advantage=False'
+        )
+
+
+def _check_recomputing(settings: Settings) -> None:
+    if settings.recompute_advantages and not settings.has_own_buffer:
+        raise ValueError(
+            f"recompute_advantages=True needs a rollout that stays as it is, which rollout_buffer_class="
+            f"{settings.rollout_buffer_class!r} shuffles in its place: derive it from ppo_plus.RolloutBuffer"
         )
 
 

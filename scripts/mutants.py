@@ -361,8 +361,64 @@ UPDATE = (
         "self.n = self.n if flag else self.n + 1",
         "tests/update/test_update.py",
     ),
+    Fault(
+        "critic-takes-what-is-shared",
+        "update/critic.py",
+        "if value and not action]",
+        "if value]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-forget",
+        "update/critic.py",
+        "[moments.get(name, {}) for name in own]",
+        "[{} for name in own]",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "critic-rate-scaled",
+        "update/step.py",
+        "th.where(own_rate.where, own_rate.rate, rate)",
+        "th.where(own_rate.where, own_rate.rate * next_state.lr_scale, rate)",
+        "tests/update/test_critic.py",
+    ),
+    Fault(
+        "passes-of-a-stopped-update",
+        "ppo_plus.py",
+        "islice(passes, self.critic_epochs)",
+        "passes",
+        "tests/update/test_critic.py",
+    ),
 )
 ROLLOUT = (
+    Fault(
+        "anew-too-late",
+        "rollout/anew.py",
+        "        if number:\n",
+        "        if number > 1:\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-with-dropout",
+        "rollout/anew.py",
+        "            policy.set_training_mode(False)\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-over-the-rollout",
+        "rollout/anew.py",
+        "    twin = buffer.twin()\n",
+        "    twin = buffer\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "bootstraps-pile-up",
+        "rollout/collector.py",
+        "        buffer.rewards[...] = self._rewards\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
@@ -380,8 +436,8 @@ ROLLOUT = (
     Fault(
         "last-value-forgets",
         "rollout/collector.py",
-        "self._values(policy, self.obs, self._memory, self.starts)",
-        "self._values(policy, self.obs, {}, self.starts)",
+        "self._values(policy, obs, memory, starts)",
+        "self._values(policy, obs, {}, starts)",
         "tests/rollout/test_collector.py tests/policy/test_recurrent.py",
     ),
     Fault(
@@ -615,8 +671,8 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "files/model_file.py",
-        '"learner": {"kl_memory", "skipped"}',
-        '"learner": {"skipped"}',
+        '"learner": {"kl_memory", "skipped", "critic_moments"}',
+        '"learner": {"skipped", "critic_moments"}',
         "tests/files/test_model_file.py tests/files/test_checkpoint.py",
     ),
     Fault(

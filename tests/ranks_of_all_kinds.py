@@ -15,9 +15,9 @@ from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
 from ppo_plus.ranks import Ranks, RanksError
 
 
-def model(**given):
+def model(cls=PPO_Plus, **given):
     env = VecNormalize(vec(spaces.Discrete(3), n_envs=2, env_class=RandomEnv))
-    return PPO_Plus("MlpPolicy", env, **{"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 1} | given)
+    return cls("MlpPolicy", env, **{"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 1} | given)
 
 
 def collectives(ranks):
@@ -98,6 +98,32 @@ def frozen(ranks):
     statistics = trained.get_vec_normalize_env().obs_rms
     told = ranks.gather_values((statistics.count, statistics.mean.tolist(), trained._n_updates))
     assert told[0] == told[1] and told[0][0] < 60 and told[0][2] == 3
+
+
+def anew(ranks):
+    """Advantages that are estimated anew are those of each process's values, normalized by the moments of all."""
+
+    class Noting(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            self.seen.append((batch, self.policy.predict_values(batch.observations).flatten().detach()))
+            return super().compute_loss(batch, coefficients)
+
+    settings = dict(cls=Noting, n_epochs=2, batch_size=32, learning_rate=1e-2, recompute_advantages=True, compile=False)
+    for kind in (True, "rollout"):
+        trained = model(normalize_advantage=kind, **settings)
+        trained.seen = []
+        trained.learn(64)
+        (first, _), (second, values) = trained.seen
+        # The values behind the second epoch's estimates are those that the weights give then.
+        raw = second.returns - values
+        assert (first.returns.sort().values - second.returns.sort().values).abs().max() > 1e-2
+        used = second.advantages if kind == "rollout" else second.normalized
+        if kind is True:
+            th.testing.assert_close(raw, second.advantages, rtol=1e-4, atol=1e-4)
+        told = ranks.gather_values((raw.tolist(), used.tolist(), [w.tolist() for w in trained.policy.parameters()]))
+        assert told[0][2] == told[1][2]
+        whole = th.tensor(told[0][0] + told[1][0])
+        th.testing.assert_close(used, (raw - whole.mean()) / whole.std(), rtol=1e-3, atol=1e-3)
 
 
 def differing_later(ranks):

@@ -99,6 +99,13 @@ def test_ratio_is_one_and_kl_zero_with_memory(kind, memory, exploration):
     assert_first_minibatches_are_neutral(model)
 
 
+@pytest.mark.parametrize(("kind", "memory"), all_pairs(KINDS, ["", *MEMORIES]))
+def test_ratio_is_one_and_kl_zero_where_the_critic_learns_by_itself(kind, memory):
+    critic = {"recompute_advantages": True, "critic_learning_rate": 1e-2, "critic_epochs": 2}
+    model = make(kind, memory=memory, **critic).learn(32)
+    assert_first_minibatches_are_neutral(model)
+
+
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_ratio_is_one_and_kl_zero_with_memory_of_every_observation(observation, memory):

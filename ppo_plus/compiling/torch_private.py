@@ -186,7 +186,7 @@ def optimizer_step(
     :param optimizer: a torch optimizer
     :param params: all its parameters
     :param grads: their gradients
-    :param learning_rate: of all its groups, 0-d
+    :param learning_rate: of all its groups, 0-d, or one number for each
     :param applied: whether to step, 0-d
     """
     by_kernel = _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
@@ -197,8 +197,8 @@ def optimizer_step(
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad
     if not by_kernel:
-        for group in optimizer.param_groups:
-            group["lr"] = float(learning_rate)
+        for group, rate in zip(optimizer.param_groups, learning_rate.expand(len(optimizer.param_groups)), strict=True):
+            group["lr"] = float(rate)
         optimizer.step()
         return
     if waits:

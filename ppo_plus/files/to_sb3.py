@@ -33,7 +33,14 @@ _LESS: dict[str, tuple[Any, Any]] = {
     "sde_sample_freq": (int, -1),
 }
 #: How SB3's ``PPO`` always learns.
-_FIXED = {"value_clip": "plain", "kl_control": "stop", "exploration": None}
+_FIXED = {
+    "value_clip": "plain",
+    "recompute_advantages": False,
+    "critic_learning_rate": None,
+    "critic_epochs": 0,
+    "kl_control": "stop",
+    "exploration": None,
+}
 
 
 def to_sb3(model: Any, path: PathOrFile) -> None:

@@ -5,6 +5,7 @@ one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewa
 so code that reads or overrides those keeps working.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,8 @@ from ppo_plus.update.batch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
 STORED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "params")
+#: What an estimate of advantages reads of the critic, or writes.
+ESTIMATED = ("rewards", "values", "advantages", "returns")
 
 
 def least_bytes(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> int:
@@ -229,6 +232,26 @@ class RolloutBuffer:
             advantages.copy_(normalize(advantages))
         else:
             self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
+
+    def twin(self) -> "RolloutBuffer":
+        """The same rollout, with :data:`ESTIMATED` of its own: what is estimated there leaves this one as it is."""
+        twin = copy.copy(self)
+        twin.__setstate__({"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED}})
+        return twin
+
+    def put_values(self, values: th.Tensor) -> None:
+        """Replace ``values``.
+
+        :param values: in the order of :meth:`on_device`, shape ``(T * N,)``
+        """
+        stored = self._tensors["values"]
+        stored = stored.T if self.memories else stored
+        stored.copy_(values.view(stored.shape))
+
+    def column(self, name: str) -> th.Tensor:
+        """One of the stored tensors as :meth:`on_device` has it."""
+        stored = self._tensors[name]
+        return _flatten(stored.transpose(0, 1) if self.memories else stored, self.device)  # type: ignore[no-any-return]
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None

@@ -99,6 +99,10 @@ class Collector:
         self._resets: list[tuple[int, int]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._cuts: list[tuple[int, int]] = []
+        #: Where the rollout ended: the observations after its last step, what was remembered, which begin an episode.
+        self._end: Any = None
+        #: Its rewards as the environments gave them, ``(T, N)``.
+        self._rewards: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         # An incomplete rollout is dropped. On the CPU, so that it can be loaded where there is no GPU.
@@ -236,21 +240,34 @@ class Collector:
         self.obs, self.starts = new_obs, dones
 
     def finish(self) -> None:
-        """End a rollout: bootstrap from the values of final and last observations, and estimate advantages."""
-        policy, buffer = self._task.policy, self._task.buffer
+        """End a rollout: exclude the steps that only reset, and estimate advantages."""
+        buffer = self._task.buffer
         assert self.starts is not None
+        # Copies: whoever uses the environments before advantages are estimated anew may write into these.
+        self._end = _copied(self.obs), self._memory, self.starts.copy()
+        self._rewards = buffer.rewards.copy()
+        if self._resets:
+            buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
+        self.estimate(buffer)
+
+    def estimate(self, buffer: RolloutBuffer) -> None:
+        """Bootstrap from the policy's present values of final and last observations, and estimate advantages.
+
+        :param buffer: has the rollout, and the values of its observations; or a twin of it
+        """
+        policy = self._task.policy
+        obs, memory, starts = self._end
+        buffer.rewards[...] = self._rewards
         with th.no_grad():
-            values = self._values(policy, self.obs, self._memory, self.starts)
+            values = self._values(policy, obs, memory, starts)
             if self._timeouts:
                 rows, columns, final_obs, memories = zip(*self._timeouts, strict=True)
-                memory: Any = tree_map(lambda *parts: th.stack(parts), *memories)
+                memory = tree_map(lambda *parts: th.stack(parts), *memories)
                 final_values = self._values(policy, _stack(final_obs), memory)
                 buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
         if self._cuts:
             buffer.cut(*map(list, zip(*self._cuts, strict=True)))  # type: ignore[arg-type]
-        if self._resets:
-            buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
-        buffer.compute_returns_and_advantage(last_values=values, dones=self.starts)
+        buffer.compute_returns_and_advantage(last_values=values, dones=starts)
 
     def _values(self, policy: Any, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
         """The critic's values of observations, given what is remembered before them."""

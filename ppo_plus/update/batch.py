@@ -58,8 +58,13 @@ def pick(data: Batch, indices: th.Tensor) -> Batch:
     transitions: Batch = rows(data._replace(carry=None), indices)
     if data.carry is None:
         return transitions
-    length = len(data.returns) // len(tree_leaves(data.carry)[0])
+    length = steps_per_sequence(data)
     return transitions._replace(carry=rows(data.carry, indices[::length] // length))
+
+
+def steps_per_sequence(data: Batch) -> int:
+    """How many transitions of a batch belong together: with memory those of a sequence, else each is one by itself."""
+    return 1 if data.carry is None else len(data.returns) // len(tree_leaves(data.carry)[0])
 
 
 def rows(data: Any, indices: th.Tensor) -> Any:

@@ -87,8 +87,9 @@ def gradient_by_parts(
     assert batch.carry is not None
     features, _ = policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)
     losses, grads = head(Features(*(part.detach() for part in features)))
-    # The critic sends no gradient into layers that it shares; and layers may be frozen.
-    reached = [pair for pair in zip(features, grads[len(params) :], strict=True) if pair[0].requires_grad]
+    # The critic sends no gradient into layers that it shares; layers may be frozen; a loss may be of the critic alone.
+    pairs = zip(features, grads[len(params) :], strict=True)
+    reached = [pair for pair in pairs if pair[0].requires_grad and pair[1] is not None]
     if not reached:
         return losses, grads[: len(params)]
     outputs, inflow = zip(*reached, strict=True)

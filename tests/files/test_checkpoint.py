@@ -46,6 +46,8 @@ CASES = {
     "stacked": (lambda: VecFrameStack(envs(), 3), {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}}),
     "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
+    "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
+    "critic": (envs, {"critic_epochs": 2, "critic_learning_rate": "lin_1e-3", "recompute_advantages": True}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
 SLOW = {"compiled", "memory, compiled", "subproc", "Box2D"}

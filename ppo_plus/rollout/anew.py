@@ -1,0 +1,75 @@
+"""Advantages estimated anew between the epochs of an update, by what the critic has learned in it.
+
+Advantages and returns of a rollout are estimates, made of the values that the critic had when it was collected. While
+an update passes over the rollout, the critic learns; estimated again by what it knows now, they are better ones.
+
+Source: Andrychowicz et al. 2021, *What Matters for On-Policy Deep Actor-Critic Methods?* (arXiv:2006.05990), which
+recommends it; Tianshou's ``recompute_advantage``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch as th
+
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.update.batch import Batch, pick, steps_per_sequence
+
+Epoch = TypeVar("Epoch")
+
+#: Observations whose values are asked for at once: many, which costs less, but images of so many still fit into memory.
+AT_ONCE = 1024
+
+
+def separate(rollout: Batch) -> Batch:
+    """The rollout with advantages and returns of its own, which may be estimated anew.
+
+    :param rollout: what :meth:`~ppo_plus.rollout.buffer.RolloutBuffer.on_device` returned
+    """
+    return rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
+
+
+def values_of(policy: Any, rollout: Batch) -> th.Tensor:
+    """What the critic predicts for every observation of a rollout; with memory, through each sequence from what is
+    stored to be remembered before it.
+
+    :param policy: the policy
+    :param rollout: ``B`` transitions
+    :return: shape ``(B,)``
+    """
+    rows = th.arange(len(rollout.returns), device=rollout.returns.device)
+    length = steps_per_sequence(rollout)
+    parts = th.split(rows, max(AT_ONCE // length, 1) * length)
+    with th.no_grad():
+        return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
+
+
+def estimated_anew(
+    epochs: Iterable[Epoch],
+    rollout: Batch,
+    policy: Any,
+    buffer: RolloutBuffer,
+    estimate: Callable[[RolloutBuffer], None],
+) -> Iterator[Epoch]:
+    """Epochs; before each but the first, the rollout gets advantages and returns by the policy's present values.
+
+    What the rollout knows of the policy that collected it stays: its log-probabilities, and the old values that
+    ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the buffer.
+
+    :param epochs: passes over the rollout
+    :param rollout: what the passes are over (:func:`separate`); changed in place
+    :param policy: the policy, in training mode
+    :param buffer: where the rollout is stored
+    :param estimate: fills the advantages and returns of a buffer that has the values, bootstrapping by the policy
+    """
+    twin = buffer.twin()
+    for number, epoch in enumerate(epochs):
+        if number:
+            # As in the rollout: without dropout, and with the statistics of batch normalization as they are.
+            policy.set_training_mode(False)
+            twin.put_values(values_of(policy, rollout))
+            estimate(twin)
+            policy.set_training_mode(True)
+            rollout.advantages.copy_(twin.column("advantages"))
+            rollout.returns.copy_(twin.column("returns"))
+        yield epoch
