@@ -4,6 +4,7 @@
     python scripts/learning_mujoco.py --run sb3-defaults Hopper-v5 0   # one run
     python scripts/learning_mujoco.py --queue                          # all that is left, one after another
     python scripts/learning_mujoco.py --table                          # what came out, with intervals
+    python scripts/learning_mujoco.py --effects                        # which settings matter (scripts/screening.py)
 
 Each run leaves ``docs/benchmarks/mujoco/ARM/TASK-SEED.json``: the curve of training, the last 100 training episodes,
 and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own and with
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import screening
 import torch as th
 from campaign import (  # the script beside this one
     ROOT,
@@ -75,12 +77,14 @@ class Arm:
     :param settings: in the format of a settings file
     :param entry: whether these are put over the task's entry in ``hyperparams/ppo_plus.yml``
     :param by_task: further settings of some tasks
+    :param steps: environment steps of a run
     """
 
     algorithm: type[Any]
     settings: dict[str, Any] = field(default_factory=dict)
     entry: bool = False
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: int = STEPS
 
 
 #: SB3's own defaults, with observations and rewards normalized. The entry of Ant is the same.
@@ -106,6 +110,13 @@ ARMS = {
     "yaml-by-sb3": Arm(PPO, entry=True),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
+#: Which of many settings matter, and where that is looked for; the other tasks are held out.
+SCREEN = {
+    f"screen-{i:02d}": Arm(PPO_Plus, DEFAULTS | screening.settings(levels), steps=500_000)
+    for i, levels in enumerate(screening.design())
+}
+ARMS |= SCREEN
+SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5")
 
 #: What is to be done, in this order.
@@ -125,14 +136,18 @@ STAGES: list[list[Cell]] = [
         *(Cell("yaml", task, range(3)) for task in TASKS if task != "Ant-v5"),
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
+    [Cell(arm, task, range(1)) for arm in SCREEN for task in SCREENED],
 ]
 
 
-def experiment(job: Job, steps: int = STEPS) -> Experiment:
-    """What a run trains."""
+def experiment(job: Job, steps: int | None = None) -> Experiment:
+    """What a run trains.
+
+    :param steps: environment steps; ``None``: those of the arm
+    """
     arm = ARMS[job.arm]
     entry = read_entry(job.task, builtin_file())[1] if arm.entry else {}
-    settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {}), "n_timesteps": steps}
+    settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {}), "n_timesteps": steps or arm.steps}
     return parse_settings(job.task, settings).replace(seed=job.seed, device="cpu")
 
 
@@ -199,7 +214,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return round(float(np.mean(values)), 2) if values else None
 
 
-def learn(job: Job, steps: int = STEPS) -> dict[str, Any]:
+def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     """Train and evaluate.
 
     :return: what is kept of it
@@ -209,7 +224,7 @@ def learn(job: Job, steps: int = STEPS) -> dict[str, Any]:
     env = make_envs(training)
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
-    model.learn(steps)
+    model.learn(training.n_timesteps)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     done = episodes(env)
     result = {
@@ -232,12 +247,12 @@ def learn(job: Job, steps: int = STEPS) -> dict[str, Any]:
     return result
 
 
-def command(job: Job, steps: int = STEPS) -> str:
+def command(job: Job, steps: int | None = None) -> str:
     """What repeats a run; a result that is there already has to be moved away, or another folder to be given."""
-    return f"OMP_NUM_THREADS=1 python {SCRIPT} --run {job}" + (f" --steps {steps}" if steps != STEPS else "")
+    return f"OMP_NUM_THREADS=1 python {SCRIPT} --run {job}" + (f" --steps {steps}" if steps else "")
 
 
-def run(job: Job, folder: Path = FOLDER, steps: int = STEPS) -> None:
+def run(job: Job, folder: Path = FOLDER, steps: int | None = None) -> None:
     """Do a run, unless it is done or another process is about it."""
     with claim(lock_path(folder, job)) as mine:
         if not mine or result_path(folder, job).exists():
@@ -292,6 +307,27 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
+def effects_table(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each setting of the screening: by which part of a task's usual return it changes the return."""
+    found = {(result["arm"], result["task"]): result for result in results}
+    rows = [["setting", *MEASURES], ["---"] * (len(MEASURES) + 1)]
+    columns = []
+    for name in MEASURES.values():
+        scores = [
+            [found[arm, task][name]["mean"] if (arm, task) in found else np.nan for task in SCREENED] for arm in SCREEN
+        ]
+        columns.append(screening.effects(np.array(scores, dtype=float)))
+    for factor, *each in zip(screening.FACTORS, *columns, strict=True):
+        cells = [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" for effect, low, high in each]
+        rows.append([factor.name, *cells])
+    done = sum((arm, task) in found for arm in SCREEN for task in SCREENED)
+    return [
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        f"{done} of {len(SCREEN) * len(SCREENED)} runs",
+    ]
+
+
 def _interval(scores: list[float]) -> str:
     """The interquartile mean and its 95 % interval; of one run, its score."""
     return str(iqm_interval(scores)) if len(scores) > 1 else f"{scores[0]:.1f}"
@@ -304,8 +340,9 @@ def main() -> None:
     what.add_argument("--run", nargs=3, metavar=("ARM", "TASK", "SEED"), help="do one run")
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
+    what.add_argument("--effects", action="store_true", help="what the screening says of each setting")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
-    parser.add_argument("--steps", type=int, default=STEPS, help="environment steps of a run")
+    parser.add_argument("--steps", type=int, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
     folder, jobs = arguments.folder.resolve(), in_order(STAGES)
     if arguments.run:
@@ -315,9 +352,12 @@ def main() -> None:
         th.set_num_threads(1)
         run(Job(arm, task, int(seed)), folder, arguments.steps)
     elif arguments.queue:
-        again = [*python(SCRIPT), "--folder", str(folder), "--steps", str(arguments.steps), "--run"]
+        steps = ["--steps", str(arguments.steps)] if arguments.steps else []
+        again = [*python(SCRIPT), "--folder", str(folder), *steps, "--run"]
         failed = work(again, folder, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
+    elif arguments.effects:
+        print("\n".join(effects_table(read(folder, jobs).values())))
     else:
         print("\n".join(status(folder, jobs) if arguments.list else table(read(folder, jobs).values())))
 

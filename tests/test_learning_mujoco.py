@@ -101,7 +101,11 @@ def test_every_planned_run_can_be_built(script):
     """All contenders and tasks are known, and those who are compared get the same settings."""
     for job in script.in_order(script.STAGES):
         training = script.experiment(job)
-        assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, script.STEPS)
+        assert (training.env_id, training.seed, training.n_timesteps) == (
+            job.task,
+            job.seed,
+            script.ARMS[job.arm].steps,
+        )
         assert training.normalize is not None
     for arm in ("yaml", "sb3-defaults"):
         ours, theirs = (script.experiment(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))

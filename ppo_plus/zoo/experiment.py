@@ -23,7 +23,7 @@ import gymnasium as gym
 
 from ppo_plus.zoo.hyperparams import builtin_file, positive_int, read_entry, require_mapping
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_class
-from ppo_plus.zoo.literals import format_literal, parse_literal
+from ppo_plus.zoo.literals import STRATEGIES, format_literal, parse_literal
 from ppo_plus.zoo.registry import is_atari
 from ppo_plus.zoo.signatures import ppo_plus_arguments, sb3_algorithms_with, vec_normalize_arguments
 
@@ -222,7 +222,7 @@ def parse_settings(
         vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
         callback=_parts("callback", take("callback"), packages),
         hyperparams={
-            name: _mapping(name, value) if str(name).endswith("_kwargs") else _number(name, value)
+            name: _mapping(name, value) if str(name).endswith("_kwargs") else _hyperparameter(name, value)
             for name, value in rest.items()
         },
     )
@@ -303,6 +303,12 @@ def _literal(name: str, text: str) -> Any:
 
 def _names_class(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"(nn|(th|torch)\.(nn|optim))\.\w+", value) is not None
+
+
+def _hyperparameter(name: Any, value: Any) -> Any:
+    """A number, a word, or a value that is written as a call, such as ``ColoredNoise(beta=0.5)``."""
+    is_call = isinstance(value, str) and value.partition("(")[0] in STRATEGIES
+    return _literal(name, value) if is_call else _number(name, value)
 
 
 def _number(name: Any, value: Any) -> Any:

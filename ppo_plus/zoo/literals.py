@@ -3,6 +3,7 @@
 import ast
 import keyword
 import math
+from dataclasses import fields
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,16 @@ MODULES = {
 #: Classes that rl_zoo3's files name without a module, and where they are.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
 
-ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X and {', '.join(NAMES)}"
+#: Values of ppo_plus that settings may call for, with constants as arguments: where they are.
+STRATEGIES = {
+    **dict.fromkeys(("WhiteNoise", "StateDependentNoise", "ColoredNoise"), "ppo_plus.formulas.exploration"),
+    **dict.fromkeys(("EarlyStop", "AdaptivePenalty", "AdaptiveLearningRate"), "ppo_plus.formulas.kl_control"),
+}
+
+ALLOWED = (
+    f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=0.5) "
+    "and its like"
+)
 
 
 def parse_literal(text: str) -> Any:
@@ -68,6 +78,9 @@ def format_literal(value: Any) -> str:
             return repr(value)
         case type():
             return _class_name(value)
+        case _ if is_strategy(value):
+            given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+            return f"{type(value).__name__}({', '.join(f'{k}={format_literal(item)}' for k, item in given.items())})"
     raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
 
 
@@ -85,11 +98,28 @@ def _value(node: ast.AST) -> Any:
             return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs) if all(pair.arg for pair in pairs):
             return {pair.arg: _value(pair.value) for pair in pairs}
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=pairs) if name in STRATEGIES and all(
+            pair.arg for pair in pairs
+        ):
+            return _strategy(name, {str(pair.arg): _value(pair.value) for pair in pairs})
         case ast.Name(id=name) if name in NAMES:
             return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
             return _class(ast.unparse(owner), name)
     raise ValueError(f"{_short(ast.unparse(node))} is not allowed: write only {ALLOWED}")
+
+
+def is_strategy(value: Any) -> bool:
+    """Whether settings may call for a value, which is one of :data:`STRATEGIES`."""
+    kind = type(value)
+    return kind.__module__ == STRATEGIES.get(kind.__name__, "")
+
+
+def _strategy(name: str, arguments: dict[str, Any]) -> Any:
+    try:
+        return getattr(import_module(STRATEGIES[name]), name)(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _is_keyword_argument(name: Any) -> bool:

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn
 
+from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty
 from ppo_plus.zoo.literals import MAX_DEPTH, MAX_LENGTH, format_literal, parse_literal
 
 #: What rl_zoo3's files may name.
 NAMESPACE = {"nn": nn, "th": th, "RMSpropTFLike": RMSpropTFLike}
+#: What ours may name besides.
+OWN = {"ColoredNoise": ColoredNoise, "StateDependentNoise": StateDependentNoise, "AdaptivePenalty": AdaptivePenalty}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,9 @@ NAMESPACE = {"nn": nn, "th": th, "RMSpropTFLike": RMSpropTFLike}
         ("th.optim.AdamW", th.optim.AdamW),
         ("dict(optimizer_class=RMSpropTFLike)", {"optimizer_class": RMSpropTFLike}),
         ("dict()", {}),
+        ("ColoredNoise(beta=0.5)", ColoredNoise(0.5)),
+        ("AdaptiveLearningRate()", AdaptiveLearningRate()),
+        ("dict(a=[WhiteNoise()])", {"a": [WhiteNoise()]}),
     ],
 )
 def test_reads(text, value):
@@ -70,6 +77,11 @@ def test_reads(text, value):
         "th.optim.AdamW.__init__",
         "sb3.common.base_class.BaseAlgorithm",
         "RMSpropTFLike()",
+        "ColoredNoise",
+        "ColoredNoise(0.5)",
+        "ColoredNoise(**{'beta': 0.5})",
+        "ColoredNoise(beta=open('x'))",
+        "exploration.ColoredNoise(beta=0.5)",
         "getattr(nn, 'ReLU')",
         "globals()",
         "dict(a=(yield))",
@@ -125,6 +137,15 @@ def test_length_and_depth_have_limits():
         parse_literal("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ColoredNoise(gamma=1)", "ColoredNoise: .*gamma"), ("ColoredNoise(beta=-1)", "beta=-1 must be")],
+)
+def test_wrong_arguments_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_literal(text)
+
+
 def zoo_texts():
     """What rl_zoo3's files write as Python. The package is only looked up: importing it changes Gymnasium."""
     found = importlib.util.find_spec("rl_zoo3")
@@ -149,8 +170,13 @@ def test_reads_all_of_rl_zoo3_as_python_does():
 
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 classes = st.sampled_from([nn.ReLU, nn.Module, th.optim.Adam, RMSpropTFLike])
+strategies = (
+    st.floats(0, 2).map(ColoredNoise)
+    | st.booleans().map(lambda full_std: StateDependentNoise(full_std=full_std))
+    | st.just(AdaptivePenalty())
+)
 values = st.recursive(
-    constants | classes,
+    constants | classes | strategies,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
@@ -163,7 +189,7 @@ values = st.recursive(
 @given(values)
 def test_what_is_written_reads_back_and_is_python(value):
     text = format_literal(value)
-    assert eval(text, dict(NAMESPACE)) == value
+    assert eval(text, NAMESPACE | OWN) == value
     try:
         assert parse_literal(text) == value
     except ValueError as error:

@@ -1,0 +1,92 @@
+"""Which of many settings matter: a folded Plackett-Burman design.
+
+In 12 runs of Plackett and Burman (1946) each of eleven factors is high in six runs and low in six, and any two factors
+are high together in three; folded, with as many runs again of all the opposite levels, no interaction of two factors
+looks like the effect of one. So every main effect is a difference between half of all runs and the other half.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: The first run; the next ones are its rotations, the last one has all low.
+GENERATOR = (1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1)
+
+
+class Factor(NamedTuple):
+    """Something that may be one way or the other.
+
+    :param name: what it is called
+    :param high: the settings that it changes, in the format of a settings file; low is to leave them
+    """
+
+    name: str
+    high: dict[str, Any]
+
+
+#: Beside SB3's defaults with VecNormalize. A setting ``a.b`` is ``b`` in the dict ``a``.
+FACTORS = (
+    Factor("initial std 0.5", {"policy_kwargs.log_std_init": -0.7}),
+    Factor("critic of 256 units", {"policy_kwargs.net_arch.vf": [256, 256]}),
+    Factor("actor of 256 units", {"policy_kwargs.net_arch.pi": [256, 256]}),
+    Factor("ReLU", {"policy_kwargs.activation_fn": "nn.ReLU"}),
+    Factor("learning rate to 0", {"learning_rate": "lin_3e-4"}),
+    Factor("advantages anew", {"recompute_advantages": True}),
+    Factor("10 critic epochs at 1e-3", {"critic_epochs": 10, "critic_learning_rate": 1e-3}),
+    Factor("16 x 128 steps", {"n_envs": 16, "n_steps": 128}),
+    Factor("colored noise", {"exploration": "ColoredNoise(beta=0.5)"}),
+    Factor("minibatches of 256", {"batch_size": 256}),
+    Factor("lambda 0.9", {"gae_lambda": 0.9}),
+)
+
+
+def design() -> np.ndarray:
+    """The levels, -1 or 1, of each factor (columns) in each run (rows): 24 x 11."""
+    rotated = np.stack([np.roll(GENERATOR, i) for i in range(len(GENERATOR))])
+    half = np.vstack([rotated, -np.ones((1, len(GENERATOR)), dtype=int)])
+    return np.vstack([half, -half])
+
+
+def settings(levels: Sequence[int]) -> dict[str, Any]:
+    """The settings of a run.
+
+    :param levels: of each factor
+    """
+    found: dict[str, Any] = {"policy_kwargs.net_arch.pi": [64, 64], "policy_kwargs.net_arch.vf": [64, 64]}
+    for factor, level in zip(FACTORS, levels, strict=True):
+        found |= factor.high if level > 0 else {}
+    architecture = {name: found.pop(f"policy_kwargs.net_arch.{name}") for name in ("pi", "vf")}
+    kwargs = {key.partition(".")[2]: found.pop(key) for key in list(found) if key.startswith("policy_kwargs.")}
+    given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+    return {**found, "policy_kwargs": f"dict(net_arch={architecture}{', ' if given else ''}{given})"}
+
+
+def effects(scores: np.ndarray, n_drawn: int = 2000, seed: int = 0) -> np.ndarray:
+    r"""The main effect of each factor, and its 95 % interval.
+
+    Of each task, scores are divided by their mean over all runs, so that an effect is a part of what the task usually
+    brings; the effect is :math:`\overline{y_+} - \overline{y_-}`, averaged over tasks. The interval is a bootstrap's,
+    which draws runs of the high and of the low half anew.
+
+    :param scores: of each run (rows) on each task (columns); NaN where there is none yet
+    :param n_drawn: bootstrap samples
+    :param seed: of the bootstrap
+    :return: effect, lower and upper bound for each factor, shape ``(11, 3)``
+    """
+    levels, random = design(), np.random.default_rng(seed)
+    relative = scores / np.nanmean(scores, axis=0)
+
+    def effect(column: np.ndarray, rows: np.ndarray) -> float:
+        drawn, signs = relative[rows], column[rows]
+        return float(np.nanmean(drawn[signs > 0]) - np.nanmean(drawn[signs < 0]))
+
+    found = []
+    for column in levels.T:
+        high, low = np.flatnonzero(column > 0), np.flatnonzero(column < 0)
+        drawn = [
+            effect(column, np.concatenate([random.choice(high, len(high)), random.choice(low, len(low))]))
+            for _ in range(n_drawn)
+        ]
+        found.append([effect(column, np.arange(len(levels))), *np.quantile(drawn, [0.025, 0.975])])
+    return np.array(found)

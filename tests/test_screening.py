@@ -1,0 +1,40 @@
+"""The design that finds out which settings matter."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def screening(import_script):
+    return import_script("screening")
+
+
+def test_effects_do_not_mix(screening):
+    """Columns are orthogonal to each other, to the mean, and to the products of any two."""
+    levels = screening.design()
+    assert levels.shape == (24, 11) and set(levels.ravel()) == {-1, 1}
+    assert (levels.T @ levels == 24 * np.eye(11)).all() and (levels.sum(axis=0) == 0).all()
+    pairs = np.stack([levels[:, i] * levels[:, j] for i in range(11) for j in range(i)], axis=1)
+    assert (levels.T @ pairs == 0).all()
+    assert len({tuple(row) for row in levels}) == 24
+
+
+def test_an_effect_is_found_and_the_others_are_not(screening):
+    levels, random = screening.design(), np.random.default_rng(1)
+    # A task's scale means nothing; nor does an interaction, which the folding takes out.
+    relative = 1 + 0.2 * levels[:, 5] + 0.1 * levels[:, 1] * levels[:, 2]
+    scores = np.stack([scale * relative * random.normal(1, 0.03, 24) for scale in (10, 3000)], axis=1)
+    scores[3, 1] = np.nan
+    found = screening.effects(scores)
+    assert found[5] == pytest.approx([0.4, 0.4, 0.4], abs=0.1) and found[5, 1] > 0.3
+    others = np.delete(found, 5, axis=0)
+    assert (abs(others[:, 0]) < 0.05).all() and (others[:, 1] < 0).all() and (others[:, 2] > 0).all()
+
+
+def test_settings_of_the_levels(screening):
+    low, high = screening.settings([-1] * 11), screening.settings([1] * 11)
+    assert low == {"policy_kwargs": "dict(net_arch={'pi': [64, 64], 'vf': [64, 64]})"}
+    assert high["policy_kwargs"] == (
+        "dict(net_arch={'pi': [256, 256], 'vf': [256, 256]}, log_std_init=-0.7, activation_fn=nn.ReLU)"
+    )
+    assert high["recompute_advantages"] is True and high["n_envs"] * high["n_steps"] == 2048
