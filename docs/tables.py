@@ -57,7 +57,8 @@ VEC_ENVS = {
     "Gymnasium sync": "Gymnasium, one after another",
     "Gymnasium async": "Gymnasium, in processes",
     "Gymnasium native": "Gymnasium, the environment's own vector form",
-    "EnvPool": "EnvPool",
+    "EnvPool, 1 thread": "EnvPool, one thread",
+    "EnvPool, all threads": "EnvPool, a thread for each core",
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
@@ -254,20 +255,22 @@ def tuning() -> str:
     return "".join("|" + "|".join(row) + "|\n" for row in rows)
 
 
-def vec_envs(name: str, titles: dict[str, str]) -> str:
+def vec_envs(name: str, titles: dict[str, str], task: str = "CartPole-v1") -> str:
     """What a step of all environments costs.
 
     :param name: the file with measurements
-    :param titles: what the kinds of vector environments are called
+    :param titles: what the kinds of vector environments are called; those that were not measured have no row
+    :param task: what was stepped
     """
-    times = read(name)["us_per_step"]
+    times = read(name)["us_per_step"][task]
     header = [
-        "µs per step of CartPole-v1",
+        f"µs per step of {task}",
         *(f"{n} env{'s' * (n != '1')}" for n in times),
     ]
     rows = [
         [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
         for kind, title in titles.items()
+        if all(kind in by_kind for by_kind in times.values())
     ]
     return benchmark.table(header, rows)
 

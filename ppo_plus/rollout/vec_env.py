@@ -418,9 +418,9 @@ class EnvPoolVecEnv(_VectorAdapter):
         self._warned_of_seed = False
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Has no effect; warns once if ``seed`` is not the one that the pool was made with."""
+        """Has no effect; warns once if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
         actual = self.env.config.get("seed")
-        if seed is not None and seed != actual and not self._warned_of_seed:
+        if seed is not None and seed % 2**31 != actual and not self._warned_of_seed:
             self._warned_of_seed = True
             warnings.warn(
                 f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "
