@@ -255,24 +255,22 @@ def tuning() -> str:
     return "".join("|" + "|".join(row) + "|\n" for row in rows)
 
 
-def vec_envs(name: str, titles: dict[str, str], task: str = "CartPole-v1") -> str:
-    """What a step of all environments costs.
+def vec_envs(name: str, titles: dict[str, str]) -> str:
+    """What a step of all environments costs: a table for each task.
 
     :param name: the file with measurements
-    :param titles: what the kinds of vector environments are called; those that were not measured have no row
-    :param task: what was stepped
+    :param titles: what the kinds of vector environments are called; those that a task does not have make no row
     """
-    times = read(name)["us_per_step"][task]
-    header = [
-        f"µs per step of {task}",
-        *(f"{n} env{'s' * (n != '1')}" for n in times),
-    ]
-    rows = [
-        [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
-        for kind, title in titles.items()
-        if all(kind in by_kind for by_kind in times.values())
-    ]
-    return benchmark.table(header, rows)
+    tables = []
+    for task, times in read(name)["us_per_step"].items():
+        numbers = [f"{n} env{'s' * (n != '1')}" for n in times]
+        rows = [
+            [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
+            for kind, title in titles.items()
+            if all(kind in by_kind for by_kind in times.values())
+        ]
+        tables.append(benchmark.table([f"µs per step of {task}", *numbers], rows))
+    return "\n".join(tables)
 
 
 IMAGES = {

@@ -42,7 +42,7 @@ TASKS = ("CartPole-v1", "HalfCheetah-v5", "Atari")
 ROUND_SECONDS, ROUND_STEPS = 0.2, 20
 
 
-class LikeAtari(gym.Env[np.ndarray, int]):
+class LikeAtari(gym.Env[np.ndarray, np.int64]):
     """Four frames of 210 x 160 pixels a step, of which one of 84 x 84 is made."""
 
     observation_space = gym.spaces.Box(0, 255, (84, 84, 1), np.uint8)
@@ -56,7 +56,7 @@ class LikeAtari(gym.Env[np.ndarray, int]):
         self.frame = self.np_random.integers(0, 256, (210, 160, 3), np.uint8)
         return self._image(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         for _ in range(4):
             self.frame = np.roll(self.frame, int(action) + 1, axis=0)
         return self._image(), 0.0, bool(self.np_random.random() < 1e-3), False, {}

@@ -42,13 +42,13 @@ TOGETHER: dict[str, tuple[str, int]] = {
     "MountainCar-v0": ("envpool", 4),
     "MountainCarContinuous-v0": ("envpool", 12),
     "Pendulum-v1": ("envpool", 4),
-    "HalfCheetah-v5": ("envpool", 3),
-    "Hopper-v5": ("envpool", 3),
-    "InvertedDoublePendulum-v5": ("envpool", 3),
-    "InvertedPendulum-v5": ("envpool", 3),
-    "Reacher-v5": ("envpool", 3),
-    "Swimmer-v5": ("envpool", 3),
-    "Walker2d-v5": ("envpool", 3),
+    "HalfCheetah-v5": ("envpool", 4),
+    "Hopper-v5": ("envpool", 4),
+    "InvertedDoublePendulum-v5": ("envpool", 4),
+    "InvertedPendulum-v5": ("envpool", 4),
+    "Reacher-v5": ("envpool", 4),
+    "Swimmer-v5": ("envpool", 4),
+    "Walker2d-v5": ("envpool", 4),
 }
 #: The version of EnvPool whose tasks were compared.
 ENVPOOL = "1.2."
@@ -148,8 +148,9 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment; with any, only single environments are considered
-    :return: the environments. ``PPO_Plus`` alone should train on those that are stepped all at once: other
-        algorithms would learn from the steps in which they only reset
+    :return: the environments. Those that are stepped all at once are for ``PPO_Plus``, and for normalization
+        :class:`~ppo_plus.VecNormalizeTransitions`: other algorithms, and ``VecNormalize``, would count the steps in
+        which they only reset
     :raises ValueError: bad number of environments
     :raises gymnasium.error.Error: there is no such environment
     """
