@@ -84,6 +84,8 @@ def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = ""
     why = single or (f"{env_id} has no other form that was shown to be the same" if not kind else "")
     if not why and n_envs < enough:
         why = f"{n_envs} environments are too few to gain from {kind}"
+    if not why and not _is_gymnasiums(env_id):
+        why = f"{env_id} was registered anew"
     if not why and kind == "envpool":
         why = _missing_envpool()
     if not why:
@@ -95,6 +97,12 @@ def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = ""
     together = seconds / min(cores, n_envs) + MESSAGES
     step = f"a step takes {seconds * 1e6:,.0f} µs on one of {cores} cores"
     return Pick("subproc" if together < seconds else "dummy", f"{step}; {why}")
+
+
+def _is_gymnasiums(env_id: str) -> bool:
+    """Whether an environment is what Gymnasium registers under its name, but for its time limit."""
+    spec = gym.spec(env_id)
+    return str(spec.entry_point).startswith("gymnasium.envs.") and not spec.kwargs and not spec.additional_wrappers
 
 
 def _missing_envpool() -> str:
@@ -192,6 +200,9 @@ def make_envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) ->
         ) from None
     if env_id not in envpool.list_all_envs():
         raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
+    if env_id in TOGETHER:
+        # Gymnasium's may have been registered with another.
+        kwargs = {"max_episode_steps": gym.spec(env_id).max_episode_steps, **kwargs}
     # It takes 31 bits.
     env: VecEnv = as_vec_env(envpool.make_gymnasium(env_id, num_envs=n_envs, seed=seed % 2**31, **kwargs))
     space = env.action_space

@@ -1,11 +1,13 @@
 """Which vector environment is taken, and that it is the same task."""
 
+import copy
 import importlib.util
 import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv, make_vec
@@ -218,6 +220,22 @@ def test_envpool_is_taken_where_it_is_installed_and_was_compared(monkeypatch, in
     found = pick("HalfCheetah-v5", 8, slow, cores=8)
     assert found.kind == kind and why in found.why
     assert "too few" in pick("HalfCheetah-v5", 2, slow, cores=8).why
+
+
+def test_what_was_registered_under_a_known_name_is_not_taken_for_it(monkeypatch):
+    monkeypatch.setitem(gym.registry, "CartPole-v1", EnvSpec("CartPole-v1", entry_point=slow))
+    found = pick("CartPole-v1", 8, slow, cores=2)
+    assert found.kind == "subproc" and "registered anew" in found.why
+
+
+@needs_envpool
+def test_a_time_limit_that_was_registered_reaches_envpool(monkeypatch):
+    spec = copy.deepcopy(gym.spec("Pendulum-v1"))
+    spec.max_episode_steps = 7
+    monkeypatch.setitem(gym.registry, "Pendulum-v1", spec)
+    env = make_vec("Pendulum-v1", 4, seed=0)
+    env.reset()
+    assert [env.step(np.zeros((4, 1)))[2].all() for _ in range(7)] == [False] * 6 + [True]
 
 
 def test_processes_that_torchrun_starts_share_the_cores(monkeypatch):
