@@ -57,7 +57,8 @@ VEC_ENVS = {
     "Gymnasium sync": "Gymnasium, one after another",
     "Gymnasium async": "Gymnasium, in processes",
     "Gymnasium native": "Gymnasium, the environment's own vector form",
-    "EnvPool": "EnvPool",
+    "EnvPool, 1 thread": "EnvPool, one thread",
+    "EnvPool, all threads": "EnvPool, a thread for each core",
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
@@ -255,21 +256,21 @@ def tuning() -> str:
 
 
 def vec_envs(name: str, titles: dict[str, str]) -> str:
-    """What a step of all environments costs.
+    """What a step of all environments costs: a table for each task.
 
     :param name: the file with measurements
-    :param titles: what the kinds of vector environments are called
+    :param titles: what the kinds of vector environments are called; those that a task does not have make no row
     """
-    times = read(name)["us_per_step"]
-    header = [
-        "µs per step of CartPole-v1",
-        *(f"{n} env{'s' * (n != '1')}" for n in times),
-    ]
-    rows = [
-        [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
-        for kind, title in titles.items()
-    ]
-    return benchmark.table(header, rows)
+    tables = []
+    for task, times in read(name)["us_per_step"].items():
+        numbers = [f"{n} env{'s' * (n != '1')}" for n in times]
+        rows = [
+            [title, *(f"{median(by_kind[kind]):,.0f}" for by_kind in times.values())]
+            for kind, title in titles.items()
+            if all(kind in by_kind for by_kind in times.values())
+        ]
+        tables.append(benchmark.table([f"µs per step of {task}", *numbers], rows))
+    return "\n".join(tables)
 
 
 IMAGES = {

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.rollout.fastest import make_vec as make_vec
     from ppo_plus.rollout.faults import EnvFault as EnvFault
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.rollout.resumable import Resumable as Resumable
@@ -91,6 +92,7 @@ MODULES = {
     "constant": "ppo_plus.formulas.schedules",
     "cosine": "ppo_plus.formulas.schedules",
     "linear": "ppo_plus.formulas.schedules",
+    "make_vec": "ppo_plus.rollout.fastest",
     "register": "ppo_plus.files.names",
 }
 __all__ = list(MODULES)

@@ -4,6 +4,7 @@
     python scripts/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
     python scripts/benchmark.py --scaling --json docs/benchmarks/scaling.json
     python scripts/benchmark.py --learning --json docs/benchmarks/learning_check.json
+    python scripts/benchmark.py --all-cores --json docs/benchmarks/all_cores.json
     python scripts/benchmark.py --quick          # only whether it runs: its figures mean nothing
 
 **Time** is that of whole training, rollouts and updates together, per environment step. Contenders get the same
@@ -13,6 +14,8 @@ rollout in a fresh process, libraries imported and model made before it; where t
 filled and with an empty compiler cache. **Memory** is the peak of the process, and how much of it training added.
 **Where the time goes** comes from a separate round with clocks around methods. ``--scaling`` leaves environments out:
 they replay random observations. ``--learning`` asks whether returns differ from SB3's by more than seeds do.
+``--all-cores`` lets all use the whole machine, each in the vector environments it may choose from: PPO_Plus in those of
+``make_vec``, which ``--vec-env auto`` picks, and SB3 in each of its own.
 """
 
 import argparse
@@ -44,7 +47,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 #: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
@@ -56,6 +59,15 @@ CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "PPO_Plus eager": ("ppo_plus", "PPO_Plus", {"compile": False}),
     COMPILED: ("ppo_plus", "PPO_Plus", {"compile": True}),
     SBX: ("sbx", "PPO", {}),
+}
+#: Those of ``--all-cores``: which of the above, in which vector environment, and torch's threads (``None``: torch's
+#: choice for SB3, PPO_Plus's own for itself).
+ALL_CORES: dict[str, tuple[str, str, int | None]] = {
+    "SB3, DummyVecEnv": (REFERENCE, "DummyVecEnv", None),
+    "SB3, DummyVecEnv, one thread": (REFERENCE, "DummyVecEnv", 1),
+    "SB3, SubprocVecEnv": (REFERENCE, "SubprocVecEnv", None),
+    "SB3, SubprocVecEnv, one thread": (REFERENCE, "SubprocVecEnv", 1),
+    "PPO_Plus, make_vec": (COMPILED, "make_vec", None),
 }
 
 
@@ -85,10 +97,13 @@ class Workload:
     reference: tuple[str, str] = ("stable_baselines3", "PPO")
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
 
-    def make_env(self, seed: int) -> VecEnv:
-        if isinstance(self.env, str):
-            return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper)
-        return Replay(self.env, self.n_envs, seed)
+    def make_env(self, seed: int, vec_env: str = "DummyVecEnv") -> VecEnv:
+        if not isinstance(self.env, str):
+            return Replay(self.env, self.n_envs, seed)
+        if vec_env == "make_vec":
+            return import_module("ppo_plus").make_vec(self.env, self.n_envs, seed)  # type: ignore[no-any-return]
+        kind: Any = SubprocVecEnv if vec_env == "SubprocVecEnv" else DummyVecEnv
+        return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper, vec_env_cls=kind)
 
     def shrunk(self) -> "Workload":
         """The least that still takes every path: two epochs of two minibatches."""
@@ -235,7 +250,9 @@ class Trainee:
     """One contender on one workload."""
 
     def __init__(self, contender: str, workload: Workload, seed: int, device: str):
-        th.set_num_threads(1)
+        contender, vec_env, threads = ALL_CORES.get(contender, (contender, "DummyVecEnv", 1))
+        if threads is not None:
+            th.set_num_threads(threads)
         if contender == SBX and workload.arguments.get("use_sde"):
             raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
         if contender == SBX and workload.wrapper is Masked:
@@ -246,7 +263,7 @@ class Trainee:
         make = getattr(import_module(module), algorithm)
         if module == "ppo_plus":
             arguments = arguments | workload.own
-        env = workload.make_env(seed)
+        env = workload.make_env(seed, vec_env)
         self.memory_before = peak_memory()
         own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
         self.model = make(workload.policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
@@ -496,7 +513,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     from ppo_plus import __version__
 
-    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax")
+    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax", "envpool")
     return {
         "python": platform.python_version(),
         "ppo_plus": __version__,
@@ -506,7 +523,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load before": round(os.getloadavg()[0], 2),
         "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
-        "threads": 1,
+        "threads": "all" if arguments.all_cores else 1,
         "seeds": list(range(arguments.seeds)) if arguments.learning else arguments.seed,
         "rounds": arguments.rounds,
         "quick": arguments.quick,
@@ -517,6 +534,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--scaling", action="store_true", help=f"cost against {', '.join(SCALING)}")
+    mode.add_argument("--all-cores", action="store_true", help="whole training with all cores, of HalfCheetah-v5-x8")
     mode.add_argument("--learning", action="store_true", help="compare what is learned, not how fast")
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {', '.join(WORKLOADS)}")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
@@ -528,7 +546,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help=f"file for a picture of where the time goes in {', '.join(PICTURED)}")
     arguments = parser.parse_args()
     known = list(SCALING if arguments.scaling else LEARNING if arguments.learning else WORKLOADS)
-    arguments.only = arguments.only or known
+    arguments.only = arguments.only or (["HalfCheetah-v5-x8"] if arguments.all_cores else known)
     if set(arguments.only) - set(known):
         parser.error(f"--only takes some of {', '.join(known)}")
     if arguments.quick:
@@ -546,7 +564,9 @@ def measure(workloads: dict[Any, Workload], contenders: list[str], arguments: ar
     for title, workload in workloads.items():
         print(f"{title} ...", file=sys.stderr)
         given = arguments.rounds, arguments.seed, arguments.device
-        results[str(title)] = compare(workload, contenders, *given, details=not arguments.scaling)
+        results[str(title)] = compare(
+            workload, contenders, *given, details=not (arguments.scaling or arguments.all_cores)
+        )
         for name, result in results[str(title)].items():
             if result.error:
                 print(f"{title}: {name} was not measured ({result.error})\n")
@@ -579,6 +599,26 @@ def run_scaling(arguments: argparse.Namespace) -> dict[str, Any]:
     return everything
 
 
+def all_cores_table(results: Results) -> str:
+    """A row for each workload and contender: its time, and how many times faster than it PPO_Plus is."""
+    rows = []
+    for title, by_contender in results.items():
+        *others, ours = by_contender.values()
+        for name, result in by_contender.items():
+            if not result.error:
+                # The last one is the others' measure.
+                cell = time_cell(ours, result) if result in others and not ours.error else ""
+                rows.append([title, name, f"{median(result.us_per_step):.1f} µs", cell.partition(", ")[2]])
+    return table(["workload, all cores", "contender", "time per environment step", "PPO_Plus is faster"], rows)
+
+
+def run_all_cores(arguments: argparse.Namespace) -> dict[str, Any]:
+    workloads = selected(WORKLOADS, arguments.only, arguments.quick)
+    results = measure(workloads, list(ALL_CORES), arguments)
+    print(all_cores_table(results))
+    return {"workloads": workloads, "results": results}
+
+
 def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
     returns: dict[str, dict[str, list[float]]] = {}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
@@ -595,10 +635,12 @@ def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parse_arguments()
-    os.environ |= ONE_THREAD
+    if not arguments.all_cores:
+        os.environ |= ONE_THREAD
     about = facts(arguments)
     print(", ".join(f"{key} {value}" for key, value in about.items()) + "\n")
-    run = run_scaling if arguments.scaling else run_learning if arguments.learning else run_speed
+    modes = {"scaling": run_scaling, "learning": run_learning, "all_cores": run_all_cores}
+    run = next((run for mode, run in modes.items() if getattr(arguments, mode)), run_speed)
     results = run(arguments)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

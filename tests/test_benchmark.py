@@ -58,3 +58,22 @@ def test_sections_add_up_to_a_round(benchmark, algorithm):
     assert list(sections) == list(benchmark.SECTIONS)
     assert all(value > 0 for value in sections.values())
     assert trainee.memory()["buffer"] > 0
+
+
+def test_with_all_cores_each_contender_is_what_ppo_plus_is_compared_with(benchmark):
+    results = {
+        "task": {"SB3": benchmark.Measured([10.0, 30.0, 30.0]), "PPO_Plus": benchmark.Measured([5.0, 5.0, 10.0])}
+    }
+    *_, theirs, ours = benchmark.all_cores_table(results).splitlines()
+    assert theirs == "| task | SB3 | 30.0 µs | **3.00×** [2.00, 6.00] |"
+    assert ours == "| task | PPO_Plus | 5.0 µs |  |"
+
+
+@pytest.mark.parametrize("name", ["SB3, DummyVecEnv, one thread", "PPO_Plus, make_vec"])
+def test_contenders_with_all_cores_train(benchmark, name, monkeypatch):
+    monkeypatch.setitem(benchmark.CONTENDERS, benchmark.COMPILED, benchmark.CONTENDERS["PPO_Plus eager"])
+    threads = th.get_num_threads()
+    trainee = benchmark.Trainee(name, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
+    assert trainee.round() > 0
+    th.set_num_threads(threads)
+    assert (type(trainee.model.env).__name__ == "DummyVecEnv") == name.startswith("SB3")

@@ -33,7 +33,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -98,6 +98,8 @@ class _VectorAdapter(VecEnv):
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         self._start_time = time.time()
+        #: Where episodes are written as a ``Monitor`` writes them; ``None``: nowhere.
+        self.episode_log: ResultsWriter | None = None
         self._actions: Any = None
         super().__init__(num_envs, observation_space, action_space)
         if getattr(env, "metadata", None):
@@ -153,6 +155,10 @@ class _VectorAdapter(VecEnv):
             for i in ended:
                 infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
             self._report(self._finished(ended, truncated, columns), infos)
+            if self.episode_log is not None:
+                for i in ended:
+                    if "episode" in infos[i]:
+                        self.episode_log.write_row(infos[i]["episode"])
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == NEXT_STEP:
@@ -273,6 +279,8 @@ class _VectorAdapter(VecEnv):
         return self.env.render()
 
     def close(self) -> None:
+        if self.episode_log is not None:
+            self.episode_log.close()
         self.env.close()
 
 
@@ -410,9 +418,9 @@ class EnvPoolVecEnv(_VectorAdapter):
         self._warned_of_seed = False
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Has no effect; warns once if ``seed`` is not the one that the pool was made with."""
+        """Has no effect; warns once if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
         actual = self.env.config.get("seed")
-        if seed is not None and seed != actual and not self._warned_of_seed:
+        if seed is not None and seed % 2**31 != actual and not self._warned_of_seed:
             self._warned_of_seed = True
             warnings.warn(
                 f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "

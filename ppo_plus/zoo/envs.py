@@ -5,7 +5,6 @@ import sys
 import time
 from copy import deepcopy
 from functools import partial, reduce
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ import gymnasium as gym
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.rollout.fastest import BATCHED, pick
 from ppo_plus.rollout.normalization import VecNormalizeTransitions
-from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env, is_atari
 
@@ -64,6 +62,7 @@ def make_envs(
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
+    experiment = settle(experiment.replace(n_envs=n_envs), restarts, timeout)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     kwargs = experiment.env_kwargs
@@ -90,7 +89,7 @@ def make_envs(
 
 def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = None) -> None:
     """:raises ValueError: restarts or a time limit for environments that cannot have them"""
-    if timeout is not None and vec_env != "subproc":
+    if timeout is not None and vec_env not in ("subproc", "auto"):
         raise ValueError(
             f"--env-timeout {timeout:g}: an environment that hangs can be ended only in a process of its own: "
             "add --vec-env subproc"
@@ -100,6 +99,42 @@ def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = N
             f"--restart-envs {restarts}: --vec-env {vec_env} has no single environments to restart: use one of "
             f"{', '.join(VEC_ENVS)}"
         )
+
+
+def settle(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
+    """The experiment with the vector environment that trains fastest in place of ``"auto"``; says in a line which, and
+    why. Any other experiment as it is.
+
+    :param experiment: the experiment
+    :param restarts: how many times a fresh environment may take the place of one that failed
+    :param timeout: seconds that an environment may take for a step or a reset; ``None``: any
+    """
+    if experiment.vec_env != "auto":
+        return experiment
+    if timeout is not None:
+        kind, why = "subproc", "--env-timeout ends environments in processes of their own"
+    else:
+        kind, why = pick(
+            experiment.env_id, experiment.n_envs, partial(_make_one, experiment), _single(experiment, restarts)
+        )
+    _tell(f"--vec-env auto: {kind} ({why})")
+    return experiment.replace(vec_env=kind)
+
+
+def _single(experiment: Experiment, restarts: int) -> str:
+    """What needs single environments, if anything does."""
+    given = [
+        name
+        for name in ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
+        if getattr(experiment, name)
+    ]
+    given += ["--restart-envs"] if restarts else []
+    return f"single environments are needed for {' and '.join(given)}" if given else ""
+
+
+def _make_one(experiment: Experiment) -> Resumable:
+    """One environment as it is trained on."""
+    return _resumable(gym.make(find_env(experiment.env_id), **deepcopy(experiment.env_kwargs)), experiment.env_wrapper)
 
 
 def _make_each(
@@ -155,62 +190,13 @@ def _make_batched(
             f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
             f"use one of {', '.join(VEC_ENVS)}"
         )
-    env: VecEnv = as_vec_env(BATCHED[experiment.vec_env](experiment.env_id, n_envs, seed, kwargs))
-    if experiment.vec_env != "envpool":
-        env.seed(seed)
-    if monitor_dir is None:
-        return env
-    name = f"{first}.monitor.csv" if first else "all.monitor.csv"
-    return EpisodeLog(env, experiment.env_id, monitor_dir / name, append)
-
-
-class EpisodeLog(VecEnvWrapper):
-    """Writes the episodes that environments report into a ``monitor.csv``.
-
-    SB3's ``VecMonitor`` counts episodes itself, and takes steps that only reset for episodes.
-
-    :param venv: environments that report episodes in their infos
-    :param env_id: their id
-    :param path: the file
-    :param append: go on with it
-    """
-
-    def __init__(self, venv: VecEnv, env_id: str, path: Path, append: bool = False):
-        super().__init__(venv)
-        header: dict[str, float | str] = {"t_start": time.time(), "env_id": env_id}
-        self.writer = ResultsWriter(str(path), header=header, override_existing=not append)
-
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def step_wait(self) -> VecEnvStepReturn:
-        result = self.venv.step_wait()
-        for info in result[-1]:
-            if "episode" in info:
-                self.writer.write_row(info["episode"])
-        return result
-
-    def close(self) -> None:
-        self.writer.close()
-        super().close()
-
-
-def _gymnasium(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
-    """The environment's own vector form, if it has one; else its copies one after another."""
-    return gym.make_vec(find_env(env_id), n_envs, **kwargs)
-
-
-def _envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> Any:
-    try:
-        envpool = import_module("envpool")
-    except ImportError:
-        raise ImportError(
-            "vec_env='envpool' needs EnvPool (Linux only): pip install '.[envpool]' in a checkout"
-        ) from None
-    if env_id not in envpool.list_all_envs():
-        raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
-    # It takes 31 bits.
-    return envpool.make_gymnasium(env_id, num_envs=n_envs, seed=seed % 2**31, **kwargs)
+    name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
+    env: Any = BATCHED[experiment.vec_env](name, n_envs, seed, kwargs)
+    if monitor_dir is not None:
+        path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
+        header: dict[str, float | str] = {"t_start": time.time(), "env_id": experiment.env_id}
+        env.episode_log = ResultsWriter(str(path), header=header, override_existing=not append)
+    return env  # type: ignore[no-any-return]
 
 
 def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
@@ -242,10 +228,6 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
         "stack_num": experiment.frame_stack or 1,
     }
     return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
-
-
-#: Kinds of vector environments that step all environments at once, and how they are made.
-BATCHED = {"gymnasium": _gymnasium, "envpool": _envpool}
 
 
 def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:

@@ -66,7 +66,8 @@ class Experiment:
     :param seed: seed of environments, weights and exploration
     :param device: device of the model
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own,
-        ``"gymnasium"`` and ``"envpool"`` all at once, where Gymnasium or EnvPool can (training environments only)
+        ``"gymnasium"`` and ``"envpool"`` all at once, where Gymnasium or EnvPool can (training environments only);
+        ``"auto"`` is the fastest of them that is the same task, by the rule in :mod:`ppo_plus.rollout.fastest`
     """
 
     env_id: str

@@ -29,10 +29,7 @@ STRATEGIES = {
     **dict.fromkeys(("EarlyStop", "AdaptivePenalty", "AdaptiveLearningRate"), "ppo_plus.formulas.kl_control"),
 }
 
-ALLOWED = (
-    f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=0.5) "
-    "and its like"
-)
+ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
 def parse_literal(text: str) -> Any:

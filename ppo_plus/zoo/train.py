@@ -20,7 +20,7 @@ from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.files.whole import write_text
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Progress, SavedModels
-from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.envs import make_envs, settle
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
@@ -57,7 +57,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """
     options, ranks = options or Options(), Ranks.present()
     # Before there is a folder, which would stay where another process finds a mistake.
-    share(experiment, ranks)
+    experiment = _settled(experiment, options, ranks)
     folder = new_folder(Path(options.log_folder), experiment.env_id, options.uuid) if ranks.leads else None
     if ranks.several:
         folder = ranks.lead(folder)
@@ -73,6 +73,18 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     return Run(experiment, options, folder, model, eval_env)
 
 
+def _settled(experiment: Experiment, options: Options, ranks: Ranks) -> Experiment:
+    """The experiment with one kind of vector environment in all processes, which is recorded.
+
+    :raises ValueError: the experiment cannot be divided among the processes
+    """
+    part = share(experiment, ranks)
+    if experiment.vec_env != "auto":
+        return experiment
+    kind = settle(part, **options.supervision()).vec_env if ranks.leads else ""
+    return experiment.replace(vec_env=ranks.lead(kind) if ranks.several else kind)
+
+
 def check(experiment: Experiment, options: Options | None = None) -> None:
     """Build all that :func:`set_up` builds, and throw it away: nothing is written.
 
@@ -80,7 +92,8 @@ def check(experiment: Experiment, options: Options | None = None) -> None:
     :param options: what would be recorded; ``None`` for the defaults
     :raises ValueError, TypeError: a mistake in the settings
     """
-    model, eval_env = _build(experiment, options or Options(), None)
+    options = options or Options()
+    model, eval_env = _build(_settled(experiment, options, Ranks.present()), options, None)
     _close(model, eval_env)
 
 

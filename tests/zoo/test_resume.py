@@ -141,6 +141,17 @@ def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
     assert set_up_again(run.folder).model.num_timesteps == 0
 
 
+def test_it_goes_on_with_the_vector_environment_that_was_picked(tmp_path):
+    """Not with the one that would be picked now."""
+    experiment = load_experiment("CartPole-v1", overrides={**SETTINGS, "n_envs": 8, "n_steps": 16})
+    picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
+    assert picked.experiment == experiment.replace(vec_env="gymnasium")
+    picked.model.save_checkpoint(picked.folder.checkpoints)
+    again = set_up_again(picked.folder)
+    assert again.experiment.vec_env == "gymnasium"
+    assert train(again)
+
+
 def test_what_is_no_run_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: this is no run's folder"):
         find_run(tmp_path)

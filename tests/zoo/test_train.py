@@ -62,6 +62,13 @@ def test_evaluations(tmp_path):
         assert saved["results"].shape == (2, 3)
 
 
+def test_environments_stepped_all_at_once_are_evaluated_with_what_they_are_normalized_by(tmp_path):
+    made = run(tmp_path, SHORT.replace(vec_env="gymnasium", normalize={}))
+    trained, evaluated = made.model.get_vec_normalize_env(), made.eval_env
+    np.testing.assert_array_equal(evaluated.obs_rms.mean, trained.obs_rms.mean)
+    assert read_episodes(made.folder.path)[0][-1] <= 512
+
+
 def test_without_evaluations(tmp_path, capsys):
     made = run(tmp_path, eval_freq=-1)
     assert not (made.folder.path / "evaluations.npz").exists()

@@ -104,7 +104,8 @@ def add_fault_arguments(group: Any, of: str = "") -> None:
         "--env-timeout",
         type=seconds,
         metavar="SECONDS",
-        help="how long an environment may take for a step or a reset; needs --vec-env subproc (default: any time)",
+        help="how long an environment may take for a step or a reset; needs --vec-env subproc or auto (default: any "
+        "time)",
     )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.train import Run
 
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
-VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool")
+VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
 
 #: rl_zoo3's options that are for other algorithms, and what to do instead.
 OFF_POLICY = {"--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out"}
@@ -127,8 +127,8 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
         "--vec-env",
         choices=VEC_ENVS,
         default="dummy",
-        help="step environments one by one, in processes, or as a vector environment of Gymnasium or EnvPool "
-        "(default: %(default)s)",
+        help="step environments one by one, in processes, or as a vector environment of Gymnasium or EnvPool; auto: "
+        "the fastest of them on this machine's cores that is the same task (default: %(default)s)",
     )
     add("--eval-env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of evaluation environments")
     add(
