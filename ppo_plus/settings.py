@@ -18,7 +18,7 @@ from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
-from ppo_plus.rollout.vec_env import NEXT_STEP
+from ppo_plus.rollout.autoreset import NEXT_STEP
 
 #: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
 SCHEDULED: dict[str, tuple[float, bool]] = {

@@ -2,7 +2,8 @@
 
 ``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
 one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
-so code that reads or overrides those keeps working.
+so code that reads or overrides those keeps working. Of environments in tensors the storage may be on another device
+(:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then the tensors themselves.
 """
 
 import math
@@ -83,10 +84,20 @@ class RolloutBuffer:
         self.gae_lambda = gae_lambda
         self.gamma = gamma
         self.n_envs = n_envs
+        self.store_on(th.device("cpu"))
+        self.reset()
+
+    def store_on(self, device: th.device) -> None:
+        """Keep rollouts on a device from now on; what was kept is dropped.
+
+        :param device: where
+        """
+        for name in vars(self).get("_tensors", ()):
+            del vars(self)[name]
+        self.storage = device
         self._tensors: dict[str, Any] = {}
         for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
-            self._allocate(name, np.zeros(n_envs, dtype=np.float32))
-        self.reset()
+            self._allocate(name, th.zeros(self.n_envs, device=device))
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Assigning to a stored array writes into it, so that `self.returns = ...`, as in SB3's code, takes effect.
@@ -160,6 +171,21 @@ class RolloutBuffer:
         # Bypasses `__setattr__`, which only arrays need.
         vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
 
+    def put(self, **rows: Any) -> None:
+        """Store one step of environments in tensors, as :meth:`add` one in NumPy's arrays.
+
+        :param rows: of the stored attributes, by name; tensors with ``N`` rows on the device of the storage, or dicts
+        """
+        for name, row in rows.items():
+            if name not in self._tensors or (self.pos == 0 and not _holds(self._tensors[name], row)):
+                self._allocate(name, row)
+            tree_map(lambda stored, new: stored[self.pos].copy_(new), self._tensors[name], row)
+        vars(self).update(pos=self.pos + 1, full=self.pos + 1 == self.buffer_size)
+
+    def stored(self, name: str) -> Any:
+        """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them."""
+        return self._tensors[name]
+
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step.
 
@@ -200,8 +226,8 @@ class RolloutBuffer:
         :param final_values: shape ``(K,)``
         """
         rewards = self._tensors["rewards"]
-        where = th.tensor(steps, dtype=th.long), th.tensor(envs, dtype=th.long)
-        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).cpu(), self.gamma))
+        where = (th.as_tensor(each, dtype=th.long, device=rewards.device) for each in (steps, envs))
+        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).to(rewards.device), self.gamma))
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
@@ -213,9 +239,9 @@ class RolloutBuffer:
         advantages = gae(
             tensors["rewards"],
             tensors["values"],
-            last_values.reshape(-1).cpu(),
+            last_values.reshape(-1).to(self.storage),
             tensors["episode_starts"],
-            th.as_tensor(dones),
+            th.as_tensor(dones, device=self.storage),
             self.gamma,
             self.gae_lambda,
         )
@@ -302,7 +328,9 @@ class RolloutBuffer:
         self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
         vars(self)[name] = _views(self._tensors[name])
 
-    def _zeros(self, rows: np.ndarray) -> th.Tensor:
+    def _zeros(self, rows: Any) -> th.Tensor:
+        if isinstance(rows, th.Tensor):
+            return th.zeros((self.buffer_size, *rows.shape), dtype=_stored_torch_dtype(rows), device=rows.device)
         return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
 
 
@@ -314,10 +342,10 @@ class _Arrays(dict[str, np.ndarray]):
 
 
 def _views(tensors: Any) -> Any:
-    """NumPy arrays that share the tensors' memory."""
+    """NumPy arrays that share the tensors' memory; on another device, the tensors."""
     if isinstance(tensors, dict):
-        return _Arrays((key, tensor.numpy()) for key, tensor in tensors.items())
-    return tensors.numpy()
+        return _Arrays((key, _views(tensor)) for key, tensor in tensors.items())
+    return tensors.numpy() if tensors.device.type == "cpu" else tensors
 
 
 class _SB3Methods:
@@ -332,6 +360,7 @@ class _SB3Methods:
     pos: int
     #: Every transition is learned from.
     valid: None = None
+    storage = th.device("cpu")
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
@@ -403,6 +432,18 @@ def _fits(stored: Any, rows: Any) -> bool:
     if isinstance(rows, dict):
         return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
     return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+
+
+def _stored_torch_dtype(rows: th.Tensor) -> th.dtype:
+    return th.float32 if rows.is_floating_point() else rows.dtype
+
+
+def _holds(stored: Any, rows: Any) -> bool:
+    """:func:`_fits` of tensors."""
+    if isinstance(rows, dict):
+        return all(key in stored and _holds(stored[key], row) for key, row in rows.items())
+    found = stored.shape[1:], stored.dtype, stored.device
+    return found == (rows.shape, _stored_torch_dtype(rows), rows.device)  # type: ignore[no-any-return]
 
 
 def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
