@@ -96,14 +96,14 @@ class ActionDistribution(ABC):
         :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
 
-    @abstractmethod
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
-        """:meth:`to_env` for actions on a device, which stay there.
+        """:meth:`to_env` for actions on a device, which stay there; here, where nothing better is known, they do not.
 
         :param device: where they are
         :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
+        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
 
     @abstractmethod
     def to_torch(self, params: th.Tensor) -> Any:

@@ -218,7 +218,9 @@ class RolloutBuffer:
         self.rewards[steps, envs] = self.values[steps, envs]
         self.exclude(steps, envs)
 
-    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+    def bootstrap_timeouts(
+        self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
+    ) -> None:
         """Add the discounted value of the final observation to the last reward of episodes cut by a time limit.
 
         :param steps: row of each such reward, ``K`` of them
@@ -226,8 +228,9 @@ class RolloutBuffer:
         :param final_values: shape ``(K,)``
         """
         rewards = self._tensors["rewards"]
-        where = (th.as_tensor(each, dtype=th.long, device=rewards.device) for each in (steps, envs))
-        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).to(rewards.device), self.gamma))
+        rows, columns = (th.as_tensor(each, dtype=th.long, device=self.storage) for each in (steps, envs))
+        values = final_values.reshape(-1).to(self.storage)
+        rewards.copy_(bootstrap_timeouts(rewards, rows, columns, values, self.gamma))
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
@@ -443,7 +446,7 @@ def _holds(stored: Any, rows: Any) -> bool:
     if isinstance(rows, dict):
         return all(key in stored and _holds(stored[key], row) for key, row in rows.items())
     found = stored.shape[1:], stored.dtype, stored.device
-    return found == (rows.shape, _stored_torch_dtype(rows), rows.device)  # type: ignore[no-any-return]
+    return found == (rows.shape, _stored_torch_dtype(rows), rows.device)
 
 
 def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:

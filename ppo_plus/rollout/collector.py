@@ -12,11 +12,11 @@ from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.acting import Act
+from ppo_plus.rollout.autoreset import is_reset
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.supervised import RESTART
-from ppo_plus.rollout.autoreset import is_reset
 from ppo_plus.rollout.vec_env import row_of
 from ppo_plus.trees import tree_map
 

@@ -93,8 +93,8 @@ class JaxEnv(TensorEnv):
     def step(self, actions: Any) -> Transition:
         given = _to_jax(self._jax, actions)
         self._state, obs, rewards, terminated, truncated, final = self._step(self._state, given)
-        flags = (th.from_dlpack(each) for each in (rewards, terminated, truncated))
-        return Transition(self._taken(obs), *flags, self._taken(final))
+        rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
+        return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
 
     def _space(self, size: Any) -> spaces.Space[Any]:
         if not isinstance(size, Mapping):

@@ -43,10 +43,10 @@ class Seen(dict[str, Any]):
         # With a method of its own, `dict(seen)` and `{**seen}` ask for each value.
         return super().__iter__()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
         return ValuesView(self)
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
         return ItemsView(self)
 
     def copy(self) -> dict[str, Any]:

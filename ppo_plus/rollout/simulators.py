@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.rollout.autoreset import SAME_STEP
-from ppo_plus.rollout.jax_env import JaxEnv, is_functional
+from ppo_plus.rollout.jax_env import is_functional
 from ppo_plus.rollout.tensor_env import Obs, TensorEnv, Transition, box, gym_space
 
 #: Names that simulators give the observations that the policy is to see, of several groups of them.
@@ -109,8 +109,9 @@ class GymTensors(_Adapter):
         final = infos.get("final_obs", infos.get("final_observation"))
         if isinstance(final, np.ndarray) and final.dtype == object:
             final = _filled(obs, final, self.device)
-        flags = (as_tensor(each, self.device) for each in (rewards, terminated, truncated))
-        return Transition(obs, *flags, None if final is None else as_tensor(final, self.device), _metrics(infos))
+        rewards, terminated, truncated = (as_tensor(each, self.device) for each in (rewards, terminated, truncated))
+        final = None if final is None else as_tensor(final, self.device)
+        return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 
 
 class ManagedTensors(_Adapter):
@@ -202,6 +203,7 @@ class _Groups:
     """
 
     def __init__(self, space: spaces.Space[Any], wanted: Sequence[str] | None):
+        #: The group that is taken alone; or those that are taken as entries of a Dict.
         self.only: str | None = None
         self.keys: list[str] | None = None
         self.space = space
@@ -219,9 +221,10 @@ class _Groups:
             self.only = (known or list(space.spaces))[0]
         else:
             self.keys = list(space.spaces)
-        self.space = (
-            space[self.only] if self.only is not None else spaces.Dict([(key, space[key]) for key in self.keys])
-        )  # type: ignore[union-attr]
+        if self.only is not None:
+            self.space = space[self.only]
+        else:
+            self.space = spaces.Dict([(key, space[key]) for key in self.keys or ()])
 
     def of(self, obs: Any) -> Obs:
         """The groups taken of observations."""
@@ -245,7 +248,7 @@ def as_numpy(value: Any) -> Any:
         return {key: as_numpy(sub) for key, sub in value.items()}
     if isinstance(value, tuple):
         return tuple(map(as_numpy, value))
-    return np.array(value.cpu())
+    return value.cpu().numpy().copy()
 
 
 def _speaks_torch(env: Any) -> bool:

@@ -88,6 +88,7 @@ class Told(NamedTuple):
 class TensorCollector(Collector):
     """A :class:`~ppo_plus.rollout.collector.Collector` whose ``obs`` and ``starts`` are tensors on its device."""
 
+    starts: Any
     #: Whether it has been said that final observations are not known.
     _has_warned = False
 
@@ -222,7 +223,7 @@ class TensorCollector(Collector):
             params=decision.params,
             **{name: self._here(rows) for name, rows in given.items() if rows is not None},
         )
-        self._steps.append(step._replace(obs=None, rewards=None, final_obs=None, timeouts=timeouts))
+        self._steps.append(step._replace(obs=None, final_obs=None, timeouts=timeouts))
         self._known.append(known)
         self._knows_any = self._knows_any or final_obs is not None
         if self._memory:
