@@ -167,6 +167,7 @@ class Playing(OnPolicyAlgorithm):
             self.num_timesteps += env.num_envs * self.ranks.size
             callback.update_locals(locals() | collector.seen(decision, step))
             if not callback.on_step():
+                collector.settle()
                 return self._meet(False)
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
@@ -219,4 +220,5 @@ class Playing(OnPolicyAlgorithm):
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
+        self.collector.settle()
         return evaluate(self, n_eval_episodes, env, render)

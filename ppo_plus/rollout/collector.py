@@ -124,6 +124,9 @@ class Collector:
         # A wrapper may write into the observations that it has just returned.
         self._incoming = copy.deepcopy(self._incoming)
 
+    def settle(self) -> None:
+        """Somebody is going to ask the environments' wrappers: have them know all that there is to know by now."""
+
     def begin(self, task: Task, env: VecEnv, step: int) -> None:
         """Begin a rollout.
 

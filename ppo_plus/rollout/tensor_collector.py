@@ -116,9 +116,15 @@ class TensorCollector(Collector):
         self._to_env = task.policy.family.tensors_to_env(self.device)
         self._as_tensors()
 
-    def restart(self, env: VecEnv, step: int) -> None:
+    def settle(self) -> None:
         if self._normalizing is not None:
             self._normalizing.write(_read(self._normalizing.tensors()))
+
+    def interrupt(self) -> None:
+        self.settle()
+        super().interrupt()
+
+    def restart(self, env: VecEnv, step: int) -> None:
         super().restart(env, step)
         if self._normalizing is not None:
             self._normalizing.read()
@@ -176,7 +182,9 @@ class TensorCollector(Collector):
             return super().renew_noise(policy, sde_sample_freq)
         starts = self.starts
         if self.device.type == "cpu":
-            self.carry = policy.renew_noise(self.carry, starts.nonzero().squeeze(1))
+            starting = starts.nonzero().squeeze(1)
+            if len(starting):
+                self.carry = policy.renew_noise(self.carry, starting)
         elif self.carry.noise:
             # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
             fresh = policy.renew_noise(self.carry, np.arange(len(starts))).noise
@@ -272,6 +280,7 @@ class TensorCollector(Collector):
             self._explain(buffer, known, masks, statistics)
         if self._normalizing is not None:
             self._normalizing.write(statistics)
+            self._normalizing = None
         with th.no_grad():
             values = policy.predict_values(self.obs, Carry(self._memory), self.starts)
             if n_known:

@@ -1,4 +1,4 @@
-"""Simulators are taken as they are: each by a stand-in with exactly its interface, or, where it is to be had, itself."""
+"""Simulators are taken as they are: stand-ins with exactly their interfaces, and those that run on a CPU."""
 
 import gymnasium as gym
 import numpy as np
