@@ -262,7 +262,8 @@ class RolloutBuffer:
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
     ) -> Iterator[tuple[Batch, th.Tensor | None]]:
-        """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3.
+        """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3; of a rollout
+        that is kept on another device, from that device's.
 
         With memory, whole sequences are shuffled instead.
 
@@ -276,17 +277,22 @@ class RolloutBuffer:
         n_transitions = self.buffer_size * self.n_envs
         if self.memories:
             length = self.buffer_size // len(self.memories)
-            firsts = np.random.permutation(n_transitions // length) * length
-            order = (firsts[:, None] + np.arange(length)).reshape(-1)
+            firsts = self._permutation(n_transitions // length) * length
+            order = (firsts[:, None] + th.arange(length, device=firsts.device)).reshape(-1)
         else:
             # SB3 numbers transitions environment by environment; the storage here is step by step.
-            order = np.random.permutation(n_transitions)
+            order = self._permutation(n_transitions)
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
             if self.valid is not None:
-                order = order[self.valid.reshape(-1)[order]]
+                order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
-        for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
+        for indices in th.split(order.to(self.device), batch_size or n_transitions):
             yield data, indices
+
+    def _permutation(self, n: int) -> th.Tensor:
+        if self.storage.type == "cpu":
+            return th.from_numpy(np.random.permutation(n))
+        return th.randperm(n, device=self.storage)
 
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
         """:meth:`minibatches`, each as a batch of its rows."""

@@ -103,4 +103,5 @@ def _of_obs(normalize: VecNormalize) -> dict[Any, Any]:
 
 def _of_rows(rows: th.Tensor, dtype: th.dtype) -> Moments:
     var, mean = th.var_mean(rows, dim=0, correction=0)
-    return Moments(mean.new_tensor(len(rows), dtype=dtype), mean.to(dtype), var.to(dtype) * len(rows))
+    n = th.full((), len(rows), dtype=dtype, device=rows.device)
+    return Moments(n, mean.to(dtype), var.to(dtype) * len(rows))

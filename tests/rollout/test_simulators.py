@@ -1,5 +1,10 @@
 """Simulators are taken as they are: stand-ins with exactly their interfaces, and those that run on a CPU."""
 
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -134,6 +139,27 @@ def test_without_final_observations_isaac_lab_is_asked_for_them():
 def test_the_end_of_a_finite_horizon_is_an_end():
     _, added = bootstrapped(Managed(compute_final_obs=True, is_finite_horizon=True))
     assert (added == 0).all()
+
+
+def test_the_example_of_the_documentation_runs(monkeypatch, tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "capabilities" / "tensor_environments.md"
+    (example,) = re.findall(r"^```text\n(import argparse.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    app = SimpleNamespace(close=lambda: None)
+    launcher = SimpleNamespace(
+        add_app_launcher_args=lambda parser: parser.add_argument("--headless", action="store_true")
+    )
+    launcher = type("AppLauncher", (), vars(launcher) | {"__init__": lambda self, args: None, "app": app})
+    launcher.add_app_launcher_args = staticmethod(launcher.add_app_launcher_args)
+    utils = SimpleNamespace(parse_env_cfg=lambda task, num_envs: SimpleNamespace(compute_final_obs=False))
+    modules = {"isaaclab": SimpleNamespace(), "isaaclab.app": SimpleNamespace(AppLauncher=launcher)}
+    modules |= {"isaaclab_tasks": SimpleNamespace(utils=utils), "isaaclab_tasks.utils": utils}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    made = []
+    monkeypatch.setattr(gym, "make", lambda task, cfg: made.append(Managed(n=64, **vars(cfg))) or made[-1])
+    exec(example.replace("4096", "64").replace("100_000_000", "3000"), {"__name__": "__main__"})
+    assert made[0].closed and made[0].cfg.compute_final_obs and (tmp_path / "anymal.zip").exists()
 
 
 def test_wrapped_by_gymnasium_it_is_still_isaac_lab():
