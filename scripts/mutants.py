@@ -336,6 +336,55 @@ UPDATE = (
 )
 ROLLOUT = (
     Fault(
+        "tensors-bootstrap-ended",
+        "rollout/tensor_vec_env.py",
+        "truncated & ~terminated",
+        "truncated",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-not-copied",
+        "rollout/tensor_collector.py",
+        "lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs",
+        "lambda tensor: tensor, self.obs",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-final-unmasked",
+        "rollout/tensor_collector.py",
+        "unknown = timeouts & ~known",
+        "unknown = timeouts",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-returns-across-episodes",
+        "rollout/tensor_normalize.py",
+        "self._returns.masked_fill(step.dones, 0.0)",
+        "self._returns",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "groups-last",
+        "rollout/simulators.py",
+        "(known or list(space.spaces))[0]",
+        "(known or list(space.spaces))[-1]",
+        "tests/rollout/test_simulators.py",
+    ),
+    Fault(
+        "mjlab-not-reset",
+        "rollout/simulators.py",
+        'self._resets_itself = getattr(self.cfg, "auto_reset", True)',
+        "self._resets_itself = True",
+        "tests/rollout/test_simulators.py",
+    ),
+    Fault(
+        "lazy-twice",
+        "rollout/lazy.py",
+        "self._value, self._make = self._make(), None",
+        "self._value = self._make()",
+        "tests/rollout/test_lazy.py",
+    ),
+    Fault(
         "no-bootstrap",
         "rollout/collector.py",
         "buffer.bootstrap_timeouts(list(rows), list(columns), final_values)",

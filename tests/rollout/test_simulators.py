@@ -16,7 +16,7 @@ from simulators import Managed, RslRl, TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.rollout.simulators import as_tensor_env
-from ppo_plus.rollout.tensor_env import UNBOUNDED, gym_space
+from ppo_plus.rollout.tensor_env import UNBOUNDED
 from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 
 SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
@@ -204,71 +204,3 @@ def test_the_interface_of_rsl_rl_is_taken_as_it_is(as_dict):
     assert ((added != 0) == (np.arange(8)[:, None] % 4 == 3)).all()
     values = model.rollout_buffer.values
     np.testing.assert_allclose(added[3], 0.5 * values[3], rtol=1e-4)
-
-
-# --- JAX -----------------------------------------------------------------------------------------------------------
-
-
-def test_gymnax():
-    gymnax = pytest.importorskip("gymnax")
-    from ppo_plus import JaxEnv
-
-    env, params = gymnax.make("CartPole-v1")
-    params = params.replace(max_steps_in_episode=20)
-    made = JaxEnv(env, 4, params)
-    first = made.reset(3)
-    assert th.equal(first, made.reset(3)) and not th.equal(first, made.reset(4))
-    truncated = terminated = 0
-    for _ in range(60):
-        step = made.step(th.randint(2, (4,)))
-        ended = step.terminated | step.truncated
-        assert not (step.terminated & step.truncated).any()
-        assert th.equal(step.obs[~ended], step.final_obs[~ended])
-        assert (step.obs[ended] != step.final_obs[ended]).any(dim=1).all()
-        truncated, terminated = truncated + step.truncated.sum(), terminated + step.terminated.sum()
-    assert truncated and terminated
-    model = learned(JaxEnv(env, 4, params), n=64, n_steps=64)
-    assert model.action_space == spaces.Discrete(2) and len(model.ep_info_buffer)
-    assert max(each["l"] for each in model.ep_info_buffer) <= 20
-
-
-def test_brax():
-    envs = pytest.importorskip("brax.envs")
-    from ppo_plus import JaxEnv
-
-    bare = envs.get_environment("fast")
-    made = JaxEnv(bare, 4, episode_length=5)
-    made.reset(0)
-    for i in range(10):
-        step = made.step(th.zeros(4, made.action_space.shape[0]))
-        assert (step.truncated == ((i + 1) % 5 == 0)).all() and not step.terminated.any()
-    learned(JaxEnv(bare, 4, episode_length=5))
-    with pytest.raises(ValueError, match="JaxEnv"):
-        PPO_Plus("MlpPolicy", bare)
-    with pytest.raises(ValueError, match="bare environment"):
-        JaxEnv(envs.create("fast"), 4)
-
-
-def test_what_is_no_functional_environment_is_refused():
-    from ppo_plus import JaxEnv
-
-    with pytest.raises(ValueError, match="functional environment"):
-        JaxEnv(gym.make("CartPole-v1"), 4)
-
-
-# --- spaces --------------------------------------------------------------------------------------------------------
-
-
-def test_spaces_of_simulators_become_gymnasiums():
-    class Box:
-        def __init__(self, shape, low, high):
-            self.shape, self.low, self.high, self.dtype = shape, low, high, "float32"
-
-    class Dict:
-        def __init__(self, **parts):
-            self.spaces = parts
-
-    found = gym_space(Dict(b=Box((2,), -np.inf, np.inf), a=Dict(c=Box((1,), 0.0, 1.0))))
-    assert list(found) == ["b", "a"] and found["b"] == spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ValueError, match="no space"):
-        gym_space("box")
