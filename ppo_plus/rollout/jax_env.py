@@ -42,7 +42,7 @@ class JaxEnv(TensorEnv):
     :param num_envs: how many
     :param params: gymnax: the environment's parameters; ``None``: its own
     :param episode_length: after so many steps an episode is truncated. ``None``: as the environment has it, or
-        :data:`EPISODE_LENGTH`
+        :data:`ppo_plus.rollout.jax_env.EPISODE_LENGTH`
     :param fresh_resets: begin each episode in a state drawn anew, which costs the reset of all environments in every
         step; or in the one that the environment began with, as Brax does. ``None``: as the library does (gymnax: anew)
     :param groups: of several groups of observations those to take; ``None``: ``"state"`` alone, if there is one

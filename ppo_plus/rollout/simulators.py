@@ -39,10 +39,11 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
     core = getattr(env, "unwrapped", env)
     if isinstance(env, type) or not isinstance(getattr(core, "num_envs", None), int) or not hasattr(env, "step"):
         return None
+    # First, since rsl_rl's wrappers of other simulators have both.
+    if hasattr(env, "get_observations") and hasattr(env, "num_actions"):
+        return RslRlTensors(env, groups)
     if hasattr(core, "single_observation_space") and hasattr(core, "single_action_space"):
         return ManagedTensors(env, groups)
-    if hasattr(core, "get_observations") and hasattr(core, "num_actions"):
-        return RslRlTensors(env, groups)
     return None
 
 

@@ -338,12 +338,11 @@ class TensorCollector(Collector):
             # All observations are normalized by what one of them has spoilt.
             require_finite("sum of observations and rewards", statistics[0], self._step)
         for row in range(self.n_steps):
-            one: Any = lambda name, row=row: as_numpy(tree_map(lambda part: part[row], buffer.stored(name)))  # noqa: E731
-            require_finite("observation", one("observations"), first + row)
-            require_finite("reward", one("rewards"), first + row + 1)
-            for i in np.flatnonzero(as_numpy(known[row])) if self._knows_any else ():
-                final_obs = tree_map(lambda part, i=i: part[i], one("final_observations"))
-                require_finite("final observation", final_obs, first + row + 1, env=int(i))
+            require_finite("observation", _row(buffer.stored("observations"), row), first + row)
+            require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
+            for i in np.flatnonzero(as_numpy(known[row])).tolist():
+                final_obs = _row(buffer.stored("final_observations"), (row, i))
+                require_finite("final observation", final_obs, first + row + 1, env=i)
         require_finite("observation", as_numpy(self.obs), self._step)
         if masks is not None:
             given = _stored_masks(buffer, masks)
@@ -418,6 +417,11 @@ def _where(mask: th.Tensor, one: Any, other: Any) -> Any:
         return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
 
     return tree_map(choose, one, other)
+
+
+def _row(tensors: Any, index: Any) -> Any:
+    """An entry of each of a nesting of tensors, as NumPy arrays."""
+    return as_numpy(tree_map(lambda tensor: tensor[index], tensors))
 
 
 def _floats(tensors: Any) -> list[th.Tensor]:

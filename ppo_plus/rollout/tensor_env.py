@@ -1,7 +1,7 @@
 """Environments that live in tensors: many at once, whose observations, rewards and actions never leave their device.
 
 :class:`~ppo_plus.TensorEnv` is what the rest of the package knows of them. The simulators that are recognized as they
-are have theirs in :mod:`ppo_plus.rollout.simulators` and :mod:`ppo_plus.rollout.jax_env`; for anything else derive from
+are have theirs in ``rollout/simulators.py`` and ``rollout/jax_env.py``; for anything else derive from
 it: :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and where they mean something
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 

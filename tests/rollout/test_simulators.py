@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from simulators import Managed, RslRl, TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
-from ppo_plus.rollout.simulators import as_tensor_env
+from ppo_plus.rollout.simulators import ManagedTensors, RslRlTensors, as_tensor_env
 from ppo_plus.rollout.tensor_env import UNBOUNDED
 from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 
@@ -204,3 +204,11 @@ def test_the_interface_of_rsl_rl_is_taken_as_it_is(as_dict):
     assert ((added != 0) == (np.arange(8)[:, None] % 4 == 3)).all()
     values = model.rollout_buffer.values
     np.testing.assert_allclose(added[3], 0.5 * values[3], rtol=1e-4)
+
+
+def test_a_wrapper_with_rsl_rls_interface_is_taken_for_what_it_is():
+    class Wrapper(RslRl):
+        unwrapped = Managed()
+
+    assert isinstance(as_tensor_env(Wrapper()), RslRlTensors)
+    assert isinstance(as_tensor_env(Managed()), ManagedTensors)
