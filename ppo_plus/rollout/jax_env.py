@@ -6,8 +6,10 @@ Tensors pass between JAX and torch by DLPack, without a copy. JAX is imported wh
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
@@ -30,7 +32,8 @@ class _Functions(NamedTuple):
 
 def is_functional(env: Any) -> bool:
     """Whether an environment is of Brax, MuJoCo Playground or gymnax."""
-    return not isinstance(env, (type, TensorEnv)) and (_is_brax(env) or _is_gymnax(env))
+    # Some of Gymnasium's environments answer to every name.
+    return not isinstance(env, (type, TensorEnv, gym.Env, VectorEnv)) and (_is_brax(env) or _is_gymnax(env))
 
 
 class JaxEnv(TensorEnv):

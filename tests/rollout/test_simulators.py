@@ -97,6 +97,12 @@ def test_vector_environments_in_numpy_are_not_taken_for_tensors():
     assert as_tensor_env(cartpoles()) is None
     assert as_tensor_env(gym.make("CartPole-v1")) is None
 
+    class Answering(gym.Env):
+        def __getattr__(self, name):
+            return None
+
+    assert as_tensor_env(Answering()) is None
+
 
 # --- Isaac Lab and mjlab -------------------------------------------------------------------------------------------
 
