@@ -364,10 +364,10 @@ ROLLOUT = (
         "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
-        "groups-last",
+        "rsl-rl-time-outs-terminate",
         "rollout/simulators.py",
-        "(known or list(space.spaces))[0]",
-        "(known or list(space.spaces))[-1]",
+        "truncated = ended & timed.bool()",
+        "truncated = ~ended & timed.bool()",
         "tests/rollout/test_simulators.py",
     ),
     Fault(
