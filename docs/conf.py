@@ -42,6 +42,8 @@ nitpick_ignore_regex = [
         # What a model is made of, which no page describes.
         r"|ppo_plus\.(rollout\.collector\.Collector|update\.learner\.Learner|ranks\.Ranks)",
     ),
+    # What a model is made of inside.
+    ("py:class", r"ppo_plus\.(rollout\.collector|update\.learner|ranks)\.\w+"),
 ]
 #: Long signatures get a line per argument, which fits on a phone.
 maximum_signature_line_length = 72

@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
     from ppo_plus.rollout.fastest import make_vec as make_vec
     from ppo_plus.rollout.faults import EnvFault as EnvFault
+    from ppo_plus.rollout.jax_env import JaxEnv as JaxEnv
     from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.rollout.resumable import Resumable as Resumable
     from ppo_plus.rollout.supervised import SupervisedVecEnv as SupervisedVecEnv
+    from ppo_plus.rollout.tensor_env import TensorEnv as TensorEnv
+    from ppo_plus.rollout.tensor_env import Transition as Transition
     from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
 
@@ -69,6 +72,7 @@ MODULES = {
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.carry",
+    "JaxEnv": "ppo_plus.rollout.jax_env",
     "KLControl": "ppo_plus.formulas.kl_control",
     "KLState": "ppo_plus.formulas.kl_control",
     "LSTMMemory": "ppo_plus.policy.recurrent",
@@ -86,6 +90,8 @@ MODULES = {
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
     "SupervisedVecEnv": "ppo_plus.rollout.supervised",
+    "TensorEnv": "ppo_plus.rollout.tensor_env",
+    "Transition": "ppo_plus.rollout.tensor_env",
     "VecNormalizeTransitions": "ppo_plus.rollout.normalization",
     "WhiteNoise": "ppo_plus.formulas.exploration",
     "as_vec_env": "ppo_plus.rollout.vec_env",

@@ -4,18 +4,23 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.inputs import check_env
+from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.ranks import Ranks
+from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.normalization import warn_of_resets
 from ppo_plus.rollout.resumable import Resumable
+from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
 from ppo_plus.rollout.together import Together
 from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import Settings
@@ -28,6 +33,7 @@ class Playing(OnPolicyAlgorithm):
     others."""
 
     policy: ActorCriticPolicy  # type: ignore[assignment]
+    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
     settings: Settings
     # Where the environments are, and what is carried from step to step.
     collector: Collector
@@ -56,7 +62,21 @@ class Playing(OnPolicyAlgorithm):
             single: Any = wrapped.unwrapped
             single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
         warn_of_resets(wrapped)
+        warn_of_numpy(wrapped)
         return wrapped
+
+    def _settle_collector(self) -> None:
+        """Have what collects, and what is collected into, fit the environments."""
+        assert self.env is not None
+        self.collector = collector_for(self.env, self.collector, self.device)
+        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
+        # Where environments are on the device, so is the policy.
+        if not in_tensors(self.env):
+            super()._maybe_recommend_cpu(mlp_class_name)
 
     # What SB3 and callbacks know under these names is the collector's.
 
@@ -127,6 +147,43 @@ class Playing(OnPolicyAlgorithm):
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return goes_on
 
+    def _collect_in_tensors(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        mask_source: MaskSource | None,
+    ) -> bool:
+        """What ``collect_rollouts`` does where environments are in tensors, once the rollout has begun."""
+        collector = self.collector
+        assert isinstance(collector, TensorCollector)
+        # Callbacks find what is assigned here, under SB3's names, in their `locals`; what is another kind of value in
+        # SB3 is made of it when they look.
+        while (n_steps := collector.n_steps) < n_rollout_steps:
+            action_masks = collector.masks(mask_source)
+            decision = collector.choose(action_masks)
+            obs_tensor, values, log_probs = decision.obs, decision.value[:, None], decision.log_prob
+            step = collector.step(decision)
+            self.num_timesteps += env.num_envs * self.ranks.size
+            callback.update_locals(locals() | collector.seen(decision, step))
+            if not callback.on_step():
+                collector.settle()
+                return self._meet(False)
+            if collector.obs is None:
+                env = self.env  # type: ignore[assignment]
+            collector.keep(decision, step, env, self._steps())
+        told = collector.conclude(mask_source, self._stats_window_size)
+        infos = [{"episode": episode} for episode in told.episodes]
+        self._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        for name, value in told.log.items():
+            self.logger.record_mean(name, value)
+
+        goes_on = self._meet(True)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return goes_on
+
     def predict(
         self,
         observation: Any,
@@ -164,4 +221,5 @@ class Playing(OnPolicyAlgorithm):
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
+        self.collector.settle()
         return evaluate(self, n_eval_episodes, env, render)

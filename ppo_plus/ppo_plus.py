@@ -39,8 +39,11 @@ from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
+from ppo_plus.rollout.lazy import Seen
 from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.supervised import SupervisedVecEnv
+from ppo_plus.rollout.tensor_collector import TensorCollector, in_tensors
+from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
@@ -212,6 +215,8 @@ class PPO_Plus(Lasting, Playing):
         elif _init_setup_model:
             raise TypeError("env=None: pass an environment, or the id of one")
         check_device(device)
+        if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
+            device = env.unwrapped.device
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -365,6 +370,7 @@ class PPO_Plus(Lasting, Playing):
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        self._settle_collector()
         goes_on = self.call.resumed is not None
         if goes_on:
             total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
@@ -440,7 +446,7 @@ class PPO_Plus(Lasting, Playing):
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
-            callback.on_training_start(locals(), globals())
+            callback.on_training_start(Seen(locals()) if in_tensors(self.env) else locals(), globals())
             call.go_on(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
@@ -505,6 +511,8 @@ class PPO_Plus(Lasting, Playing):
         length = self.settings.steps_per_sequence
         task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
         collector.begin(task, env, self._steps())
+        if isinstance(collector, TensorCollector):
+            return self._collect_in_tensors(env, callback, rollout_buffer, n_rollout_steps, mask_source)
         explained = Explained(env, self._steps)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:

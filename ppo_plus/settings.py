@@ -17,8 +17,9 @@ from ppo_plus.policy.arguments import check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
+from ppo_plus.rollout.autoreset import NEXT_STEP
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
-from ppo_plus.rollout.vec_env import NEXT_STEP
+from ppo_plus.rollout.tensor_collector import in_tensors
 
 #: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
 SCHEDULED: dict[str, tuple[float, bool]] = {
@@ -166,6 +167,12 @@ class Settings:
             raise ValueError(
                 f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
                 "use more steps or environments, or normalize_advantage=False"
+            )
+        buffer_class = self.buffer_class
+        if in_tensors(env) and not (self.has_own_buffer and buffer_class.add is RolloutBuffer.add):
+            raise ValueError(
+                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep tensors: derive it from "
+                "ppo_plus.RolloutBuffer, and override put, not add"
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from networks import without_kinks
 from optimizers import scheduled
 from products import sample
+from simulators import TensorTwin
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -77,6 +78,16 @@ def test_compiled_and_eager_train_the_same(case):
         ).learn(256)
         for compile in (False, True)
     ]
+    assert_trained_alike(*models)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpGruPolicy", marks=pytest.mark.slow)])
+def test_environments_in_tensors_are_trained_in_compiled(policy):
+    models = []
+    for compile in (False, True):
+        env = TensorTwin(4, ACTIONS["mixed"], "method")
+        kwargs = dict(n_steps=16, batch_size=32, n_epochs=2, seed=0, device="cpu", use_sde=True, ent_coef=0.01)
+        models.append(PPO_Plus(policy, env, compile=compile, **kwargs).learn(128))
     assert_trained_alike(*models)
 
 

@@ -11,6 +11,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, equal_actions, vec
 from gymnasium import spaces
 from products import all_pairs
+from simulators import TensorTwin
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
@@ -145,6 +146,19 @@ def test_normalized_integer_observations_are_stored_as_floats(observation, explo
     stored = model.rollout_buffer.observations
     stored = stored["a"] if observation == "dict" else stored
     assert np.any(stored != np.rint(stored))
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "exploration", "memory"),
+    all_pairs(MASKABLE, [None, "method", "key"], EXPLORATIONS, ["", *MEMORIES]),
+)
+def test_ratio_is_one_and_kl_zero_in_tensors(kind, masks, exploration, memory):
+    env = TensorTwin(2, ACTIONS[kind], masks)
+    kwargs = {"action_mask_key": "mask"} if masks == "key" else {}
+    observation = "dict" if masks == "key" else "box"
+    model = make(kind, observation, exploration, env, memory, sde_sample_freq="episode", ent_coef=0.1, **kwargs)
+    assert_first_minibatches_are_neutral(model.learn(32))
+    assert (model.rollout_buffer.masks is None) == (masks != "method")
 
 
 @pytest.mark.parametrize("freq", [3, "episode"])

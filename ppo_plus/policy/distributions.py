@@ -16,7 +16,7 @@ distributions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -96,6 +96,15 @@ class ActionDistribution(ABC):
         :return: shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a list of ``N`` actions
         """
 
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
+        """:meth:`to_env` for actions on a device, which stay there; here, where nothing better is known, they do not.
+
+        :param device: where they are
+        :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
+            and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
+        """
+        return lambda actions: th.as_tensor(self.to_env(actions.numpy(force=True)), device=device)
+
     @abstractmethod
     def to_torch(self, params: th.Tensor) -> Any:
         """The same distribution as an object (or list of objects) of ``torch.distributions``."""
@@ -166,6 +175,18 @@ class DiagGaussian(ActionDistribution):
         clipped: np.ndarray = np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype, copy=False)
         return clipped
 
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
+        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
+        # Where bounds are doubles or long integers, actions have to be so before they meet them.
+        wide = th.float32 if space.dtype == np.float32 else widest(device)
+        low, high = (th.as_tensor(bound).to(device, wide) for bound in (space.low, space.high))
+
+        def convert(actions: th.Tensor) -> th.Tensor:
+            actions = actions.reshape(-1, *space.shape).to(wide)
+            return (actions.round() if self.is_integer else actions).clamp(low, high).to(dtype)
+
+        return convert
+
     def to_torch(self, params: th.Tensor) -> Any:
         mean, std = params.chunk(2, dim=1)
         return TorchNormal(mean, std)
@@ -198,6 +219,16 @@ class SquashedDiagGaussian(DiagGaussian):
         low, high = self.action_space.low.astype(np.float64), self.action_space.high.astype(np.float64)
         squashed = np.tanh(actions).reshape(-1, *self.action_space.shape)
         return super().to_env(low + 0.5 * (squashed + 1.0) * (high - low))
+
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
+        clipped, space = super().tensors_to_env(device), self.action_space
+        low, high = (th.as_tensor(bound).to(device, widest(device)) for bound in (space.low, space.high))
+
+        def convert(actions: th.Tensor) -> th.Tensor:
+            squashed = actions.tanh().reshape(-1, *space.shape)
+            return clipped(low + 0.5 * (squashed + 1.0) * (high - low))
+
+        return convert
 
 
 class Categorical(ActionDistribution):
@@ -263,6 +294,11 @@ class Categorical(ActionDistribution):
         choices: np.ndarray = (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
         return choices
 
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
+        space: Any = self.action_space
+        start, dtype = th.as_tensor(space.start, device=device), torch_dtype(space.dtype)
+        return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
+
     def to_torch(self, params: th.Tensor) -> Any:
         each = [TorchCategorical(logits=p) for p in self._split(params)]
         return each[0] if isinstance(self.action_space, spaces.Discrete) else each
@@ -312,6 +348,10 @@ class Bernoulli(ActionDistribution):
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return actions.reshape(-1, *self.action_space.shape).astype(self.action_space.dtype)
+
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
+        space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
+        return lambda actions: actions.reshape(-1, *space.shape).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> Any:
         return TorchBernoulli(logits=params)
@@ -389,6 +429,16 @@ class Product(ActionDistribution):
         if isinstance(self.action_space, spaces.Tuple):
             return rows
         return [dict(zip(self.action_space.spaces, row, strict=True)) for row in rows]
+
+    def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
+        each, space = [part.tensors_to_env(device) for part in self.parts], self.action_space
+
+        def convert(actions: th.Tensor) -> Any:
+            columns = th.split(actions, self._action_dims, dim=1)
+            parts = [to_env(column) for to_env, column in zip(each, columns, strict=True)]
+            return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
+
+        return convert
 
     def to_torch(self, params: th.Tensor) -> list[Any]:
         return self._each("to_torch", self._split(params))
@@ -499,6 +549,16 @@ class BoundDistribution:
     def entropy(self) -> th.Tensor:
         """Entropy in nats, shape ``(B,)``."""
         return self.family.entropy(self.params)
+
+
+def torch_dtype(dtype: Any) -> th.dtype:
+    """Torch's name of a dtype of NumPy's."""
+    return th.from_numpy(np.empty(0, dtype)).dtype
+
+
+def widest(device: th.device) -> th.dtype:
+    """The floating-point numbers with the most digits that a device has."""
+    return th.float32 if device.type == "mps" else th.float64
 
 
 def _exponential_like(tensor: th.Tensor) -> th.Tensor:

@@ -51,11 +51,15 @@ class MaskSource:
         forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
         if len(forbidden):
             i = int(forbidden[0])
-            raise ValueError(
-                f"{self} of environment {i} at step {step} allows nothing to choose from: {masks[i].astype(int)} for "
-                f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
-            )
+            raise ValueError(self.forbids_all(i, step, masks[i]))
         return masks if self.key is None else None
+
+    def forbids_all(self, env: int, step: int, mask: np.ndarray) -> str:
+        """What to say of a mask that allows nothing."""
+        return (
+            f"{self} of environment {env} at step {step} allows nothing to choose from: {mask.astype(int)} for "
+            f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
+        )
 
     def __str__(self) -> str:
         return f"{METHOD}()" if self.key is None else f"the mask observation[{self.key!r}]"

@@ -2,7 +2,8 @@
 
 ``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
 one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
-so code that reads or overrides those keeps working.
+so code that reads or overrides those keeps working. Of environments in tensors the storage may be on another device
+(:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then the tensors themselves.
 """
 
 import copy
@@ -86,10 +87,20 @@ class RolloutBuffer:
         self.gae_lambda = gae_lambda
         self.gamma = gamma
         self.n_envs = n_envs
+        self.store_on(th.device("cpu"))
+        self.reset()
+
+    def store_on(self, device: th.device) -> None:
+        """Keep rollouts on a device from now on; what was kept is dropped.
+
+        :param device: where
+        """
+        for name in vars(self).get("_tensors", ()):
+            del vars(self)[name]
+        self.storage = device
         self._tensors: dict[str, Any] = {}
         for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
-            self._allocate(name, np.zeros(n_envs, dtype=np.float32))
-        self.reset()
+            self._allocate(name, th.zeros(self.n_envs, device=device))
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Assigning to a stored array writes into it, so that `self.returns = ...`, as in SB3's code, takes effect.
@@ -163,6 +174,21 @@ class RolloutBuffer:
         # Bypasses `__setattr__`, which only arrays need.
         vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
 
+    def put(self, **rows: Any) -> None:
+        """Store one step of environments in tensors, as :meth:`add` one in NumPy's arrays.
+
+        :param rows: of the stored attributes, by name; tensors with ``N`` rows on the device of the storage, or dicts
+        """
+        for name, row in rows.items():
+            if name not in self._tensors or (self.pos == 0 and not _holds(self._tensors[name], row)):
+                self._allocate(name, row)
+            tree_map(lambda stored, new: stored[self.pos].copy_(new), self._tensors[name], row)
+        vars(self).update(pos=self.pos + 1, full=self.pos + 1 == self.buffer_size)
+
+    def stored(self, name: str) -> Any:
+        """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them."""
+        return self._tensors[name]
+
     def begin_sequences(self, memory: Memory) -> None:
         """Begin a training sequence in each environment with the next step.
 
@@ -195,7 +221,9 @@ class RolloutBuffer:
         self.rewards[steps, envs] = self.values[steps, envs]
         self.exclude(steps, envs)
 
-    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
+    def bootstrap_timeouts(
+        self, steps: list[int] | th.Tensor, envs: list[int] | th.Tensor, final_values: th.Tensor
+    ) -> None:
         """Add the discounted value of the final observation to the last reward of episodes cut by a time limit.
 
         :param steps: row of each such reward, ``K`` of them
@@ -203,8 +231,9 @@ class RolloutBuffer:
         :param final_values: shape ``(K,)``
         """
         rewards = self._tensors["rewards"]
-        where = th.tensor(steps, dtype=th.long), th.tensor(envs, dtype=th.long)
-        rewards.copy_(bootstrap_timeouts(rewards, *where, final_values.reshape(-1).cpu(), self.gamma))
+        rows, columns = (th.as_tensor(each, dtype=th.long, device=self.storage) for each in (steps, envs))
+        values = final_values.reshape(-1).to(self.storage)
+        rewards.copy_(bootstrap_timeouts(rewards, rows, columns, values, self.gamma))
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """Fill ``advantages`` (GAE) and ``returns`` (TD(λ)).
@@ -216,9 +245,9 @@ class RolloutBuffer:
         advantages = gae(
             tensors["rewards"],
             tensors["values"],
-            last_values.reshape(-1).cpu(),
+            last_values.reshape(-1).to(self.storage),
             tensors["episode_starts"],
-            th.as_tensor(dones),
+            th.as_tensor(dones, device=self.storage),
             self.gamma,
             self.gae_lambda,
         )
@@ -256,7 +285,8 @@ class RolloutBuffer:
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
     ) -> Iterator[tuple[Batch, th.Tensor | None]]:
-        """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3.
+        """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3; of a rollout
+        that is kept on another device, from that device's.
 
         With memory, whole sequences are shuffled instead.
 
@@ -270,17 +300,22 @@ class RolloutBuffer:
         n_transitions = self.buffer_size * self.n_envs
         if self.memories:
             length = self.buffer_size // len(self.memories)
-            firsts = np.random.permutation(n_transitions // length) * length
-            order = (firsts[:, None] + np.arange(length)).reshape(-1)
+            firsts = self._permutation(n_transitions // length) * length
+            order = (firsts[:, None] + th.arange(length, device=firsts.device)).reshape(-1)
         else:
             # SB3 numbers transitions environment by environment; the storage here is step by step.
-            order = np.random.permutation(n_transitions)
+            order = self._permutation(n_transitions)
             order = order % self.buffer_size * self.n_envs + order // self.buffer_size
             if self.valid is not None:
-                order = order[self.valid.reshape(-1)[order]]
+                order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
-        for indices in th.split(th.from_numpy(order).to(self.device), batch_size or n_transitions):
+        for indices in th.split(order.to(self.device), batch_size or n_transitions):
             yield data, indices
+
+    def _permutation(self, n: int) -> th.Tensor:
+        if self.storage.type == "cpu":
+            return th.from_numpy(np.random.permutation(n))
+        return th.randperm(n, device=self.storage)
 
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
         """:meth:`minibatches`, each as a batch of its rows."""
@@ -325,7 +360,9 @@ class RolloutBuffer:
         self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
         vars(self)[name] = _views(self._tensors[name])
 
-    def _zeros(self, rows: np.ndarray) -> th.Tensor:
+    def _zeros(self, rows: Any) -> th.Tensor:
+        if isinstance(rows, th.Tensor):
+            return th.zeros((self.buffer_size, *rows.shape), dtype=_stored_torch_dtype(rows), device=rows.device)
         return th.from_numpy(np.zeros((self.buffer_size, *rows.shape), dtype=_stored_dtype(rows)))
 
 
@@ -337,10 +374,10 @@ class _Arrays(dict[str, np.ndarray]):
 
 
 def _views(tensors: Any) -> Any:
-    """NumPy arrays that share the tensors' memory."""
+    """NumPy arrays that share the tensors' memory; on another device, the tensors."""
     if isinstance(tensors, dict):
-        return _Arrays((key, tensor.numpy()) for key, tensor in tensors.items())
-    return tensors.numpy()
+        return _Arrays((key, _views(tensor)) for key, tensor in tensors.items())
+    return tensors.numpy() if tensors.device.type == "cpu" else tensors
 
 
 class _SB3Methods:
@@ -355,6 +392,7 @@ class _SB3Methods:
     pos: int
     #: Every transition is learned from.
     valid: None = None
+    storage = th.device("cpu")
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]
@@ -426,6 +464,18 @@ def _fits(stored: Any, rows: Any) -> bool:
     if isinstance(rows, dict):
         return stored is not None and all(_fits(stored.get(key), row) for key, row in rows.items())
     return stored is not None and stored.shape[1:] == rows.shape and stored.dtype == _stored_dtype(rows)
+
+
+def _stored_torch_dtype(rows: th.Tensor) -> th.dtype:
+    return th.float32 if rows.is_floating_point() else rows.dtype
+
+
+def _holds(stored: Any, rows: Any) -> bool:
+    """:func:`_fits` of tensors."""
+    if isinstance(rows, dict):
+        return all(key in stored and _holds(stored[key], row) for key, row in rows.items())
+    found = stored.shape[1:], stored.dtype, stored.device
+    return found == (rows.shape, _stored_torch_dtype(rows), rows.device)
 
 
 def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:

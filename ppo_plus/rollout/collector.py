@@ -12,11 +12,12 @@ from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.acting import Act
+from ppo_plus.rollout.autoreset import is_reset
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
 from ppo_plus.rollout.normalization import Statistics
 from ppo_plus.rollout.supervised import RESTART
-from ppo_plus.rollout.vec_env import is_reset, row_of
+from ppo_plus.rollout.vec_env import row_of
 from ppo_plus.trees import tree_map
 
 
@@ -126,6 +127,9 @@ class Collector:
         self.obs = None
         # A wrapper may write into the observations that it has just returned.
         self._incoming = copy.deepcopy(self._incoming)
+
+    def settle(self) -> None:
+        """Somebody is going to ask the environments' wrappers: have them know all that there is to know by now."""
 
     def begin(self, task: Task, env: VecEnv, step: int) -> None:
         """Begin a rollout.

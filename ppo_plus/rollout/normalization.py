@@ -8,7 +8,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus.require import require_finite
-from ppo_plus.rollout.vec_env import NEXT_STEP
+from ppo_plus.rollout.autoreset import NEXT_STEP
 
 #: Where a ``VecNormalize`` keeps what it normalizes by; it has each only where it does.
 MOMENTS = ("obs_rms", "ret_rms")

@@ -37,29 +37,24 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-#: Values of ``gymnasium.vector.AutoresetMode``, which Gymnasium has from 1.1 on.
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
-
-#: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
-AUTORESET = "autoreset"
-
-
-def is_reset(info: dict[str, Any]) -> bool:
-    """Whether a step only began an episode, and so is no transition."""
-    return bool(info.get(AUTORESET))
-
+from ppo_plus.rollout.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
+from ppo_plus.rollout.simulators import as_tensor_env
+from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 
 #: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
 #: the rows are set.
 Columns = dict[str, Any]
 
 
-def as_vec_env(env: Any) -> Any:
-    """Give vector environments SB3's interface.
+def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
+    """Give vector environments, and those in tensors, SB3's interface.
 
     :param env: anything that ``PPO_Plus`` takes as its environment
+    :param groups: where a simulator's observations come in several groups, those to take, as entries of a Dict;
+        ``None``: the policy's alone
     :return: a :class:`~ppo_plus.rollout.vec_env.GymVectorEnv` or :class:`~ppo_plus.rollout.vec_env.EnvPoolVecEnv`
-        around a vector environment; everything else, such as a ``VecEnv`` or a single environment, unchanged
+        around a vector environment, a :class:`~ppo_plus.rollout.tensor_vec_env.TensorVecEnv` around one in tensors;
+        everything else, such as a ``VecEnv`` or a single environment, unchanged
     :raises ValueError: a vector environment that the adapters do not support
     """
     if isinstance(env, VecEnv):
@@ -67,6 +62,9 @@ def as_vec_env(env: Any) -> Any:
     # Newer EnvPools also are Gymnasium vector environments, so they are asked first.
     if _is_envpool(env):
         return EnvPoolVecEnv(env)
+    in_tensors = as_tensor_env(env, groups)
+    if in_tensors is not None:
+        return TensorVecEnv(in_tensors)
     if isinstance(env, VectorEnv):
         return GymVectorEnv(env)
     return env

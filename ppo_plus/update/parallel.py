@@ -134,7 +134,7 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     return data, indices
 
 
-def explained_variance(ranks: Ranks, values: np.ndarray, returns: np.ndarray) -> float:
+def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
     r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, over all processes.
 
     :param ranks: the processes
@@ -142,6 +142,7 @@ def explained_variance(ranks: Ranks, values: np.ndarray, returns: np.ndarray) ->
     :param returns: what they should have been
     :return: NaN where returns do not vary
     """
+    values, returns = (each.cpu().numpy() if isinstance(each, th.Tensor) else each for each in (values, returns))
     if not ranks.several:
         return float(sb3_explained_variance(values.flatten(), returns.flatten()))
     own = Moments.of(th.from_numpy(np.stack([(returns - values).flatten(), returns.flatten()], axis=1)))

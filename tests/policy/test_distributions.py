@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch as th
+from envs import ACTIONS as ENV_ACTIONS
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -910,3 +911,33 @@ def test_bound_distribution_shows_torchs_object(name):
         assert isinstance(shown, td.Categorical if name == "discrete" else list)
         heads = shown if isinstance(shown, list) else [shown]
         th.testing.assert_close(th.cat([head.probs for head in heads], 1), family.params(net, None).exp())
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("kind", ENV_ACTIONS)
+def test_actions_in_tensors_are_those_in_numpy(kind, squash):
+    space = ENV_ACTIONS[kind]
+    if squash and not any(kind.startswith(each) for each in ("box", "tuple", "mixed")):
+        pytest.skip("nothing to squash")
+    family = make_distribution(space, squash)
+    th.manual_seed(0)
+    # Logits, and means with standard deviations, which are positive.
+    params = family.params(
+        3 * th.randn(64, family.net_dim), th.ones(family.gaussian_dim) if family.gaussian_dim else None
+    )
+    actions = family.sample(params).float()
+    found = family.tensors_to_env(th.device("cpu"))(actions)
+    for i, expected in enumerate(family.to_env(actions.numpy())):
+        assert_rows_equal(space, found, expected, i)
+
+
+def assert_rows_equal(space, found, expected, i):
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        keys = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        for key in keys:
+            assert_rows_equal(space[key], found[key], expected[key], i)
+        return
+    row = found[i].numpy()
+    assert row.dtype == space.dtype and space.contains(row if row.ndim else row[()])
+    # NumPy's tanh is another than torch's, by a bit.
+    np.testing.assert_allclose(row, expected, rtol=1e-6)

@@ -1,0 +1,449 @@
+"""Collecting from environments in tensors: nothing leaves the device until a rollout ends, and then once.
+
+What the host has to know of a rollout (whether its numbers are finite, which episodes have ended, how many time limits
+there were, what is to be logged, the statistics of a ``VecNormalize``) is computed on the device and read in one copy.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+
+from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.policy.distributions import widest
+from ppo_plus.policy.masking import MaskSource
+from ppo_plus.require import require_finite
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.collector import Collector, Task
+from ppo_plus.rollout.lazy import Lazy
+from ppo_plus.rollout.normalization import VecNormalizeTransitions
+from ppo_plus.rollout.simulators import as_numpy
+from ppo_plus.rollout.tensor_normalize import Normalizing
+from ppo_plus.rollout.tensor_vec_env import Stepped, TensorVecEnv
+from ppo_plus.trees import tree_leaves, tree_map
+
+
+def in_tensors(env: VecEnv | None) -> bool:
+    """Whether training takes these environments in tensors: themselves, or in a ``VecNormalize``.
+
+    Any other wrapper of SB3's works in NumPy, and so does training then.
+    """
+    return isinstance(env, TensorVecEnv) or (
+        type(env) in (VecNormalize, VecNormalizeTransitions) and isinstance(env.venv, TensorVecEnv)  # type: ignore[union-attr]
+    )
+
+
+def warn_of_numpy(env: VecEnv) -> None:
+    """Warn where a wrapper keeps environments in tensors from being taken so."""
+    if isinstance(env, VecEnvWrapper) and isinstance(env.unwrapped, TensorVecEnv) and not in_tensors(env):
+        warnings.warn(
+            f"{type(env).__name__} works in NumPy, so environments in tensors are stepped through the host, which is "
+            "slow: leave it out, or wrap the simulator (VecNormalize, directly around them, is done in tensors)",
+            stacklevel=4,
+        )
+
+
+def collector_for(env: VecEnv, present: Collector, device: th.device) -> Collector:
+    """The collector for environments: the present one where it is of their kind."""
+    kind = TensorCollector if in_tensors(env) else Collector
+    return present if type(present) is kind else kind(device)
+
+
+class TensorDecision(NamedTuple):
+    """The actions for ``N`` environments, with what they were chosen from; all of it on the policy's device.
+
+    :param obs: the observations
+    :param starts: which of them begin an episode, booleans ``(N,)``
+    :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
+    :param actions: internal actions, shape ``(N, action_dim)``
+    :param value: shape ``(N,)``
+    :param log_prob: shape ``(N,)``
+    :param params: shape ``(N, param_dim)``
+    :param env_actions: actions as the environments take them
+    """
+
+    obs: Any
+    starts: th.Tensor
+    masks: th.Tensor | None
+    actions: th.Tensor
+    value: th.Tensor
+    log_prob: th.Tensor
+    params: th.Tensor
+    env_actions: Any
+
+
+class Told(NamedTuple):
+    """What the host learns of a rollout.
+
+    :param episodes: of the last episodes that have ended, in order: what a ``Monitor`` tells of each
+    :param log: what the simulator logged, averaged over the rollout
+    """
+
+    episodes: list[dict[str, Any]]
+    log: dict[str, float]
+
+
+class TensorCollector(Collector):
+    """A :class:`~ppo_plus.rollout.collector.Collector` whose ``obs`` and ``starts`` are tensors on its device."""
+
+    starts: Any
+    #: Whether it has been said that final observations are not known.
+    _has_warned = False
+
+    def _begin_rollout(self) -> None:
+        super()._begin_rollout()
+        self._env: Any = None
+        self._normalizing: Normalizing | None = None
+        self._to_env: Any = None
+        #: Of each step what it led to, without what is in the buffer.
+        self._steps: list[Stepped] = []
+        #: Of each step of which environments the final observation is in the buffer, booleans ``(N,)``.
+        self._known: list[th.Tensor] = []
+        self._knows_any = False
+        #: Of each step what was remembered before its end; empty without memory.
+        self._memories: list[Memory] = []
+        self._log = _Log()
+
+    # --- step by step ----------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, env: VecEnv, step: int) -> None:
+        super().begin(task, env, step)
+        self._env = env.unwrapped
+        if isinstance(env, VecNormalize):
+            self._normalizing = Normalizing(env, self._env.device)
+        self._to_env = task.policy.family.tensors_to_env(self.device)
+        self._as_tensors()
+
+    def settle(self) -> None:
+        if self._normalizing is not None:
+            self._normalizing.write(_read(self._normalizing.tensors()))
+
+    def interrupt(self) -> None:
+        self.settle()
+        super().interrupt()
+
+    def restart(self, env: VecEnv, step: int) -> None:
+        super().restart(env, step)
+        if self._normalizing is not None:
+            self._normalizing.read()
+        self._as_tensors()
+
+    def _as_tensors(self) -> None:
+        """Episodes are begun through SB3's interface, which is NumPy's."""
+        self.obs = self._here(tree_map(th.as_tensor, self.obs))
+        self.starts = self._here(th.as_tensor(self.starts))
+
+    def _here(self, tensors: Any) -> Any:
+        return tree_map(lambda tensor: tensor.to(self.device), tensors)
+
+    def masks(self, source: MaskSource | None) -> th.Tensor | None:
+        """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
+
+        :raises ValueError: they have another shape
+        """
+        if source is None or source.key is not None:
+            return None
+        masks: th.Tensor = self._here(self._env.masks_tensor())
+        if masks.shape[1] != sum(source.choices):
+            raise ValueError(
+                f"{source}: masks of shape {tuple(masks.shape)} do not fit: {sum(source.choices)} entries are needed, "
+                f"one for each alternative of choices among {list(source.choices)}"
+            )
+        return masks
+
+    def choose(self, masks: th.Tensor | None) -> TensorDecision:
+        """Choose the next actions.
+
+        :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
+        :raises FloatingPointError: the policy cannot, since an observation is not finite
+        """
+        task, starts = self._task, self.starts
+        policy = task.policy
+        # A copy, since the simulator may write into its own in the step.
+        obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs)
+        carry = self.renew_noise(policy, task.sde_sample_freq)
+        if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
+            task.buffer.begin_sequences(carry.memory)
+        try:
+            packed, self.carry = task.act(obs, carry, starts if policy.remembers else None, masks)
+        except Exception:
+            require_finite("observation", as_numpy(obs), self._step)
+            raise
+        self._memory = self.carry.memory
+        n, m = policy.family.action_dim, policy.family.action_dim + 2
+        actions = packed[:, :n]
+        numbers = packed[:, n], packed[:, n + 1], packed[:, m:]
+        return TensorDecision(obs, starts, masks, actions, *numbers, self._to_env(actions))
+
+    def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
+        if self.carry is None or not isinstance(sde_sample_freq, str):
+            return super().renew_noise(policy, sde_sample_freq)
+        starts = self.starts
+        if self.device.type == "cpu":
+            starting = starts.nonzero().squeeze(1)
+            if len(starting):
+                self.carry = policy.renew_noise(self.carry, starting)
+        elif self.carry.noise:
+            # To ask an accelerator which have begun an episode takes longer than to draw the noise of all.
+            fresh = policy.renew_noise(self.carry, np.arange(len(starts))).noise
+            self.carry = self.carry._replace(noise=_where(starts, fresh, self.carry.noise))
+        assert self.carry is not None
+        return self.carry
+
+    def step(self, decision: TensorDecision) -> Stepped:
+        """Have the environments take a step."""
+        step: Stepped = self._env.step_tensors(decision.env_actions)
+        self._log.add(step.log)
+        if self._normalizing is not None:
+            step = self._normalizing(step)
+        self._incoming = step.obs
+        return step
+
+    def keep(self, decision: TensorDecision, step: Stepped, env: VecEnv, n_steps: int) -> None:
+        """Store a transition, and go on from where it led.
+
+        :param decision: the actions taken
+        :param step: what they led to
+        :param env: the environments to go on with
+        :param n_steps: how many steps each of them has taken, for messages
+        """
+        self._step = n_steps
+        dones, timeouts, final_obs = step.dones, step.timeouts, step.final_obs
+        known = th.full_like(dones, final_obs is not None)
+        if self.obs is None:
+            # Something else has used the environments: all episodes end here, as at a time limit.
+            incoming = self._incoming
+            final_obs = incoming if final_obs is None else _where(dones, final_obs, incoming)
+            known, timeouts = known | ~dones, timeouts | ~dones
+            self.restart(env, n_steps)
+        else:
+            self.obs, self.starts = self._here(step.obs), self._here(dones)
+        given: dict[str, Any] = {"masks": decision.masks, "final_observations": final_obs}
+        self._task.buffer.put(
+            observations=decision.obs,
+            actions=decision.actions.float(),
+            rewards=self._here(step.rewards),
+            episode_starts=decision.starts,
+            values=decision.value,
+            log_probs=decision.log_prob,
+            params=decision.params,
+            **{name: self._here(rows) for name, rows in given.items() if rows is not None},
+        )
+        self._steps.append(step._replace(obs=None, final_obs=None, timeouts=timeouts))
+        self._known.append(known)
+        self._knows_any = self._knows_any or final_obs is not None
+        if self._memory:
+            self._memories.append(self._memory)
+        self.n_steps += 1
+
+    def seen(self, decision: TensorDecision, step: Stepped) -> dict[str, Lazy]:
+        """What callbacks find of a step, under SB3's names, made if they look at it.
+
+        :param decision: the latest actions
+        :param step: what they led to
+        """
+        return {
+            "actions": Lazy(lambda: as_numpy(decision.actions)),
+            "clipped_actions": Lazy(lambda: as_numpy(decision.env_actions)),
+            "new_obs": Lazy(lambda: as_numpy(step.obs)),
+            "rewards": Lazy(lambda: as_numpy(step.rewards)),
+            "dones": Lazy(lambda: as_numpy(step.dones)),
+            "infos": Lazy(lambda: self._env.infos(step)),
+        }
+
+    # --- at the end ------------------------------------------------------------------------------------------------
+
+    def conclude(self, masks: MaskSource | None, window: int) -> Told:
+        """End a rollout: look at what it brought, bootstrap, and estimate advantages.
+
+        :param masks: where action masks come from, if they do
+        :param window: of how many episodes to tell at most
+        :raises FloatingPointError: an observation or a reward was not finite
+        :raises ValueError: a mask allowed nothing
+        """
+        buffer = self._task.buffer
+        dones, timeouts = self._table("dones"), self._table("timeouts")
+        known = timeouts & self._here(th.stack(self._known))
+        unknown = timeouts & ~known
+        suspicious, (n_known, n_unknown), episodes, log, *statistics = _read(
+            [
+                self._suspicious(buffer, known, masks),
+                th.stack([known.sum(), unknown.sum()]),
+                _last_episodes(dones, self._table("returns"), self._table("lengths"), window),
+                self._log.means(self.device),
+                *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
+            ]
+        )
+        if suspicious.any():
+            self._explain(buffer, known, masks, statistics)
+        if self._normalizing is not None:
+            self._normalizing.write(statistics)
+            self._normalizing = None
+        if n_unknown:
+            self._warn_of_unknown()
+        self._known_at, self._unknown_at = _places(known, int(n_known)), _places(unknown, int(n_unknown))
+        # Copies: the simulator may write into its own before advantages are estimated anew.
+        self._last = tree_map(th.clone, (self.obs, self._memory, self.starts))
+        self._gained = buffer.stored("rewards").clone()
+        self.estimate(buffer)
+        seconds = self._env.seconds()
+        ended = [
+            {"r": round(r, 6), "l": int(length), "t": seconds}
+            for there, r, length in episodes.T[::-1].tolist()
+            if there
+        ]
+        return Told(ended, self._log.named(log))
+
+    def estimate(self, buffer: RolloutBuffer) -> None:
+        policy = self._task.policy
+        obs, memory, starts = self._last
+        buffer.stored("rewards").copy_(self._gained)
+        with th.no_grad():
+            values = policy.predict_values(obs, Carry(memory), starts)
+            if len(self._known_at[0]):
+                final_obs = tree_map(lambda stored: stored[self._known_at], buffer.stored("final_observations"))
+                memory = tree_map(lambda *parts: th.stack(parts)[self._known_at], *(self._memories or [{}]))
+                buffer.bootstrap_timeouts(*self._known_at, policy.predict_values(final_obs, Carry(memory)))
+        if len(self._unknown_at[0]):
+            buffer.bootstrap_timeouts(*self._unknown_at, buffer.stored("values")[self._unknown_at])
+        buffer.compute_returns_and_advantage(last_values=values, dones=starts)
+
+    def _table(self, name: str) -> th.Tensor:
+        """An entry of all steps, shape ``(T, N)``."""
+        table: th.Tensor = self._here(th.stack([getattr(step, name) for step in self._steps]))
+        return table
+
+    def _warn_of_unknown(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "the simulator does not tell the observations that episodes end with, so the value of the one before "
+                f"stands for what a time limit has cut off: {self._env.env.remedy}",
+                stacklevel=5,
+            )
+
+    def _suspicious(self, buffer: Any, known: th.Tensor, masks: MaskSource | None) -> th.Tensor:
+        """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
+        # A sum is not finite where a part of it is not, and costs one look at each number.
+        numbers = [buffer.stored("rewards"), *_floats((buffer.stored("observations"), self.obs))]
+        sums = [each.sum() for each in numbers]
+        if self._knows_any:
+            finals = _floats(buffer.stored("final_observations"))
+            sums += [each.flatten(2).sum(dim=2).where(known, 0.0).sum() for each in finals]
+        if self._normalizing is not None:
+            sums.append(self._here(self._normalizing.watch).sum())
+        found = ~th.isfinite(th.stack(sums)).all()
+        if masks is None:
+            return found
+        return found | _nothing_allowed(_stored_masks(buffer, masks), masks.choices).any()
+
+    def _explain(self, buffer: Any, known: th.Tensor, masks: MaskSource | None, statistics: list[np.ndarray]) -> None:
+        """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
+        self._statistics.restore()
+        first = self._step - self.n_steps
+        if statistics and not np.isfinite(statistics[0]).all():
+            # All observations are normalized by what one of them has spoilt.
+            require_finite("sum of observations and rewards", statistics[0], self._step)
+        for row in range(self.n_steps):
+            require_finite("observation", _row(buffer.stored("observations"), row), first + row)
+            require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
+            for i in np.flatnonzero(as_numpy(known[row])).tolist():
+                final_obs = _row(buffer.stored("final_observations"), (row, i))
+                require_finite("final observation", final_obs, first + row + 1, env=i)
+        require_finite("observation", as_numpy(self.obs), self._step)
+        if masks is not None:
+            given = _stored_masks(buffer, masks)
+            for row, i in _nothing_allowed(given, masks.choices).nonzero().tolist():
+                raise ValueError(masks.forbids_all(i, first + row, as_numpy(given[row, i])))
+
+
+class _Log:
+    """What simulators log, averaged over the steps in which they log it."""
+
+    def __init__(self) -> None:
+        #: Rows of tensors, by the names of their columns; and numbers.
+        self._rows: dict[tuple[str, ...], list[th.Tensor]] = {}
+        self._numbers: dict[str, list[float]] = {}
+
+    def add(self, log: Mapping[str, Any]) -> None:
+        """What was logged in a step: numbers, and tensors of which the mean counts."""
+        tensors = {name: value for name, value in log.items() if isinstance(value, th.Tensor)}
+        for name, value in log.items():
+            if isinstance(value, (int, float)):
+                self._numbers.setdefault(name, []).append(value)
+        if tensors:
+            row = th.stack([value.float().mean() for value in tensors.values()])
+            self._rows.setdefault(tuple(tensors), []).append(row)
+
+    def means(self, device: th.device) -> th.Tensor:
+        """The means of the tensors, for :meth:`named`."""
+        each = [th.stack(rows).mean(dim=0).to(device) for rows in self._rows.values()]
+        return th.cat(each) if each else th.empty(0, device=device)
+
+    def named(self, means: np.ndarray) -> dict[str, float]:
+        """All means by name, as they are to be logged."""
+        names = [name for names in self._rows for name in names]
+        found = {name: sum(values) / len(values) for name, values in self._numbers.items()}
+        found |= dict(zip(names, means.tolist(), strict=True))
+        return {name if "/" in name else f"env/{name}": value for name, value in found.items()}
+
+
+def _read(tensors: list[th.Tensor]) -> list[np.ndarray]:
+    """Tensors from a device, in one copy."""
+    parts = [tensor.reshape(-1).to(widest(tensor.device)) for tensor in tensors]
+    numbers = th.cat(parts).cpu().numpy()
+    sizes = np.cumsum([len(part) for part in parts])[:-1]
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(numbers, sizes), tensors, strict=True)]
+
+
+def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
+    """The last episodes that have ended, newest first, shape ``(3, K)``: whether there is one, its return and length.
+
+    :param dones: which have ended, booleans ``(T, N)``
+    :param returns: shape ``(T, N)``
+    :param lengths: shape ``(T, N)``
+    :param window: how many to return, at most
+    """
+    where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
+    last = where.topk(min(window, len(where))).values
+    entries = [each.flatten()[last.clamp(min=0)] for each in (returns, lengths)]
+    return th.stack([each.to(returns.dtype) for each in (last >= 0, *entries)])
+
+
+def _places(mask: th.Tensor, n: int) -> tuple[th.Tensor, th.Tensor]:
+    """Rows and columns of the ``n`` places where a mask ``(T, N)`` is true, in order: ``nonzero`` would ask the device
+    how many they are."""
+    indices = mask.flatten().float().topk(n, sorted=False).indices.sort().values
+    return indices // mask.shape[1], indices % mask.shape[1]
+
+
+def _where(mask: th.Tensor, one: Any, other: Any) -> Any:
+    """Rows of one nesting of tensors where a mask ``(N,)`` is true, and of another one elsewhere."""
+
+    def choose(a: th.Tensor, b: th.Tensor) -> th.Tensor:
+        return a.where(mask.reshape(-1, *[1] * (a.ndim - 1)), b)
+
+    return tree_map(choose, one, other)
+
+
+def _row(tensors: Any, index: Any) -> Any:
+    """An entry of each of a nesting of tensors, as NumPy arrays."""
+    return as_numpy(tree_map(lambda tensor: tensor[index], tensors))
+
+
+def _floats(tensors: Any) -> list[th.Tensor]:
+    return [leaf for leaf in tree_leaves(tensors) if leaf.is_floating_point()]
+
+
+def _stored_masks(buffer: Any, source: MaskSource) -> th.Tensor:
+    """The masks of a rollout, booleans ``(T, N, M)``."""
+    found = buffer.stored("masks") if source.key is None else buffer.stored("observations")[source.key]
+    return found.flatten(2).bool()  # type: ignore[no-any-return]
+
+
+def _nothing_allowed(masks: th.Tensor, choices: Sequence[int]) -> th.Tensor:
+    """In which masks ``(..., M)`` some choice has no alternative left."""
+    return ~th.stack([part.any(dim=-1) for part in th.split(masks, list(choices), dim=-1)]).all(dim=0)

@@ -1,0 +1,20 @@
+"""Values that are made when somebody looks."""
+
+from ppo_plus.rollout.lazy import Lazy, Seen
+
+
+def test_nobody_who_looks_sees_anything_but_the_value():
+    made = []
+    seen = Seen(a=Lazy(lambda: made.append("a") or 1), b=2)
+    assert made == []
+    assert seen["a"] == 1 and seen["a"] == 1 and made == ["a"]
+    looks = (dict(seen), {**seen}, dict(seen.items()), seen.copy(), {} | dict(seen))
+    assert all(look == {"a": 1, "b": 2} for look in looks)
+    assert list(seen.values()) == [1, 2] and seen.get("a") == 1 and seen.get("c", 3) == 3
+    assert seen.setdefault("a", 4) == 1 and seen.pop("a") == 1 and seen.pop("a", None) is None
+
+
+def test_what_it_is_updated_with_is_not_made():
+    seen = Seen()
+    seen.update({"a": Lazy(lambda: 1 / 0)} | {"b": 1})
+    assert seen["b"] == 1 and "a" in seen

@@ -1,0 +1,324 @@
+"""What training does with environments in tensors is what it does with the same ones in NumPy."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS
+from products import all_pairs
+from simulators import TensorTwin, Twin, twins
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
+
+EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
+STORED = ("actions", "rewards", "episode_starts", "values", "log_probs", "params", "advantages", "returns")
+
+
+def make(env, memory="", exploration="white", is_dict=False, **kwargs):
+    policy = f"{'MultiInput' if is_dict else 'Mlp'}{memory}Policy"
+    policy_kwargs = {"ortho_init": False}
+    if memory:
+        policy_kwargs |= {"lstm_hidden_size": 8}
+        kwargs = {"sequence_length": 4} | kwargs
+    kwargs = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "policy_kwargs": policy_kwargs} | kwargs
+    return PPO_Plus(policy, env, device="cpu", **EXPLORATIONS[exploration], **kwargs)
+
+
+def train_twins(action_space, n_updates=2, n=3, masks=None, is_dict=False, limit=5, wrap=lambda env: env, **kwargs):
+    models = []
+    for env in twins(action_space, n, masks=masks, is_dict=is_dict, limit=limit):
+        key = {"action_mask_key": "mask"} if masks == "key" else {}
+        model = make(wrap(as_vec_env(env)), is_dict=is_dict or masks == "key", **key, **kwargs)
+        models.append(model.learn(16 * n * n_updates))
+    return models
+
+
+def assert_same(ours, theirs, exact=True):
+    same = np.testing.assert_array_equal if exact else (lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5))
+    for name in STORED:
+        same(getattr(theirs.rollout_buffer, name), getattr(ours.rollout_buffer, name))
+    observations = ours.rollout_buffer.observations
+    parts = observations if isinstance(observations, dict) else {None: observations}
+    for key, part in parts.items():
+        other = theirs.rollout_buffer.observations
+        same(other if key is None else other[key], part)
+    for name, weight in ours.policy.state_dict().items():
+        same(theirs.policy.state_dict()[name].numpy(), weight.numpy())
+
+
+@pytest.mark.parametrize(("kind", "exploration", "memory"), all_pairs(ACTIONS, EXPLORATIONS, ["", "Lstm", "Gru"]))
+def test_rollouts_advantages_and_weights_are_those_of_the_same_task_in_numpy(kind, exploration, memory):
+    numpy, tensors = train_twins(ACTIONS[kind], exploration=exploration, memory=memory)
+    assert_same(numpy, tensors)
+    infos, others = numpy.ep_info_buffer, tensors.ep_info_buffer
+    assert [each["l"] for each in infos] == [each["l"] for each in others]
+    assert [each["r"] for each in infos] == pytest.approx([each["r"] for each in others], abs=1e-5)
+
+
+@pytest.mark.parametrize("masks", ["method", "key"])
+@pytest.mark.parametrize("memory", ["", "Lstm"])
+@pytest.mark.parametrize("kind", ["discrete_start", "mixed"])
+def test_masked_training_is_that_of_the_same_task_in_numpy(kind, memory, masks):
+    numpy, tensors = train_twins(
+        ACTIONS[kind], masks=masks, memory=memory, exploration="gsde", sde_sample_freq="episode"
+    )
+    assert_same(numpy, tensors)
+
+
+@pytest.mark.parametrize("memory", ["", "Lstm"])
+def test_advantages_are_estimated_anew_as_in_numpy(memory):
+    given = {"recompute_advantages": True, "critic_epochs": 1, "n_epochs": 3}
+    numpy, tensors = train_twins(ACTIONS["box"], memory=memory, **given)
+    assert_same(numpy, tensors)
+    plain, _ = train_twins(ACTIONS["box"], memory=memory, **given | {"recompute_advantages": False})
+    weights, others = (th.nn.utils.parameters_to_vector(each.policy.parameters()) for each in (numpy, plain))
+    assert not th.allclose(weights, others)
+
+
+@pytest.mark.parametrize("freq", [-1, 3, "episode"])
+def test_noise_is_renewed_when_it_is_in_numpy(freq):
+    assert_same(*train_twins(ACTIONS["box"], exploration="gsde", sde_sample_freq=freq))
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_dict_observations(squash):
+    policy_kwargs = {"squash_output": squash}
+    numpy, tensors = train_twins(ACTIONS["box_float64"], is_dict=True, policy_kwargs=policy_kwargs)
+    # NumPy's tanh is another than torch's, by a bit.
+    assert_same(numpy, tensors, exact=not squash)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"norm_reward": False}, {"norm_obs": False}, {"training": False}], ids=str)
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_normalization_is_sb3s(is_dict, kwargs):
+    if is_dict:
+        kwargs = kwargs | {"norm_obs_keys": ["vector"]}
+    numpy, tensors = train_twins(
+        ACTIONS["discrete"], is_dict=is_dict, wrap=lambda env: VecNormalize(env, gamma=0.9, **kwargs)
+    )
+    assert type(tensors.collector).__name__ == "TensorCollector"
+    # SB3 takes means in single precision.
+    assert_same(numpy, tensors, exact=False)
+    assert tensors.env.ret_rms.count == numpy.env.ret_rms.count
+    np.testing.assert_allclose(tensors.env.ret_rms.var, numpy.env.ret_rms.var, rtol=1e-5)
+    np.testing.assert_allclose(tensors.env.returns, numpy.env.returns, rtol=1e-5)
+    if kwargs.get("norm_obs", True):
+        each = [model.env.obs_rms["vector"] if is_dict else model.env.obs_rms for model in (numpy, tensors)]
+        assert each[0].count == each[1].count
+        np.testing.assert_allclose(each[0].mean, each[1].mean, rtol=1e-5)
+        np.testing.assert_allclose(each[0].var, each[1].var, rtol=1e-4)
+
+
+def test_episodes_that_are_cut_are_continued_by_the_value_of_their_final_observation():
+    # Without terminations in time: the limit is all there is.
+    numpy, tensors = train_twins(ACTIONS["discrete"], limit=3, n_updates=1, gae_lambda=0.0, gamma=0.5)
+    assert_same(numpy, tensors)
+    raw = make(as_vec_env(TensorTwin(3, ACTIONS["discrete"], limit=3)), gamma=0.0, gae_lambda=0.0).learn(48)
+    assert not np.array_equal(raw.rollout_buffer.rewards, tensors.rollout_buffer.rewards)
+
+
+def test_without_final_observations_the_value_before_stands_in_and_one_warning_says_so():
+    env = TensorTwin(3, ACTIONS["discrete"], limit=3, final=False)
+    model = make(env, gamma=0.5)
+    with pytest.warns(UserWarning, match="ask for them") as caught:
+        model.learn(96)
+    assert len([each for each in caught if "does not tell" in str(each.message)]) == 1
+
+    told = TensorTwin(3, ACTIONS["discrete"], limit=3)
+    other = make(told, gamma=0.5)
+    seen = []
+    step = told.step
+    told.step = lambda actions: seen.append(step(actions)) or seen[-1]
+    other.learn(48)
+    cut = th.stack([each.truncated & ~each.terminated for each in seen]).numpy()
+    assert cut.any()
+    fresh = make(env, gamma=0.5).learn(48)
+    buffer = fresh.rollout_buffer
+    raw = other.rollout_buffer.rewards
+    # The same rollout: they differ in the rewards of steps that were cut.
+    np.testing.assert_array_equal(buffer.actions, other.rollout_buffer.actions)
+    np.testing.assert_array_equal(buffer.rewards[~cut], raw[~cut])
+    assert not np.array_equal(buffer.rewards[cut], raw[cut])
+
+
+def test_a_terminated_episode_is_not_continued_where_it_is_cut_as_well():
+    class Both(TensorTwin):
+        def step(self, actions):
+            step = super().step(actions)
+            return step._replace(terminated=step.truncated, truncated=step.truncated)
+
+    model = make(Both(3, ACTIONS["discrete"], limit=3), gamma=0.5).learn(48)
+    other = make(Both(3, ACTIONS["discrete"], limit=3), gamma=0.0).learn(48)
+    np.testing.assert_array_equal(model.rollout_buffer.rewards, other.rollout_buffer.rewards)
+
+
+class Looking(BaseCallback):
+    """Keeps what it sees at each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def _on_step(self):
+        names = ("new_obs", "rewards", "dones", "infos", "actions", "clipped_actions", "values", "log_probs")
+        self.seen.append({name: self.locals[name] for name in names} | {"n_steps": self.locals.get("n_steps")})
+        return True
+
+
+@pytest.mark.parametrize("kind", ["discrete_start", "box"])
+def test_callbacks_see_what_they_see_in_numpy(kind):
+    seen = []
+    for env in twins(ACTIONS[kind]):
+        callback = Looking()
+        make(env).learn(48, callback)
+        seen.append(callback.seen)
+    assert len(seen[0]) == len(seen[1]) == 16
+    for numpy, tensors in zip(*seen, strict=True):
+        for name in numpy:
+            if name == "infos":
+                continue
+            np.testing.assert_array_equal(np.asarray(numpy[name]), np.asarray(tensors[name]), err_msg=name)
+            assert type(numpy[name]) is type(tensors[name])
+        for info, other in zip(numpy["infos"], tensors["infos"], strict=True):
+            np.testing.assert_array_equal(info.get("terminal_observation"), other.get("terminal_observation"))
+            assert info.get("TimeLimit.truncated", False) == other.get("TimeLimit.truncated", False)
+            assert ("episode" in other) == ("terminal_observation" in other)
+
+
+class Reads:
+    """Counts how often the host asks a tensor for its value.
+
+    On the CPU that is no wait, but on another device each of these is.
+    """
+
+    # Not "numpy", which is refused of tensors on another device.
+    NAMES = ("item", "tolist", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__array__")
+
+    def __init__(self, monkeypatch):
+        self.n = 0
+        self.where = []
+        for name in self.NAMES:
+            monkeypatch.setattr(th.Tensor, name, self._counting(name, getattr(th.Tensor, name)))
+
+    def _counting(self, name, method):
+        def counted(tensor, *args, **kwargs):
+            self.n += 1
+            self.where.append(name)
+            return method(tensor, *args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("masks", [None, "method", "key"])
+def test_the_host_asks_the_device_once_a_rollout(masks, wrap, monkeypatch):
+    if masks == "key" and wrap is VecNormalize:
+        wrap = lambda env: VecNormalize(env, norm_obs_keys=["vector"])  # noqa: E731
+    env = wrap(as_vec_env(TensorTwin(3, ACTIONS["discrete"], masks, limit=4)))
+    key = {"action_mask_key": "mask"} if masks == "key" else {}
+    model = make(env, is_dict=masks == "key", use_sde=False, **key)
+    _, callback = model._setup_learn(1000)
+    # The first one makes the storage.
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, 16)
+    counts = []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            reads = Reads(patch)
+            model.collect_rollouts(model.env, callback, model.rollout_buffer, 16)
+            counts.append(reads.where)
+    assert counts == [["cpu"]] * 2
+
+
+def test_what_an_interruption_cuts_goes_on_from_where_it_stood():
+    class Interrupting(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == 5:
+                self.model.evaluate(2)
+            return True
+
+    models = []
+    for env in twins(ACTIONS["discrete"], limit=7):
+        model = make(VecNormalize(as_vec_env(env))).learn(96, Interrupting())
+        models.append(model)
+    # Evaluation steps each environment as often, in both.
+    assert_same(*models, exact=False)
+    assert models[1].rollout_buffer.episode_starts.sum() == models[0].rollout_buffer.episode_starts.sum()
+
+
+class Faulty(TensorTwin):
+    """Returns what is not finite at some step of environment 1."""
+
+    def __init__(self, what, at, **kwargs):
+        super().__init__(3, ACTIONS["discrete"], **kwargs)
+        self.what, self.at, self.n_steps = what, at, 0
+
+    def step(self, actions):
+        step = super().step(actions)
+        self.n_steps += 1
+        if self.n_steps == self.at:
+            bad = {"observation": step.obs, "reward": step.rewards, "final": step.final_obs}[self.what]
+            bad[1] = float("inf")
+        return step
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("at", [3, 16])
+def test_numbers_that_are_not_finite_stop_training_before_it_learns_from_them(what, at, wrap):
+    model = make(wrap(as_vec_env(Faulty(what, at))))
+    before = th.nn.utils.parameters_to_vector(model.policy.parameters()).clone()
+    with pytest.raises(FloatingPointError, match="environment 1"):
+        model.learn(96)
+    assert th.equal(before, th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    if wrap is VecNormalize:
+        assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
+
+
+def test_a_final_observation_that_is_not_finite_stops_training():
+    with pytest.raises(FloatingPointError, match=r"final observation.*environment 1 at step 4"):
+        make(Faulty("final", 4, limit=4, falls=False)).learn(96)
+    # It is read only where an episode has been cut.
+    make(Faulty("final", 3, limit=4, falls=False)).learn(96)
+
+
+def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
+    class Nothing(TensorTwin):
+        def action_masks(self):
+            masks = super().action_masks()
+            masks[2] = masks[2] & (self.t[2] != 3)
+            return masks
+
+    with pytest.raises(ValueError, match="environment 2 at step 3 allows nothing"):
+        make(Nothing(3, ACTIONS["discrete"], "method", limit=9)).learn(96)
+
+
+def test_what_the_simulator_logs_is_averaged_and_logged():
+    class Keeping(BaseCallback):
+        def _on_rollout_end(self):
+            self.logged = self.logger.name_to_value["env/speed"]
+
+        def _on_step(self):
+            return True
+
+    env, speeds, callback = TensorTwin(3, ACTIONS["discrete"]), [], Keeping()
+    step = env.step
+
+    def listening(actions):
+        made = step(actions)
+        speeds.append(made.log["speed"].item())
+        return made
+
+    env.step = listening
+    make(env).learn(48, callback)
+    assert callback.logged == pytest.approx(np.mean(speeds), rel=1e-4)
+
+
+def test_a_model_goes_from_numpy_to_tensors_and_back():
+    numpy, tensors = twins(ACTIONS["discrete"])
+    model = make(numpy).learn(48)
+    for env in (tensors, numpy):
+        model.set_env(as_vec_env(env))
+        model.learn(48)
+    assert isinstance(model.rollout_buffer.rewards, np.ndarray)
+    assert isinstance(model.env.envs[0].unwrapped, Twin)
