@@ -737,7 +737,7 @@ TOP = (
         "zoo/train.py",
         "            checkpoints.write()\n        _save(run)\n",
         "            pass\n        _save(run)\n",
-        "tests/zoo/test_resume.py",
+        "tests/zoo/test_train.py",
     ),
     Fault(
         "actions-not-copied",

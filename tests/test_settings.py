@@ -36,11 +36,10 @@ def test_minibatches_of_another_size_than_asked_for_are_warned_of_once(n_envs, n
     with pytest.warns(UserWarning, match=re.escape(f"batch_size={batch_size} does not divide")) as caught:
         model = make(env, n_steps=n_steps, batch_size=batch_size, n_epochs=1, normalize_advantage=False)
         model.learn(1)
-    texts = [str(each.message) for each in caught if "batch_size=" in str(each.message)]
-    assert len(texts) == 1
-    assert texts[0].endswith(message)
+    (said,) = (each for each in caught if "batch_size=" in str(each.message))
+    assert str(said.message).endswith(message)
     # It points to the line that made the model.
-    assert caught[0].filename == __file__
+    assert said.filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training runs, in process."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import yaml
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files import checkpoint
 from ppo_plus.files.statistics import read_statistics
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
@@ -144,6 +146,25 @@ def test_what_was_learned_survives_an_interruption_and_an_error(tmp_path, monkey
         with pytest.raises(kind):
             train(made)
     assert made.folder.last_model.is_file()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, FloatingPointError])
+def test_an_interruption_and_an_error_leave_a_checkpoint_of_the_latest_rollout(tmp_path, monkeypatch, kind):
+    # The state is taken in each rollout, however long that takes.
+    monkeypatch.setattr(checkpoint, "SHARE", 1e9)
+    made = set_up(SHORT.with_hyperparams({"n_steps": 64}), Options(log_folder=str(tmp_path), eval_freq=-1))
+    trained = made.model.train
+
+    def fail_later():
+        if made.model.num_timesteps > 256:
+            raise kind
+        trained()
+
+    monkeypatch.setattr(made.model, "train", fail_later)
+    with suppress(FloatingPointError):
+        train(made)
+    found = [checkpoint.read(path)["num_timesteps"] for path in checkpoint.files(made.folder.checkpoints)]
+    assert found == [256, 0]
 
 
 @pytest.mark.parametrize(
