@@ -284,8 +284,9 @@ def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
     model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
-    with pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="will begin its episodes anew: .*MaskedEnv") as warned, pytest.raises(Stop):
         model.learn(TOTAL, [Checkpoints(tmp_path, save_freq=1), Interrupt(100)])
+    assert len(warned) == 1
     with pytest.warns(UserWarning, match="episodes begin anew: .*MaskedEnv"):
         resumed = PPO_Plus.resume(tmp_path, make())
     assert resumed.num_timesteps == 192
@@ -300,6 +301,51 @@ def test_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1000])
     with pytest.warns(UserWarning, match=f"{names[0]}.*damaged.*the one before"):
         assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 320
+
+
+def steps_of(folder):
+    return [int(path.stem.removeprefix("checkpoint_")) for path in checkpoint.files(folder)]
+
+
+def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    old = steps_of(tmp_path)
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match=f"held checkpoints of another run, which are in .*earlier_{number} now"):
+            learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
+    assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
+    assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
+
+
+def test_a_second_call_goes_on_in_the_folder_of_the_first(tmp_path, recwarn):
+    model = model_of("discrete").learn(128, Checkpoints(tmp_path, save_freq=64))
+    model.learn(128, Checkpoints(tmp_path, save_freq=64), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [192, 128, 64]
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(128, Checkpoints(tmp_path, save_freq=64))
+    assert steps_of(tmp_path) == [64, 0]
+
+
+def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    model = model_of("discrete").learn(256)
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(64, Checkpoints(tmp_path), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [256] and steps_of(tmp_path / "earlier_1") == [384, 320]
+
+
+def test_the_files_of_all_processes_are_moved(tmp_path):
+    for rank in (0, 1):
+        checkpoint.write(tmp_path, {"num_timesteps": 100, "rank": rank})
+    assert checkpoint.set_aside(tmp_path, 100) is None
+    place = checkpoint.set_aside(tmp_path, 0)
+    assert sorted(path.name for path in place.iterdir()) == [
+        "checkpoint_000000000100.zip",
+        "checkpoint_000000000100_rank1.zip",
+    ]
+    assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
 
 
 def test_where_writing_fails_training_goes_on(tmp_path, monkeypatch):
@@ -344,7 +390,7 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     def take(model, folder, logs, moment):
         now[0] += 1.0
         taken.append(model.num_timesteps)
-        return {"num_timesteps": model.num_timesteps}
+        return {"num_timesteps": model.num_timesteps, "env": {"reason": None}}
 
     class Clock(BaseCallback):
         def _on_step(self):
