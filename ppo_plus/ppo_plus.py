@@ -347,7 +347,7 @@ class PPO_Plus(Lasting, Playing):
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
         goes_on = self.call.resumed is not None
         if goes_on:
-            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
             self.learner.skipped = Skipped()
         if reset_num_timesteps or self._last_obs is None:

@@ -127,6 +127,16 @@ def files(folder: str | Path, rank: int = 0) -> list[Path]:
     return sorted((path for path, name in _named(folder) if int(name["rank"] or 0) == rank), reverse=True)
 
 
+def steps_of(path: Path) -> int:
+    """After how many timesteps a checkpoint was taken.
+
+    :param path: from :func:`files`
+    """
+    name = NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name["steps"])
+
+
 def _named(folder: str | Path) -> list[tuple[Path, re.Match[str]]]:
     """The checkpoints of all processes in a folder, with what their names say."""
     found = [(path, NAME.fullmatch(path.name)) for path in Path(folder).glob(PATTERN)]

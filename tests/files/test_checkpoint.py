@@ -232,6 +232,18 @@ def test_a_call_goes_on_with_what_it_was_asked_for(tmp_path):
         PPO_Plus.resume(tmp_path, envs()).learn(500)
 
 
+def test_a_call_that_counts_on_ends_where_it_would_have(tmp_path):
+    whole = model_of("discrete").learn(128).learn(256, Interrupt(-1), reset_num_timesteps=False)
+    checkpoints = Checkpoints(tmp_path, save_freq=64)
+    with pytest.raises(Stop):
+        model_of("discrete").learn(128).learn(256, [checkpoints, Interrupt(70)], reset_num_timesteps=False)
+    resumed = PPO_Plus.resume(tmp_path, envs(), device="cpu")
+    assert resumed.num_timesteps == 256
+    resumed.learn(256, [Checkpoints(tmp_path), Interrupt(-1)], reset_num_timesteps=False)
+    assert resumed.num_timesteps == 384
+    assert_same(resumed, whole)
+
+
 def test_after_a_call_the_next_one_is_as_it_would_have_been(tmp_path):
     model = model_of("memory").learn(128)
     path = model.save_checkpoint(tmp_path)

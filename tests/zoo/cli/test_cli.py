@@ -51,12 +51,12 @@ def test_scripts(folder, monkeypatch, capsys):
     done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
     assert done.out.startswith("CartPole-v1: mean return ")
     assert re.match(
-        r"CartPole-v1: training for 2000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
+        r"CartPole-v1: training for 2,000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
         done.err,
     )
     assert done.out.endswith("watch it: ppo-plus enjoy --env CartPole-v1 -f runs\n")
-    progress = [line for line in done.err.splitlines() if "of 2000 timesteps" in line]
-    assert len(progress) == 10 and progress[-1].startswith("2000 of 2000")
+    progress = [line for line in done.err.splitlines() if "of 2,000 timesteps" in line]
+    assert len(progress) == 10 and progress[-1].startswith("2,000 of 2,000")
     assert done.err.count("evaluation after") == 2
     run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
     assert (run_folder / "learning_curve.png").is_file()
