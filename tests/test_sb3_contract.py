@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -625,6 +626,23 @@ def test_load_refuses_an_environment_with_other_spaces(tmp_path):
     make().save(tmp_path / "model")
     with pytest.raises(ValueError, match="spaces do not match"):
         PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["box"]), device="cpu")
+
+
+def test_load_and_resume_take_arguments_and_attributes_that_there_are(tmp_path):
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
+    model.save(tmp_path / "model")
+    model.save(tmp_path / "pickled", pickle=True)
+    model.save_checkpoint(tmp_path)
+    loads = [
+        partial(PPO_Plus.load, tmp_path / "model"),
+        partial(PPO_Plus.load, tmp_path / "pickled", trust_pickle=True),
+        partial(PPO_Plus.resume, tmp_path, env="CartPole-v1"),
+    ]
+    for load in loads:
+        with pytest.raises(TypeError, match=r"^gama=0.9 is no argument of PPO_Plus: did you mean gamma\?$"):
+            load(gama=0.9)
+        changed = load(gamma=0.9, stats_window_size=7, num_timesteps=64)
+        assert (changed.gamma, changed._stats_window_size, changed.num_timesteps) == (0.9, 7, 64)
 
 
 def test_load_checks_what_it_is_told_to_change(tmp_path):

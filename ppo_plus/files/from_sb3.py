@@ -17,6 +17,7 @@ from stable_baselines3.common.utils import check_for_correct_spaces
 
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.old_zip import check_unread, read_old_zip
+from ppo_plus.require import nearest
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
@@ -44,10 +45,7 @@ def from_sb3(
     trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
-    unknown = kwargs.keys() - _changeable(cls)
-    if unknown:
-        raise TypeError(f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}")
-    given = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+    given = changes(cls, kwargs)
     source = _source(cls, path_or_model, device, custom_objects or {}, given, trust_pickle)
     data = source.attributes
     if env is None:
@@ -138,6 +136,24 @@ ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 def attributes_of_arguments(cls: type[Any]) -> set[str]:
     """Where the arguments are kept that a model has."""
     return {ATTRIBUTES.get(name, name) for name in _changeable(cls)}
+
+
+def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What is to be changed on the way, by the names of attributes.
+
+    :param cls: the model's class
+    :param kwargs: values of arguments, or as in SB3 of other attributes
+    :raises TypeError: a model has no such argument or attribute
+    """
+    known = _changeable(cls)
+    if not kwargs.keys() <= known:
+        known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
+    for name, value in kwargs.items():
+        if name not in known:
+            likely = nearest(name, _changeable(cls))
+            remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
+            raise TypeError(f"{name}={value!r} is no argument of {cls.__name__}: {remedy}")
+    return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 
 def _changeable(cls: type[Any]) -> set[str]:
