@@ -381,7 +381,8 @@ class PPO_Plus(Lasting, Playing):
     @property
     def compiled(self) -> Verdict:
         """Whether training is compiled, true or false; printed, it says why."""
-        return self.compilation.verdict
+        is_own = self._n_updates and type(self).train is not PPO_Plus.train
+        return self.compilation.verdict(f"{type(self).__name__}.train" if is_own else None)
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
@@ -411,8 +412,7 @@ class PPO_Plus(Lasting, Playing):
         # Attributes may have been changed since the model was built.
         self._checked_settings()
         check_callback(callback)
-        if log_interval is not None:
-            require_int("log_interval (or None)", log_interval, 1)
+        require_int("log_interval", log_interval, 1, or_none=True)
         keep_freed_memory()
         with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(

@@ -616,7 +616,7 @@ def test_load_changes_what_it_is_told_to(tmp_path):
 
 
 def test_load_replaces_custom_objects(tmp_path):
-    with pytest.warns(UserWarning, match="saved without learning_rate .* is a lambda"):
+    with pytest.warns(UserWarning, match="saved without learning_rate: learning_rate .* is a lambda"):
         make(learning_rate=lambda progress: 1e-3).save(tmp_path / "model")
     custom_objects = {"learning_rate": 0.5, "lr_schedule": lambda progress: 0.5}
     assert PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom_objects).lr_schedule(1.0) == 0.5
@@ -687,6 +687,11 @@ def test_set_env_may_bring_normalization_with_it():
     model.learn(16)
     stored = model.rollout_buffer.observations
     assert np.any(stored != np.rint(stored))
+
+
+def test_set_env_refuses_another_number():
+    with pytest.raises(ValueError, match=r"n_envs=3, and the model was made for n_envs=2: .*PPO_Plus.load\(path"):
+        make().set_env(vec(ACTIONS["discrete"], n_envs=3))
 
 
 def test_set_env_refuses_other_spaces():

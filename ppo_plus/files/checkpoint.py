@@ -74,7 +74,7 @@ def _copied_state(model: Any) -> dict[str, Any]:
     state = model_file.state_of(model)
     needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
     if needed:
-        raise Undescribable(f"a checkpoint cannot hold {needed[0]}")
+        raise Undescribable(f"a checkpoint cannot hold all of the model: {needed[0]}")
     return copy.deepcopy(state)
 
 
@@ -316,10 +316,8 @@ class Checkpoints(BaseCallback):
         logs: Sequence[str] = (),
     ):
         super().__init__()
-        if save_freq is not None:
-            require_int("save_freq (or None)", save_freq, 1)
-        if minutes is not None:
-            require_number("minutes (or None)", minutes, 0, 1e9, above=True)
+        require_int("save_freq", save_freq, 1, or_none=True)
+        require_number("minutes", minutes, 0, 1e9, above=True, or_none=True)
         require_int("keep", keep, 1)
         self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
         #: The state at the beginning of the present rollout, or of one a moment before.

@@ -13,11 +13,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces
 
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.old_zip import check_unread, read_old_zip
-from ppo_plus.require import nearest
+from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
@@ -52,7 +51,7 @@ def from_sb3(
         env = source.env
     else:
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
-        check_for_correct_spaces(env, data["observation_space"], data["action_space"])
+        require_spaces(env, data["observation_space"], data["action_space"])
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     # Containers are copied, so that the two models share nothing that either changes.
     vars(model).update(
@@ -244,8 +243,7 @@ _OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 
 def _no_ppo(path_or_model: Any) -> TypeError:
     return TypeError(
-        f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
-        "path of one"
+        f"{path_or_model!r} is neither an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, nor the path of one"
     )
 
 

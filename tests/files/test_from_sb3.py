@@ -372,7 +372,7 @@ def test_another_algorithm_is_refused(algorithm, saved, tmp_path):
     if saved:
         source = tmp_path / "model.zip"
         model.save(source)
-    with pytest.raises(TypeError, match="must be an SB3 PPO"):
+    with pytest.raises(TypeError, match="is neither an SB3 PPO"):
         PPO_Plus.from_sb3(source, device="cpu")
 
 

@@ -88,6 +88,13 @@ def test_progress_bar_on_a_terminal(tmp_path):
     assert "timesteps/s" not in text
 
 
+def test_a_warning_is_one_line(tmp_path):
+    command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "64", "-params", "n_envs:1", "n_steps:48"]
+    done = run([*command, "batch_size:32", "--dry-run"], tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0
+    assert re.fullmatch(r"ppo-plus: warning: batch_size=32 does not divide .*\n", done.stderr)
+
+
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
 def test_signals_save_what_was_learned(tmp_path, number):
     """The second one does not disturb the saving that the first one started."""
@@ -333,6 +340,7 @@ def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, 
     [
         ("default: [", "no valid YAML"),
         ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama'; the nearest valid key is 'gamma'"),
+        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep'; the nearest valid key is 'n_timesteps'"),
         ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "'use_rms_prop' is an argument of A2C"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
