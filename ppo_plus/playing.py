@@ -15,6 +15,7 @@ from ppo_plus.inputs import check_env
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.ranks import Ranks
+from ppo_plus.require import require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector
 from ppo_plus.rollout.evaluation import evaluate
@@ -77,6 +78,22 @@ class Playing(OnPolicyAlgorithm):
         # Where environments are on the device, so is the policy.
         if not in_tensors(self.env):
             super()._maybe_recommend_cpu(mlp_class_name)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Learn in another environment from now on.
+
+        :param env: with the same spaces, and as many environments
+        :param force_reset: begin episodes anew
+        :raises ValueError: it has others
+        """
+        env = self._wrap_env(env, self.verbose)
+        require_spaces(env, self.observation_space, self.action_space)
+        if env.num_envs != self.n_envs:
+            raise ValueError(
+                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
+                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
+            )
+        super().set_env(env, force_reset)
 
     # What SB3 and callbacks know under these names is the collector's.
 

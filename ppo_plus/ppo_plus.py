@@ -373,7 +373,7 @@ class PPO_Plus(Lasting, Playing):
         self._settle_collector()
         goes_on = self.call.resumed is not None
         if goes_on:
-            total_timesteps, reset_num_timesteps = total_timesteps - self.num_timesteps, False
+            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
             self.learner.skipped = Skipped()
         if reset_num_timesteps or self._last_obs is None:
@@ -407,7 +407,8 @@ class PPO_Plus(Lasting, Playing):
     @property
     def compiled(self) -> Verdict:
         """Whether training is compiled, true or false; printed, it says why."""
-        return self.compilation.verdict
+        is_own = self._n_updates and type(self).train is not PPO_Plus.train
+        return self.compilation.verdict(f"{type(self).__name__}.train" if is_own else None)
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
@@ -437,8 +438,7 @@ class PPO_Plus(Lasting, Playing):
         # Attributes may have been changed since the model was built.
         self._checked_settings()
         check_callback(callback)
-        if log_interval is not None:
-            require_int("log_interval (or None)", log_interval, 1)
+        require_int("log_interval", log_interval, 1, or_none=True)
         keep_freed_memory()
         with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(

@@ -11,21 +11,32 @@ from typing import Any
 import numpy as np
 
 
-def require_int(name: str, value: Any, low: int) -> None:
-    """:raises TypeError: no integer. :raises ValueError: below ``low``."""
+def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
+    """An integer of at least ``low``, or ``None`` if ``or_none``.
+
+    :raises TypeError: no integer
+    :raises ValueError: below
+    """
+    if or_none and value is None:
+        return
+    allowed = f"at least {low}{', or None' if or_none else ''}"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name}={value!r} must be an integer, at least {low}{_not_text(value)}")
+        raise TypeError(f"{name}={value!r} must be an integer, {allowed}{_not_text(value)}")
     if value < low:
-        raise ValueError(f"{name}={value!r} must be at least {low}")
+        raise ValueError(f"{name}={value!r} must be {allowed}")
 
 
-def require_number(name: str, value: Any, low: float, high: float = math.inf, above: bool = False) -> None:
-    """A number within ``[low, high]``, or ``(low, high]`` if ``above``.
+def require_number(
+    name: str, value: Any, low: float, high: float = math.inf, above: bool = False, or_none: bool = False
+) -> None:
+    """A number within ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``.
 
     :raises TypeError: no number
     :raises ValueError: outside, or NaN
     """
-    allowed = f"in {'(' if above else '['}{low:g}, {high:g}]"
+    if or_none and value is None:
+        return
+    allowed = f"in {'(' if above else '['}{low:g}, {high:g}]{', or None' if or_none else ''}"
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}={value!r} must be a number {allowed}{_not_text(value)}")
     if not (low < value if above else low <= value) or not value <= high:
@@ -43,6 +54,25 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
     # 1 == True in Python: compare types as well.
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
+    """An environment for a model that there is.
+
+    :param env: the environment, wrapped as for learning
+    :param observation_space: the model's
+    :param action_space: the model's
+    :raises ValueError: it has others
+    """
+    for kind, space, other in (
+        ("observation", observation_space, env.observation_space),
+        ("action", action_space, env.action_space),
+    ):
+        if space != other:
+            raise ValueError(
+                f"env does not fit the model: {kind} spaces do not match, {other} of env and {space} of the model. "
+                "Pass an environment like the one that it was trained in, with the same wrappers"
+            )
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:

@@ -289,7 +289,10 @@ def _check_exploration(settings: Settings) -> None:
         try:
             require_int("sde_sample_freq", settings.sde_sample_freq, 1)
         except (TypeError, ValueError) as error:
-            raise type(error)(f'{error} (or -1 for once per rollout, or "episode")') from None
+            raise type(error)(
+                f"sde_sample_freq={settings.sde_sample_freq!r} must be how long noise is held: an integer, at least 1 "
+                'for so many steps, -1 for a rollout, or "episode"'
+            ) from None
     if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).compilable:
         raise ValueError(
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '

@@ -1,7 +1,10 @@
 """What several processes do, by name: ``torchrun ... tests/ranks_of_all_kinds.py NAME ...``."""
 
+import shutil
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch as th
 from envs import RandomEnv, vec
@@ -10,7 +13,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
-from ppo_plus import PPO_Plus
+from ppo_plus import Checkpoints, PPO_Plus
 from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
 from ppo_plus.ranks import Ranks, RanksError
 
@@ -170,6 +173,19 @@ def foreign_buffer(ranks):
     assert copied == plain
     first, second = ranks.gather_values(copied)
     assert first == second
+
+
+def set_aside(ranks):
+    """What another run has left is moved, of all of them, before anybody writes."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+    for n_rollouts in (3, 1):
+        model().learn(n_rollouts * 64, callback=Checkpoints(folder, save_freq=64, keep=9))
+    found = {place: sorted(path.name for path in (folder / place).glob("*.zip")) for place in (".", "earlier_1")}
+    names = [f"checkpoint_{steps:012d}{rank}.zip" for steps in (0, 64, 128) for rank in ("", "_rank1")]
+    assert found == {".": names[:2], "earlier_1": names}
+    ranks.gather_values(None)
+    if ranks.leads:
+        shutil.rmtree(folder)
 
 
 def raising(ranks):

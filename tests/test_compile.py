@@ -676,6 +676,31 @@ def test_why_a_part_runs_uncompiled_can_be_asked(monkeypatch):
     assert not model.compiled and "acting runs uncompiled (NotImplementedError" in str(model.compiled)
 
 
+class Copied(PPO_Plus):
+    """Trains as SB3 does."""
+
+    train = PPO.train
+
+
+class Extended(PPO_Plus):
+    """Does something beside training."""
+
+    def train(self):
+        super().train()
+
+
+@needs_compiler
+def test_an_update_of_the_users_own_is_told_from_one_that_calls_ours():
+    copied, extended = (
+        cls("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu", compile=True)
+        for cls in (Copied, Extended)
+    )
+    before = parameters(copied)
+    assert str(copied.learn(64).compiled) == "no: Copied.train is its own, and is not compiled"
+    assert not th.equal(parameters(copied), before)
+    assert str(extended.learn(64).compiled) == "yes: compile=True"
+
+
 def test_true_refuses_what_cannot_be_compiled():
     groups = dict(optimizer_class=TwoGroups)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs=groups, device="cpu", compile=True)

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("ranks_of_all_kinds.py")
 
 
 def test_two_processes():
-    done = torchrun(2, SCRIPT, "collectives", "pooled", "stopped", "frozen", "anew", "differing")
+    done = torchrun(2, SCRIPT, "collectives", "pooled", "stopped", "frozen", "anew", "set_aside", "differing")
     assert done.returncode == 0, done.stderr[-5000:]
 
 

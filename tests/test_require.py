@@ -2,10 +2,11 @@
 
 import math
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from ppo_plus.require import require_finite, require_int, require_number, require_one_of
+from ppo_plus.require import require_finite, require_int, require_number, require_one_of, require_spaces
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])
@@ -23,6 +24,27 @@ def test_what_is_no_integer_is_a_type_error(value):
 def test_an_integer_too_low_is_a_value_error(value):
     with pytest.raises(ValueError, match=r"n_steps=.* must be at least 1"):
         require_int("n_steps", value, 1)
+
+
+def test_where_none_is_allowed_it_passes_and_messages_say_so():
+    require_int("save_freq", None, 1, or_none=True)
+    require_number("minutes", None, 0, 1, or_none=True)
+    with pytest.raises(TypeError, match="^save_freq='100' must be an integer, at least 1, or None, not text"):
+        require_int("save_freq", "100", 1, or_none=True)
+    with pytest.raises(ValueError, match=r"^minutes=2 must be a number in \[0, 1\], or None$"):
+        require_number("minutes", 2, 0, 1, or_none=True)
+
+
+@pytest.mark.parametrize("kind", ["observation", "action"])
+def test_an_environment_of_other_spaces_is_told_which(kind):
+    env = gym.make("CartPole-v1")
+    theirs = {"observation_space": env.observation_space, "action_space": env.action_space}
+    require_spaces(env, **theirs)
+    other = gym.spaces.Discrete(7)
+    with pytest.raises(
+        ValueError, match=f"env does not fit .* {kind} spaces do not match, .* of env and Discrete.7. of"
+    ):
+        require_spaces(env, **theirs | {f"{kind}_space": other})
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, np.float32(0.25), np.int32(1)])

@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -615,7 +616,7 @@ def test_load_changes_what_it_is_told_to(tmp_path):
 
 
 def test_load_replaces_custom_objects(tmp_path):
-    with pytest.warns(UserWarning, match="saved without learning_rate .* is a lambda"):
+    with pytest.warns(UserWarning, match="saved without learning_rate: learning_rate .* is a lambda"):
         make(learning_rate=lambda progress: 1e-3).save(tmp_path / "model")
     custom_objects = {"learning_rate": 0.5, "lr_schedule": lambda progress: 0.5}
     assert PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom_objects).lr_schedule(1.0) == 0.5
@@ -625,6 +626,23 @@ def test_load_refuses_an_environment_with_other_spaces(tmp_path):
     make().save(tmp_path / "model")
     with pytest.raises(ValueError, match="spaces do not match"):
         PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["box"]), device="cpu")
+
+
+def test_load_and_resume_take_arguments_and_attributes_that_there_are(tmp_path):
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
+    model.save(tmp_path / "model")
+    model.save(tmp_path / "pickled", pickle=True)
+    model.save_checkpoint(tmp_path)
+    loads = [
+        partial(PPO_Plus.load, tmp_path / "model"),
+        partial(PPO_Plus.load, tmp_path / "pickled", trust_pickle=True),
+        partial(PPO_Plus.resume, tmp_path, env="CartPole-v1"),
+    ]
+    for load in loads:
+        with pytest.raises(TypeError, match=r"^gama=0.9 is no argument of PPO_Plus: did you mean gamma\?$"):
+            load(gama=0.9)
+        changed = load(gamma=0.9, stats_window_size=7, num_timesteps=64)
+        assert (changed.gamma, changed._stats_window_size, changed.num_timesteps) == (0.9, 7, 64)
 
 
 def test_load_checks_what_it_is_told_to_change(tmp_path):
@@ -669,6 +687,11 @@ def test_set_env_may_bring_normalization_with_it():
     model.learn(16)
     stored = model.rollout_buffer.observations
     assert np.any(stored != np.rint(stored))
+
+
+def test_set_env_refuses_another_number():
+    with pytest.raises(ValueError, match=r"n_envs=3, and the model was made for n_envs=2: .*PPO_Plus.load\(path"):
+        make().set_env(vec(ACTIONS["discrete"], n_envs=3))
 
 
 def test_set_env_refuses_other_spaces():

@@ -117,9 +117,13 @@ class Compilation:
         """What there is to say before training goes on, if that is going to compile."""
         return NOTICE if self.decision and not len(self.cache) else None
 
-    @property
-    def verdict(self) -> Verdict:
-        """The decision, or what came of it."""
+    def verdict(self, own_update: str | None = None) -> Verdict:
+        """The decision, or what came of it.
+
+        :param own_update: what has trained, where it is not ours; it may have called ours all the same
+        """
+        if self.decision and own_update is not None and "the update" not in self.tries:
+            return Verdict(False, f"{own_update} is its own, and is not compiled")
         unable = [f"{name} runs uncompiled ({reason})" for name, reason in self.unable.items()]
         failures = [*self.cache.failures(), *unable] if self.decision else []
         return Verdict(False, "; ".join(failures)) if failures else self.decision

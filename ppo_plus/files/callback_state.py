@@ -64,7 +64,10 @@ class CallbackStates:
         for state in states:
             callback = next((each for each in waiting if _name(each) == state["class"]), None)
             if callback is None and (state["own"] or state["envs"] or state["changed"].keys() - COUNTS):
-                warnings.append(f"one {state['class']} that the run had is not among its callbacks now")
+                warnings.append(
+                    f"the run that is gone on with had a callback {state['class']}, which is not there now: pass it to "
+                    "learn, or what it has counted is lost"
+                )
             elif callback is not None:
                 waiting.remove(callback)
                 warnings += _put(callback, state)

@@ -11,6 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,7 +36,7 @@ SHARE = 0.01
 KIND = "checkpoint"
 PATTERN = "checkpoint_*.zip"
 #: Of several processes, each but the first has its own file: ``checkpoint_000000002048_rank1.zip``.
-NAME = re.compile(r"checkpoint_\d+(?:_rank(\d+))?\.zip")
+NAME = re.compile(r"checkpoint_(?P<steps>\d+)(?:_rank(?P<rank>\d+))?\.zip")
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment: str | None = None) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _copied_state(model: Any) -> dict[str, Any]:
     state = model_file.state_of(model)
     needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
     if needed:
-        raise Undescribable(f"a checkpoint cannot hold {needed[0]}")
+        raise Undescribable(f"a checkpoint cannot hold all of the model: {needed[0]}")
     return copy.deepcopy(state)
 
 
@@ -123,8 +124,43 @@ def files(folder: str | Path, rank: int = 0) -> list[Path]:
     :param folder: the folder
     :param rank: of which process
     """
-    found = {path: NAME.fullmatch(path.name) for path in Path(folder).glob(PATTERN)}
-    return sorted((path for path, name in found.items() if name and int(name[1] or 0) == rank), reverse=True)
+    return sorted((path for path, name in _named(folder) if int(name["rank"] or 0) == rank), reverse=True)
+
+
+def steps_of(path: Path) -> int:
+    """After how many timesteps a checkpoint was taken.
+
+    :param path: from :func:`files`
+    """
+    name = NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name["steps"])
+
+
+def _named(folder: str | Path) -> list[tuple[Path, re.Match[str]]]:
+    """The checkpoints of all processes in a folder, with what their names say."""
+    found = [(path, NAME.fullmatch(path.name)) for path in Path(folder).glob(PATTERN)]
+    return [(path, name) for path, name in found if name]
+
+
+def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
+    """Move away what another run has left, of all processes: since step numbers tell what is newest, it would be taken
+    for what is written from now on.
+
+    :param folder: the folder
+    :param num_timesteps: where training begins; at 0 all is another run's, and else what is ahead of it
+    :return: the subfolder that it is in now; ``None``: there was nothing
+    :raises OSError: it cannot be moved
+    """
+    others = [path for path, name in _named(folder) if not num_timesteps or int(name["steps"]) > num_timesteps]
+    if not others:
+        return None
+    places = (Path(folder) / f"earlier_{number}" for number in count(1))
+    place = next(each for each in places if not each.exists())
+    place.mkdir()
+    for path in others:
+        path.rename(place / path.name)
+    return place
 
 
 def _path(folder: str | Path, num_timesteps: int, rank: int) -> Path:
@@ -255,7 +291,8 @@ class Checkpoints(BaseCallback):
     """Writes checkpoints during ``learn``, which :meth:`ppo_plus.PPO_Plus.resume` goes on from as if nothing had been.
 
     One is written at the beginning, and then at the start of the first rollout after each multiple of ``save_freq`` and
-    after ``minutes``. Where writing fails, a warning says so and training goes on; the files before are whole.
+    after ``minutes``. Where writing fails, a warning says so and training goes on; the files before are whole. What
+    another run has left in the folder is moved into a subfolder when training begins, with a warning.
 
     :param folder: where to; it gets ``checkpoint_<timesteps>.zip``
     :param save_freq: environment steps between two of them, over all environments together, at least 1; ``None``: by
@@ -279,10 +316,8 @@ class Checkpoints(BaseCallback):
         logs: Sequence[str] = (),
     ):
         super().__init__()
-        if save_freq is not None:
-            require_int("save_freq (or None)", save_freq, 1)
-        if minutes is not None:
-            require_number("minutes (or None)", minutes, 0, 1e9, above=True)
+        require_int("save_freq", save_freq, 1, or_none=True)
+        require_number("minutes", minutes, 0, 1e9, above=True, or_none=True)
         require_int("keep", keep, 1)
         self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
         #: The state at the beginning of the present rollout, or of one a moment before.
@@ -291,6 +326,22 @@ class Checkpoints(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
+        self._begins = self.model.call.resumed is None  # type: ignore[attr-defined]
+        if self._begins:
+            if self._ranks.leads:
+                self._set_aside()
+            if self._ranks.several:
+                # Nobody writes before that.
+                self._ranks.lead(None)
+
+    def _set_aside(self) -> None:
+        place = set_aside(self.folder, self.num_timesteps)
+        if place is not None:
+            warnings.warn(
+                f"{self.folder} held checkpoints of another run, which are in {place} now: to go on with it, pass that "
+                "folder to resume",
+                stacklevel=2,
+            )
 
     def _on_rollout_start(self) -> None:
         is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
@@ -303,6 +354,13 @@ class Checkpoints(BaseCallback):
             self.latest = take(self.model, self.folder, self.logs, moment)
             self._taken = time.monotonic()
             self._cost = self._taken - start
+            if self._begins and self._ranks.leads and self.latest["env"]["reason"] is not None:
+                warnings.warn(
+                    "a run that goes on from these checkpoints will begin its episodes anew: "
+                    f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
+                    stacklevel=2,
+                )
+            self._begins = False
         if is_due:
             self._write_together()
 

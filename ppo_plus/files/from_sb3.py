@@ -13,10 +13,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces
 
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.old_zip import check_unread, read_old_zip
+from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
@@ -44,17 +44,14 @@ def from_sb3(
     trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
-    unknown = kwargs.keys() - _changeable(cls)
-    if unknown:
-        raise TypeError(f"from_sb3 got unknown arguments {sorted(unknown)}: they must be arguments of {cls.__name__}")
-    given = {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+    given = changes(cls, kwargs)
     source = _source(cls, path_or_model, device, custom_objects or {}, given, trust_pickle)
     data = source.attributes
     if env is None:
         env = source.env
     else:
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
-        check_for_correct_spaces(env, data["observation_space"], data["action_space"])
+        require_spaces(env, data["observation_space"], data["action_space"])
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     # Containers are copied, so that the two models share nothing that either changes.
     vars(model).update(
@@ -138,6 +135,24 @@ ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 def attributes_of_arguments(cls: type[Any]) -> set[str]:
     """Where the arguments are kept that a model has."""
     return {ATTRIBUTES.get(name, name) for name in _changeable(cls)}
+
+
+def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What is to be changed on the way, by the names of attributes.
+
+    :param cls: the model's class
+    :param kwargs: values of arguments, or as in SB3 of other attributes
+    :raises TypeError: a model has no such argument or attribute
+    """
+    known = _changeable(cls)
+    if not kwargs.keys() <= known:
+        known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
+    for name, value in kwargs.items():
+        if name not in known:
+            likely = nearest(name, _changeable(cls))
+            remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
+            raise TypeError(f"{name}={value!r} is no argument of {cls.__name__}: {remedy}")
+    return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 
 def _changeable(cls: type[Any]) -> set[str]:
@@ -228,8 +243,7 @@ _OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 
 def _no_ppo(path_or_model: Any) -> TypeError:
     return TypeError(
-        f"path_or_model={path_or_model!r} must be an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, or the "
-        "path of one"
+        f"{path_or_model!r} is neither an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, nor the path of one"
     )
 
 

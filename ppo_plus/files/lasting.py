@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.files import checkpoint
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
-from ppo_plus.files.from_sb3 import from_sb3, saved_data
+from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
 from ppo_plus.files.model_file import load_model, load_parameters, save_model
 from ppo_plus.files.old_zip import is_of_sb3
 from ppo_plus.files.to_sb3 import to_sb3
@@ -89,7 +89,7 @@ class Lasting(OnPolicyAlgorithm):
         :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
             where that is possible without running anything, and otherwise to be passed in ``kwargs``
         :param kwargs: arguments to change on the way
-        :raises TypeError: neither
+        :raises TypeError: neither, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
         return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
@@ -125,10 +125,11 @@ class Lasting(OnPolicyAlgorithm):
         :param device: where to compute
         :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
         :return: the model
+        :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
         :raises ValueError: it is damaged, or the environments are others
         """
-        return checkpoint.resume(cls, folder, env, device, kwargs)  # type: ignore[no-any-return]
+        return checkpoint.resume(cls, folder, env, device, changes(cls, kwargs))  # type: ignore[no-any-return]
 
     @classmethod
     def load(  # type: ignore[override]
@@ -156,9 +157,10 @@ class Lasting(OnPolicyAlgorithm):
         :param force_reset: begin the episodes anew, where an environment is given
         :param trust_pickle: read files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change on the way
+        :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """
-        objects = custom_objects or {}
+        kwargs, objects = changes(cls, kwargs), custom_objects or {}
         if not trust_pickle or is_container(path):
             if is_of_sb3(path):
                 return from_sb3(cls, path, env, device, kwargs, objects)

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.save_util import recursive_getattr, recursive_setattr
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
@@ -23,6 +22,7 @@ from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged, Refused, name_of
 from ppo_plus.files.old_zip import check_unread, read_old_zip
 from ppo_plus.files.values import Undescribable, describe, restore
+from ppo_plus.require import require_spaces
 
 KIND = "model"
 #: What has a state of its own, and which of its attributes last.
@@ -44,8 +44,8 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude, include)
     container.write(path, KIND, state)
     if state["missing"]:
-        lost = "; ".join(state["missing"].values())
-        warnings.warn(f"the model is saved without {lost}; or save(path, pickle=True)", stacklevel=3)
+        names, reasons = _told(state["missing"])
+        warnings.warn(f"the model is saved without {names}: {reasons}; or save(path, pickle=True)", stacklevel=3)
 
 
 def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> dict[str, Any]:
@@ -174,8 +174,13 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
 def _check_missing(missing: Any, needed: Collection[str]) -> None:
     lacking = {name: reason for name, reason in missing.items() if name in needed}
     if lacking:
-        remedy = ", ".join(f"{name}=" for name in lacking)
-        raise Refused(f"it lacks {'; '.join(map(str, lacking.values()))}. Pass {remedy}")
+        names, reasons = _told(lacking)
+        raise Refused(f"it was saved without {names}: {reasons}. Pass {', '.join(f'{name}=' for name in lacking)}")
+
+
+def _told(missing: Mapping[str, Any]) -> tuple[str, str]:
+    """The names of what is missing, and why each is."""
+    return " and ".join(missing), "; ".join(map(str, missing.values()))
 
 
 def assemble(
@@ -201,7 +206,7 @@ def assemble(
     data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
     if env is not None:
         wrapped = cls._wrap_env(env, data.get("verbose", 0))
-        check_for_correct_spaces(wrapped, data["observation_space"], data["action_space"])
+        require_spaces(wrapped, data["observation_space"], data["action_space"])
         data["n_envs"], env = wrapped.num_envs, wrapped
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     with _built(saved["parameters"]):

@@ -151,8 +151,8 @@ def find_class_of_objects(name: str) -> type:
 def _not_allowed(name: str) -> Refused:
     title = name.rpartition(":")[2]
     return Refused(
-        f"it asks for {name!r}, which files may not: if you trust it, call ppo_plus.register({title[:100]}) before "
-        "loading, or pass what it is needed for in custom_objects="
+        f"it asks for {name!r}, which is not among what files may ask for: if you trust it, call "
+        f"ppo_plus.register({title[:100]}) before loading, or pass what it is needed for in custom_objects="
     )
 
 

@@ -72,7 +72,7 @@ def _policy_for_sb3(model: Any) -> Any:
         f"action_space={space}": not isinstance(space, (spaces.Box, spaces.Discrete, *_CHOICES))
         or np.any(getattr(space, "start", 0))
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
-        "a memory": model.policy.remembers,
+        "memory": model.policy.remembers,
         f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
         "action masks": model._expects_masks,
         f"actor_keys={model.policy_kwargs.get('actor_keys')!r}": model.policy_kwargs.get("actor_keys") is not None,
@@ -81,11 +81,11 @@ def _policy_for_sb3(model: Any) -> Any:
     }
     for what, unknown in reasons.items():
         if unknown:
-            raise ValueError(f"SB3's PPO cannot read this model: it does not know {what}")
+            raise ValueError(f"SB3's PPO cannot read this model: it does not support {what}")
     if model.policy_class in _NAMES:
         return _NAMES[model.policy_class]
     if issubclass(model.policy_class, ActorCriticPolicy):
-        raise ValueError(f"SB3's PPO cannot read this model: it does not know policy={model.policy_class.__name__}")
+        raise ValueError(f"SB3's PPO cannot read this model: it does not support policy={model.policy_class.__name__}")
     return model.policy_class
 
 

@@ -129,7 +129,16 @@ class Losses(NamedTuple):
     diagnostics: dict[str, th.Tensor]
 
     def plus(self, name: str, term: th.Tensor) -> "Losses":
-        """The same with one more term in the total, which is also logged as ``train/<name>``."""
+        """The same with one more term in the total, which is also logged as ``train/<name>``.
+
+        :param name: what it is called
+        :param term: 0-d, with its graph
+        :raises ValueError: it has another shape
+        """
+        if term.shape != ():
+            raise ValueError(
+                f"the term {name!r} of the loss has shape {tuple(term.shape)}: add a number, such as its mean()"
+            )
         return Losses(self.total + term, self.diagnostics | {name: term.detach()})
 
 

@@ -93,8 +93,8 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     found = [_title(layer) for layer in layers]
     if found != state["layers"] or vec_env.num_envs != state["n_envs"]:
         raise ValueError(
-            f"env={vec_env!r} is {vec_env.num_envs} environments in {' of '.join(found)}, but the state is of "
-            f"{state['n_envs']} in {' of '.join(state['layers'])}: make them as they were made before"
+            f"env has {vec_env.num_envs} environments in {' of '.join(found)}, but the state is of "
+            f"{state['n_envs']} in {' of '.join(state['layers'])}: make env as it was made before"
         )
     reasons: list[str | None] = [state["reason"]]
     for space, generator in zip(with_parts(vec_env.action_space), state["action_space"], strict=True):

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from ppo_plus.policy.masking import MaskSource, find_masks
-from ppo_plus.require import require_int
+from ppo_plus.require import require_int, require_spaces
 
 
 def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
@@ -75,7 +74,7 @@ class _Masked:
 
 def _with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
     """The environment as the policy is used to seeing it."""
-    check_for_correct_spaces(vec_env, model.observation_space, model.action_space)
+    require_spaces(vec_env, model.observation_space, model.action_space)
     training = model.get_vec_normalize_env()
     if training is None:
         return vec_env

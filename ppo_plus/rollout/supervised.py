@@ -75,7 +75,7 @@ class SupervisedVecEnv(VecEnv):
     ):
         require_int("restarts", restarts, 0)
         if timeout is not None:
-            require_number("timeout (or None)", timeout, 0, 1e6, above=True)
+            require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
             if not processes:
                 raise ValueError(f"timeout={timeout}: only a process can be ended that hangs: use processes=True")
         self.restarts, self.timeout = restarts, timeout

@@ -119,7 +119,7 @@ class Progress(BaseCallback):
         self.bar: tqdm | None = None
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: of a run that goes on the progress since then is shown."""
+        """Nothing: how far a run that goes on is, its model says."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -127,26 +127,25 @@ class Progress(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.first = self.model.num_timesteps
-        self.total = self.locals["total_timesteps"] - self.first
+        self.total = self.locals["total_timesteps"]
         self.started = time.monotonic()
-        self.lines = 0
+        self.lines = self.first * 10 // self.total
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
         if notice is not None and self.model.verbose < 1:  # else the model says it
             print(notice, file=sys.stderr, flush=True)
         if self.shows_bar:
-            self.bar = tqdm(total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
+            self.bar = tqdm(initial=self.first, total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
 
     def _on_step(self) -> bool:
-        done = self.num_timesteps - self.first
+        done = self.num_timesteps
         if self.bar is not None:
             self.bar.update(min(done, self.total) - self.bar.n)  # the last rollout is completed
         elif self.lines < 10 and done * 10 >= (self.lines + 1) * self.total:
             self.lines = done * 10 // self.total
-            seconds = time.monotonic() - self.started
-            left = max(0, self.total - done) / done * seconds
+            speed = (done - self.first) / (time.monotonic() - self.started)
             print(
-                f"{done} of {self.total} timesteps, {self._mean_return()}, {done / seconds:.0f} timesteps/s, "
-                f"{left:.0f} s left",
+                f"{done:,} of {self.total:,} timesteps, {self._mean_return()}, {speed:.0f} timesteps/s, "
+                f"{max(0, self.total - done) / speed:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )

@@ -134,7 +134,7 @@ class Experiment:
 
     def check(self) -> None:
         """:raises ValueError: a hyperparameter that ``PPO_Plus`` does not have"""
-        _check_names("", self.hyperparams, hyperparameter_names(), SETTINGS)
+        _check_keys(self.hyperparams)
 
     @property
     def deterministic_eval(self) -> bool:
@@ -184,10 +184,11 @@ def load_experiment(
     name, entry = read_entry(env_id, source, variant)
     # By themselves first: the file is not to blame for them.
     parse_settings(env_id, {"n_timesteps": 1, **(overrides or {})}, packages).check()
+    settings = {**entry, **(overrides or {})}
     try:
-        experiment = parse_settings(env_id, {**entry, **(overrides or {})}, packages).replace(**run)
-        experiment.check()
-        return experiment
+        # First: what seems to be missing may be misspelled.
+        _check_keys(settings)
+        return parse_settings(env_id, settings, packages).replace(**run)
     except ValueError as error:
         raise ValueError(f"{source}, {name}: {error}") from None
 
@@ -232,6 +233,11 @@ def parse_settings(
 def hyperparameter_names() -> set[str]:
     """What a file may set on ``PPO_Plus``: all but what the training run itself decides."""
     return ppo_plus_arguments() - {"policy", "policy_kwargs"}
+
+
+def _check_keys(names: Iterable[Any]) -> None:
+    """:raises ValueError: a key that no settings file has"""
+    _check_names("", names, hyperparameter_names(), SETTINGS)
 
 
 def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str], also: Iterable[str] = ()) -> None:

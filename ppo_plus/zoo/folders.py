@@ -57,6 +57,11 @@ class RunFolder:
         """Folder of what an interrupted run goes on from."""
         return self.path / "checkpoints"
 
+    @property
+    def was_trained_to_its_end(self) -> bool:
+        """Whether there is nothing left to go on with: the checkpoints are removed last."""
+        return self.last_model.exists() and not self.checkpoints.exists()
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Be the only process that writes here; what a killed one left unfinished is removed.

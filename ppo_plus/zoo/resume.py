@@ -55,7 +55,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
     :param folder: its folder
     :param packages: what its settings may import from; ``None``: from anywhere
     :param changes: what is to be shown, or survived, otherwise than before, of :class:`~ppo_plus.zoo.options.Options`
-    :raises FileNotFoundError: it has no checkpoint, since it was trained to its end or never begun
+    :raises FileNotFoundError: it has no checkpoint, since it was trained to its end, or ended before its first
     :raises ValueError: a file is damaged
     :raises BlockingIOError: another process is training it
     """
@@ -64,10 +64,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
     experiment = saved_experiment(folder, packages).replace(**run)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        raise FileNotFoundError(
-            f"--resume {folder.path}: there is no checkpoint. A run that was trained to its end has none left: "
-            f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
-        )
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {_why_there_is_none(folder)}")
     ranks = Ranks.present()
     part = share(experiment, ranks)
     with folder.held() if ranks.leads else nullcontext():
@@ -75,3 +72,15 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
         env = make_envs(part, monitor_dir=folder.path, append=True, first=first, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options) if ranks.leads else None)
+
+
+def _why_there_is_none(folder: RunFolder) -> str:
+    """Why a run has no checkpoint, and what to do."""
+    if folder.was_trained_to_its_end:
+        return (
+            "A run that was trained to its end has none left: "
+            f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
+        )
+    return (
+        f"It was ended before its first checkpoint: begin it anew with its command: {folder.command.read_text('utf-8')}"
+    )

@@ -170,10 +170,13 @@ def _train(run: Run) -> bool:
 def _beginning(run: Run) -> str:
     """What is said before training: what is trained, and for how long."""
     model, experiment = run.model, run.experiment
+    length = f"training for {experiment.n_timesteps:,} timesteps"
+    if model.call.resumed is not None:
+        length = f"going on after {model.num_timesteps:,} of {model._total_timesteps:,} timesteps"
     processes = f" in {model.ranks.size} processes" if model.ranks.several else ""
     return (
-        f"{experiment.env_id}: training for {experiment.n_timesteps} timesteps{processes}, in rollouts of "
-        f"{model.n_steps * experiment.n_envs} ({model.n_steps} steps of {experiment.n_envs} environments), "
+        f"{experiment.env_id}: {length}{processes}, in rollouts of "
+        f"{model.n_steps * experiment.n_envs:,} ({model.n_steps} steps of {experiment.n_envs} environments), "
         f"seed {experiment.seed}; Ctrl-C ends it early and saves"
     )
 
@@ -294,7 +297,7 @@ def command() -> str:
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
-    done = f"after {run.model.num_timesteps} timesteps in {seconds:.0f} s"
+    done = f"after {run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     if evaluations and evaluations[0].evaluations_results:
         rewards = evaluations[0].evaluations_results[-1]
         result = f"mean return {np.mean(rewards):.2f} +/- {np.std(rewards):.2f} over {len(rewards)} episodes"

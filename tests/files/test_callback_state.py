@@ -91,7 +91,9 @@ def test_what_is_missing_is_said_if_it_had_kept_something():
     root.callbacks[1].n_calls = 7
     warnings = CallbackStates(CallbackList([])).set(states.get())
     assert warnings == [
-        f"one {name} that the run had is not among its callbacks now" for name in ("Counter", "Speaking")
+        f"the run that is gone on with had a callback {name}, which is not there now: pass it to learn, or what it has "
+        "counted is lost"
+        for name in ("Counter", "Speaking")
     ]
 
 

@@ -202,7 +202,7 @@ def test_evaluations_and_other_callbacks_go_on(tmp_path):
 
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
-    with pytest.warns(UserWarning, match="one Checkpoints that the run had is not among"):
+    with pytest.warns(UserWarning, match="had a callback Checkpoints, which is not there now: pass it to learn"):
         PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
 
 
@@ -232,6 +232,18 @@ def test_a_call_goes_on_with_what_it_was_asked_for(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
     with pytest.raises(ValueError, match="total_timesteps=500: .* had 400"):
         PPO_Plus.resume(tmp_path, envs()).learn(500)
+
+
+def test_a_call_that_counts_on_ends_where_it_would_have(tmp_path):
+    whole = model_of("discrete").learn(128).learn(256, Interrupt(-1), reset_num_timesteps=False)
+    checkpoints = Checkpoints(tmp_path, save_freq=64)
+    with pytest.raises(Stop):
+        model_of("discrete").learn(128).learn(256, [checkpoints, Interrupt(70)], reset_num_timesteps=False)
+    resumed = PPO_Plus.resume(tmp_path, envs(), device="cpu")
+    assert resumed.num_timesteps == 256
+    resumed.learn(256, [Checkpoints(tmp_path), Interrupt(-1)], reset_num_timesteps=False)
+    assert resumed.num_timesteps == 384
+    assert_same(resumed, whole)
 
 
 def test_after_a_call_the_next_one_is_as_it_would_have_been(tmp_path):
@@ -286,8 +298,9 @@ def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
     model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
-    with pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="will begin its episodes anew: .*MaskedEnv") as warned, pytest.raises(Stop):
         model.learn(TOTAL, [Checkpoints(tmp_path, save_freq=1), Interrupt(100)])
+    assert len(warned) == 1
     with pytest.warns(UserWarning, match="episodes begin anew: .*MaskedEnv"):
         resumed = PPO_Plus.resume(tmp_path, make())
     assert resumed.num_timesteps == 192
@@ -302,6 +315,51 @@ def test_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1000])
     with pytest.warns(UserWarning, match=f"{names[0]}.*damaged.*the one before"):
         assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 320
+
+
+def steps_of(folder):
+    return [int(path.stem.removeprefix("checkpoint_")) for path in checkpoint.files(folder)]
+
+
+def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    old = steps_of(tmp_path)
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match=f"held checkpoints of another run, which are in .*earlier_{number} now"):
+            learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
+    assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
+    assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
+
+
+def test_a_second_call_goes_on_in_the_folder_of_the_first(tmp_path, recwarn):
+    model = model_of("discrete").learn(128, Checkpoints(tmp_path, save_freq=64))
+    model.learn(128, Checkpoints(tmp_path, save_freq=64), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [192, 128, 64]
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(128, Checkpoints(tmp_path, save_freq=64))
+    assert steps_of(tmp_path) == [64, 0]
+
+
+def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    model = model_of("discrete").learn(256)
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(64, Checkpoints(tmp_path), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [256] and steps_of(tmp_path / "earlier_1") == [384, 320]
+
+
+def test_the_files_of_all_processes_are_moved(tmp_path):
+    for rank in (0, 1):
+        checkpoint.write(tmp_path, {"num_timesteps": 100, "rank": rank})
+    assert checkpoint.set_aside(tmp_path, 100) is None
+    place = checkpoint.set_aside(tmp_path, 0)
+    assert sorted(path.name for path in place.iterdir()) == [
+        "checkpoint_000000000100.zip",
+        "checkpoint_000000000100_rank1.zip",
+    ]
+    assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
 
 
 def test_where_writing_fails_training_goes_on(tmp_path, monkeypatch):
@@ -327,7 +385,11 @@ def test_there_must_be_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
-    [({"save_freq": 0}, "save_freq .or None.=0"), ({"minutes": 0}, "minutes .or None.=0"), ({"keep": 0}, "keep=0")],
+    [
+        ({"save_freq": 0}, "^save_freq=0 must be at least 1, or None$"),
+        ({"minutes": 0}, r"^minutes=0 must be a number in \(0, 1e\+09\], or None$"),
+        ({"keep": 0}, "keep=0"),
+    ],
 )
 def test_bad_arguments(kwargs, message, tmp_path):
     with pytest.raises(ValueError, match=message):
@@ -346,7 +408,7 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     def take(model, folder, logs, moment):
         now[0] += 1.0
         taken.append(model.num_timesteps)
-        return {"num_timesteps": model.num_timesteps}
+        return {"num_timesteps": model.num_timesteps, "env": {"reason": None}}
 
     class Clock(BaseCallback):
         def _on_step(self):

@@ -229,7 +229,8 @@ def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
         model.save(tmp_path / "model")
     (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
     assert (
-        "learning_rate (test_what_cannot_be_described_is" in message
+        "saved without policy_kwargs and learning_rate: policy_kwargs['features_extractor_kwargs']" in message
+        and "; learning_rate (test_what_cannot_be_described_is" in message
         and "is a lambda" in message
         and "pickle=True" in message
     )
@@ -237,7 +238,10 @@ def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
         "policy_kwargs['features_extractor_kwargs']['f'] (test_what_cannot_be_described_is" in message
         and "register" in message
     )
-    with pytest.raises(ValueError, match=r"lacks .*is a lambda.*Pass policy_kwargs=, learning_rate="):
+    with pytest.raises(
+        ValueError,
+        match=r"saved without policy_kwargs and learning_rate: .*is a lambda.*Pass policy_kwargs=, learning_rate=",
+    ):
         PPO_Plus.load(tmp_path / "model")
     given = {"learning_rate": 1e-3, "policy_kwargs": model.policy_kwargs}
     for how in (given, {"custom_objects": given}):

@@ -63,7 +63,7 @@ class OwnPolicy(MlpPolicy):
 
 
 UNKNOWN = {
-    "memory": ({"policy": "MlpLstmPolicy"}, "a memory"),
+    "memory": ({"policy": "MlpLstmPolicy"}, "it does not support memory"),
     "mixed": ({"env": vec(ACTIONS["mixed"])}, "action_space=Dict"),
     "start": ({"env": vec(ACTIONS["discrete_start"])}, "action_space=Discrete"),
     "integers": ({"env": vec(ACTIONS["box_int"])}, "action_space=Box"),

@@ -1,5 +1,7 @@
 """Every formula of the objective against float64 numpy, its gradient against finite differences."""
 
+import re
+
 import numpy as np
 import pytest
 import torch as th
@@ -256,6 +258,13 @@ def test_losses_plus_adds_a_term_with_its_gradient_and_logs_it_without():
     more.total.backward()
     assert x.grad == 8
     assert losses.total == 6 and losses.diagnostics == {"policy_loss": 1}
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (2, 2)])
+def test_a_term_that_is_no_scalar_is_named(shape):
+    losses = Losses(th.zeros(()), {})
+    with pytest.raises(ValueError, match=rf"the term 'cost' of the loss has shape {re.escape(str(shape))}: .*mean"):
+        losses.plus("cost", th.ones(shape))
 
 
 def test_coefficients_have_no_kl_penalty_by_default():

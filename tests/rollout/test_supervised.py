@@ -70,7 +70,7 @@ def test_options_are_for_one_reset(kind):
     ("kwargs", "message"),
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
-        ({"timeout": 0}, r"timeout \(or None\)=0 must be a number"),
+        ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
         ({"timeout": 3, "processes": False}, "timeout=3: only a process can be ended that hangs: use processes=True"),
     ],
 )

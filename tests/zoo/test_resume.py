@@ -120,8 +120,9 @@ def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code
-    assert f"go on: ppo-plus train --resume {run}" in output.splitlines()
-    assert checkpoint.read(run / "checkpoints")["num_timesteps"] > 0
+    steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
+    assert f"go on from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
+    assert steps > 0
 
 
 def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
@@ -129,6 +130,30 @@ def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
     assert train(run)
     with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
         set_up_again(find_run(run.folder.path))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_ended_before_its_first_checkpoint_is_begun_anew(begun, tmp_path):
+    run = set_up(NORMALIZED, options(tmp_path))
+    if begun:
+        with run.folder.held():
+            pass
+    with pytest.raises(FileNotFoundError, match="no checkpoint. It was ended before its first") as raised:
+        set_up_again(find_run(run.folder.path))
+    assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
+
+
+def test_progress_of_a_run_that_goes_on_counts_from_its_beginning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    Stop.left = 400
+    run = set_up(STOPPING, options(tmp_path, progress=True, eval_freq=-1))
+    assert not train(run)
+    monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
+    capsys.readouterr()
+    assert train(set_up_again(find_run(run.folder.path)))
+    beginning, *lines = capsys.readouterr().err.splitlines()
+    assert beginning.startswith("Pendulum-v1: going on after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
+    assert [line.split(" timesteps")[0] for line in lines] == ["820 of 1,024", "922 of 1,024", "1,024 of 1,024"]
 
 
 def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):

@@ -5,7 +5,9 @@ the arguments that does all that can fail by a mistake of the user, and returns 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,14 +23,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     :param arguments: the arguments; ``None`` for those of the process
     """
     try:
-        # Everything else is imported within, so that Ctrl-C is answered while it is.
-        with ending_at_once():
-            parser = make_parser()
-            work = _prepare(parser, arguments)
-        _work(parser, work)
+        with _warnings_in_one_line():
+            # Everything else is imported within, so that Ctrl-C is answered while it is.
+            with ending_at_once():
+                parser = make_parser()
+                work = _prepare(parser, arguments)
+            _work(parser, work)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Within it, warnings look like errors do: no line of source, which means nothing to whoever typed a command."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"ppo-plus: warning: {' '.join(str(message).split())}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], None]:

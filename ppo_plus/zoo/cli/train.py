@@ -323,6 +323,7 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
+    from ppo_plus.files.checkpoint import files, steps_of
     from ppo_plus.ranks import RanksError
     from ppo_plus.rollout.faults import DISK_FULL
 
@@ -347,11 +348,12 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
             raise
         code = _told(errno.ENOSPC, str(error))
     finally:
-        if not finished and any(run.folder.checkpoints.glob("*.zip")):
+        newest = [] if finished else files(run.folder.checkpoints)
+        if newest:
             size = run.model.ranks.size
             processes = ["--processes", str(size)] if size > 1 else []
             resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
-            print(f"go on: {shlex.join(resume)}", flush=True)
+            print(f"go on from {steps_of(newest[0]):,} timesteps: {shlex.join(resume)}", flush=True)
     if not finished:
         sys.exit(128 + came[0] if came else code)
 

@@ -75,7 +75,9 @@ class Plan:
         if self.confirmation_seeds.stop > 2**32:
             raise ValueError(f"seed={self.seed} leaves no seeds below 2**32 for the confirmation: use a smaller one")
         if self.last_evals > self.n_evals:
-            raise ValueError(f"last_evals={self.last_evals} must be at most n_evals={self.n_evals}")
+            raise ValueError(
+                f"last_evals={self.last_evals} (--last-evals) must be at most n_evals={self.n_evals} (--n-evaluations)"
+            )
 
     @property
     def eval_freq(self) -> int:

@@ -51,12 +51,12 @@ def test_scripts(folder, monkeypatch, capsys):
     done = script("train", "--env", "CartPole-v1", "-n", "2e3", "-f", "runs", "--eval-freq", "1000")
     assert done.out.startswith("CartPole-v1: mean return ")
     assert re.match(
-        r"CartPole-v1: training for 2000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
+        r"CartPole-v1: training for 2,000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
         done.err,
     )
     assert done.out.endswith("watch it: ppo-plus enjoy --env CartPole-v1 -f runs\n")
-    progress = [line for line in done.err.splitlines() if "of 2000 timesteps" in line]
-    assert len(progress) == 10 and progress[-1].startswith("2000 of 2000")
+    progress = [line for line in done.err.splitlines() if "of 2,000 timesteps" in line]
+    assert len(progress) == 10 and progress[-1].startswith("2,000 of 2,000")
     assert done.err.count("evaluation after") == 2
     run_folder = folder / "runs" / "ppo_plus" / "CartPole-v1_1"
     assert (run_folder / "learning_curve.png").is_file()
@@ -86,6 +86,13 @@ def test_progress_bar_on_a_terminal(tmp_path):
     text = shown.decode()
     assert "100%" in text and "mean return" in text and "step/s" in text and "<" in text
     assert "timesteps/s" not in text
+
+
+def test_a_warning_is_one_line(tmp_path):
+    command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "64", "-params", "n_envs:1", "n_steps:48"]
+    done = run([*command, "batch_size:32", "--dry-run"], tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0
+    assert re.fullmatch(r"ppo-plus: warning: batch_size=32 does not divide .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
@@ -333,6 +340,7 @@ def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, 
     [
         ("default: [", "no valid YAML"),
         ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama'; the nearest valid key is 'gamma'"),
+        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep'; the nearest valid key is 'n_timesteps'"),
         ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "'use_rms_prop' is an argument of A2C"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
@@ -549,7 +557,7 @@ def test_as_a_module(tmp_path, module):
 
 
 def test_kinds_of_vector_environments():
-    assert train_command.VEC_ENVS == (*envs.VEC_ENVS, *envs.BATCHED)
+    assert train_command.VEC_ENVS == (*envs.VEC_ENVS, *envs.BATCHED, "auto")
 
 
 def test_the_package_does_not_load_the_zoo(tmp_path):

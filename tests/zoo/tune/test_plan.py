@@ -122,7 +122,7 @@ def test_seeds_do_not_overlap():
     ("argument", "message"),
     [
         ({"n_timesteps": 0}, "n_timesteps=0"),
-        ({"n_evals": 2, "last_evals": 3}, "last_evals=3"),
+        ({"n_evals": 2, "last_evals": 3}, r"last_evals=3 \(--last-evals\) must be at most n_evals=2 \(--n-evaluations"),
         ({"race_share": 1.5}, "race_share=1.5"),
         ({"confirm_seeds": 5}, "at least 10"),
         ({"race_seeds": -1}, "race_seeds=-1"),
