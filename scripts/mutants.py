@@ -384,7 +384,7 @@ UPDATE = (
     ),
     Fault(
         "passes-of-a-stopped-update",
-        "ppo_plus.py",
+        "learning.py",
         "islice(passes, self.critic_epochs)",
         "passes",
         "tests/update/test_critic.py",

@@ -28,6 +28,7 @@ ROOMS = [
     "inputs",
     "settings",
     "playing",
+    "learning",
     "ppo_plus",
     "__init__",
     "zoo",
