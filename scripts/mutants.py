@@ -935,7 +935,7 @@ ZOO = (
         "zoo/cli/arguments.py",
         "{' '.join(message.split())}",
         "{message}",
-        "tests/zoo/cli",
+        "tests/zoo/cli/test_cli.py",
     ),
 )
 FAULTS = FORMULAS + POLICY + UPDATE + ROLLOUT + COMPILING + TOP + ZOO

@@ -200,6 +200,25 @@ def test_evaluations_and_other_callbacks_go_on(tmp_path):
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+class Draws(BaseCallback):
+    """Draws when training begins, as one does that makes its environments then."""
+
+    def _on_training_start(self):
+        random.random(), np.random.random(), th.rand(1)
+
+    def _on_step(self):
+        return True
+
+
+def test_what_callbacks_draw_as_they_begin_again_changes_nothing(tmp_path):
+    whole = model_of("discrete")
+    learn(whole, tmp_path / "whole", callbacks=[Draws()])
+    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
+    resumed = PPO_Plus.resume(tmp_path / "cut", envs())
+    learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+    assert_same(resumed, whole)
+
+
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
     with pytest.warns(UserWarning, match="had a callback Checkpoints, which is not there now: pass it to learn"):

@@ -399,6 +399,8 @@ HARM = [
     "stable_baselines3.common.policies:BaseModel.load",
     "stable_baselines3.common.policies:ActorCriticPolicy.load",
     "stable_baselines3.common.policies:np",
+    # Of a kind that files may ask for, but not by the name of a module that has only imported it.
+    "stable_baselines3.common.policies:NatureCNN",
     "stable_baselines3.common.policies:nn.Module",
     "stable_baselines3.common.save_util:load_from_pkl",
     "stable_baselines3.common.vec_env.vec_normalize:VecNormalize",

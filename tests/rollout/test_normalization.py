@@ -1,6 +1,7 @@
 """Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
 
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -66,9 +67,13 @@ def test_what_becomes_nan_behind_the_statistics_is_found_too():
         model.learn(16)
 
 
+def episodes_of(*lengths, mode=NEXT_STEP):
+    makers = [partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, length) for length in lengths]
+    return GymVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode))
+
+
 def episodes_of_three(mode):
-    env = SyncVectorEnv([lambda: TimeLimit(gym.make("Pendulum-v1").unwrapped, 3)], autoreset_mode=mode)
-    return GymVectorEnv(env)
+    return episodes_of(3, mode=mode)
 
 
 def test_steps_that_only_reset_have_no_return():
@@ -82,6 +87,16 @@ def test_steps_that_only_reset_have_no_return():
     for name in ("mean", "var", "count"):
         assert getattr(found.ret_rms, name) == getattr(expected.ret_rms, name)
     assert counting.ret_rms.count == pytest.approx(39, abs=1)
+
+
+def test_while_one_resets_the_others_count():
+    env = VecNormalizeTransitions(episodes_of(3, 4))
+    before = env.ret_rms.count
+    env.reset()
+    for _ in range(12):
+        env.step(np.ones((2, 1), np.float32))
+    # Of 12 steps one environment resets in 3 and the other in 2.
+    assert env.ret_rms.count - before == 12 - 3 + 12 - 2
 
 
 def test_a_vec_normalize_that_counts_resets_is_warned_of():

@@ -25,7 +25,7 @@ from ppo_plus import PPO_Plus, __version__
 from ppo_plus.zoo import envs
 from ppo_plus.zoo.cli import main, make_parser
 from ppo_plus.zoo.cli import train as train_command
-from ppo_plus.zoo.cli.arguments import key_value
+from ppo_plus.zoo.cli.arguments import Parser, key_value
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
@@ -554,6 +554,13 @@ for arguments in sys.argv[1].splitlines():
 def test_as_a_module(tmp_path, module):
     done = run(["-m", module, "--version"], tmp_path, capture_output=True)
     assert done.stdout == f"ppo-plus {__version__}\n"
+
+
+def test_errors_are_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        Parser(prog="ppo-plus train").error("n_steps=0\n  must be  at least 1")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ppo-plus train: error: n_steps=0 must be at least 1\n"
 
 
 def test_kinds_of_vector_environments():

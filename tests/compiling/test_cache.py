@@ -1,0 +1,54 @@
+"""How long a compiled form is good for. Nothing is compiled here: a form compiles when it is first called."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch as th
+
+from ppo_plus.compiling.cache import Cache
+from ppo_plus.compiling.compiled import MAX_TRACES
+
+
+@pytest.fixture
+def get():
+    """The compiled form of a function that reads an attribute of an object, and the object."""
+    cache, owner = Cache(), SimpleNamespace(scale=2.0)
+
+    def scaled(x):
+        return owner.scale * x
+
+    def current():
+        return cache.get("scaled", scaled, strict=False, reads=scaled)
+
+    return current, owner
+
+
+def test_a_form_is_kept_while_what_it_reads_is_the_same(get):
+    current, owner = get
+    form = current()
+    assert current() is form
+    owner.scale = 1.0 + 1.0
+    assert current() is form
+
+
+def test_a_form_is_made_anew_where_what_it_reads_has_changed(get):
+    current, owner = get
+    form = current()
+    owner.scale = 3.0
+    assert current() is not form
+    # Also threads, which kernels are made for.
+    form, n_threads = current(), th.get_num_threads()
+    th.set_num_threads(n_threads + 1)
+    try:
+        assert current() is not form
+    finally:
+        th.set_num_threads(n_threads)
+
+
+def test_what_changes_all_the_time_runs_as_it_is(get):
+    current, owner = get
+    for i in range(MAX_TRACES + 1):
+        owner.scale = float(i)
+        form = current()
+        form.n_traces += form.failure is None
+    assert "changed" in form.failure and "scale" in form.failure
