@@ -232,14 +232,15 @@ def attach_clocks(model: Any) -> dict[str, float]:
     """
     seconds = dict.fromkeys(SECTIONS, 0.0)
     buffer, policy = model.rollout_buffer, model.policy
-    methods = [(model.env, "step", ENV), (model, "train", UPDATE), (policy, "predict_values", COLLECT)]
-    methods += [(buffer, name, COLLECT) for name in ("add", "bootstrap_timeouts", "compute_returns_and_advantage")]
+    methods = [(model.env, "step", ENV), (model, "train", UPDATE), (buffer, "add", COLLECT)]
     if hasattr(model, "collector"):
-        # PPO_Plus settles before each rollout which function acts.
+        # PPO_Plus settles before each rollout which function acts, and does not compile what reads a clock.
         begin = model.collector.begin
         model.collector.begin = lambda task, *given: begin(replace(task, act=clocked(seconds, ACT, task.act)), *given)
+        methods.append((model.collector, "finish", COLLECT))
     else:
-        methods.append((policy, "forward", ACT))
+        methods += [(policy, "forward", ACT), (policy, "predict_values", COLLECT)]
+        methods.append((buffer, "compute_returns_and_advantage", COLLECT))
     for owner, name, section in methods:
         if hasattr(owner, name):
             setattr(owner, name, clocked(seconds, section, getattr(owner, name)))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch as th
+from compiled import needs_compiler
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,10 @@ def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
         assert workload.n_envs * workload.n_steps == 2 * workload.batch_size
 
 
-@pytest.mark.parametrize("algorithm", ["SB3", "PPO_Plus eager"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["SB3", "PPO_Plus eager", pytest.param("PPO_Plus compiled", marks=[pytest.mark.slow, needs_compiler])],
+)
 def test_sections_add_up_to_a_round(benchmark, algorithm):
     trainee = benchmark.Trainee(algorithm, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
     sections = trainee.sections()
