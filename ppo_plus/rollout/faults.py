@@ -22,6 +22,10 @@ class EnvFault(RuntimeError):
     """
 
 
+class NotFiniteFault(EnvFault, FloatingPointError):
+    """An environment returned NaN or infinity, which without supervision is a ``FloatingPointError``, too."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What an environment answers where it failed.
@@ -29,15 +33,30 @@ class Fault:
     :param reason: what it did, in words that follow its name
     :param cause: the error, if there was one
     :param hangs: whether it may be still at work
+    :param not_finite: whether it returned NaN or infinity
     """
 
     reason: str
     cause: BaseException | None = None
     hangs: bool = False
+    not_finite: bool = False
+
+    @property
+    def error(self) -> type[EnvFault]:
+        """What is raised where training cannot go on."""
+        return NotFiniteFault if self.not_finite else EnvFault
 
 
 class Wrong(Exception):
     """An environment returned what it must not; the message says what."""
+
+    not_finite = False
+
+
+class NotFinite(Wrong):
+    """It returned NaN or infinity."""
+
+    not_finite = True
 
 
 def check_obs(obs: Any, space: spaces.Space, name: str = "an observation") -> None:
@@ -63,7 +82,7 @@ def check_obs(obs: Any, space: spaces.Space, name: str = "an observation") -> No
         raise Wrong(f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot hold: "
                      f"{array!r:.200}")  # fmt: skip
     if not is_finite(array):
-        raise Wrong(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}")
+        raise NotFinite(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}")
 
 
 def _as_array(obs: Any, name: str) -> np.ndarray:
@@ -84,5 +103,5 @@ def check_reward(reward: Any) -> float:
     """:raises Wrong: a reward is not finite"""
     reward = float(reward)
     if not abs(reward) <= LARGEST:
-        raise Wrong(f"returned a reward that is {why_not_finite(reward)}: {reward}")
+        raise NotFinite(f"returned a reward that is {why_not_finite(reward)}: {reward}")
     return reward

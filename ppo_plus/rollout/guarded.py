@@ -50,7 +50,7 @@ class Guarded:
         try:
             return getattr(self, command)(*arguments)
         except Wrong as error:
-            return Fault(str(error))
+            return Fault(str(error), not_finite=error.not_finite)
         except Exception as error:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
             if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:

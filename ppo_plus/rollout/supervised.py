@@ -214,7 +214,7 @@ class SupervisedVecEnv(VecEnv):
         remedy = "With restarts=N (--restart-envs N) training goes on with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
-        error = EnvFault(f"{self._who(i)} {fault.reason}. {remedy}")
+        error = fault.error(f"{self._who(i)} {fault.reason}. {remedy}")
         error.__cause__ = fault.cause
         return error
 

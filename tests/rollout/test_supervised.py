@@ -134,6 +134,14 @@ def test_so_has_a_number_that_is_not_finite(normalized):
     assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 5."]
 
 
+@pytest.mark.parametrize("kind", ["local", "forked"])
+def test_supervised_it_is_the_same_kind_of_error(kind):
+    env = supervised(kind, *fine_and("nan", 5))
+    with pytest.raises(FloatingPointError, match="environment 1, .*, step 5: returned an observation") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, compile=False).learn(100)
+    assert isinstance(raised.value, EnvFault)
+
+
 # --- replaced --------------------------------------------------------------------------------------------------------
 
 
