@@ -19,9 +19,11 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "scripts"))
 
 import benchmark  # noqa: E402
+import benchmark_processes  # noqa: E402
 import determinism  # noqa: E402
 import learning  # noqa: E402
 import runs  # noqa: E402
+import scaling_model  # noqa: E402
 import soak  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -109,6 +111,7 @@ NO_PACKAGES = (
     "seeds",
     "rounds",
     "quick",
+    "seed",
 )
 
 
@@ -325,6 +328,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
+    "all-cores": lambda: benchmark.all_cores_table(measured("all_cores")),
+    "all-cores-about": lambda: about("all_cores"),
+    "processes-training": lambda: benchmark_processes.training_table(read("processes")),
+    "processes-updates": lambda: benchmark_processes.updates_table(read("processes")),
+    "processes-messages": lambda: benchmark_processes.messages_table(read("processes")),
+    "processes-about": lambda: about("processes"),
+    "processes-scaling": lambda: scaling_model.assumed_table(read("processes")),
 }
 
 

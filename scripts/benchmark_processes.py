@@ -194,7 +194,7 @@ def main() -> None:
         results = json.loads(
             json.dumps(
                 {
-                    "facts": facts() | {"seed": arguments.seed, "rounds": arguments.rounds},
+                    "about": facts() | {"seed": arguments.seed, "rounds": arguments.rounds},
                     "processes": arguments.processes,
                     **measured,
                 }
@@ -204,7 +204,7 @@ def main() -> None:
         for name, make in tables.items():
             if name in results:
                 print(f"\n{name}\n\n{make(results)}")
-        print(f"\n{json.dumps(results['facts'])}")
+        print(f"\n{json.dumps(results['about'])}")
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     Ranks.present().leave()
