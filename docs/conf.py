@@ -38,12 +38,10 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv"
-        # What a model is made of, which no page describes.
-        r"|ppo_plus\.(rollout\.collector\.Collector|update\.learner\.Learner|ranks\.Ranks)",
+        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv",
     ),
     # What a model is made of inside.
-    ("py:class", r"ppo_plus\.(rollout\.collector|update\.learner|ranks)\.\w+"),
+    ("py:class", r"ppo_plus\.(rollout\.(collector|anew)|update\.learner|ranks)\.\w+"),
 ]
 #: Long signatures get a line per argument, which fits on a phone.
 maximum_signature_line_length = 72

@@ -57,7 +57,7 @@ def estimated_anew(
     ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the buffer.
 
     :param epochs: passes over the rollout
-    :param rollout: what the passes are over (:func:`separate`); changed in place
+    :param rollout: what the passes are over (of ``separate``); changed in place
     :param policy: the policy, in training mode
     :param buffer: where the rollout is stored
     :param estimate: fills the advantages and returns of a buffer that has the values, bootstrapping by the policy

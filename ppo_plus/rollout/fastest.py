@@ -1,6 +1,6 @@
 """Which vector environment trains fastest with all cores of a machine, where that changes nothing of the task.
 
-:func:`make_vec` makes it, and ``ppo-plus train --vec-env auto`` does. The rule, the first line that holds:
+:func:`ppo_plus.make_vec` makes it, and ``ppo-plus train --vec-env auto`` does. The rule, the first line that holds:
 
 1. One environment: ``dummy``. There is nothing to share.
 2. The task is in :data:`TOGETHER` and installed, with so many environments that one call for all is faster:
