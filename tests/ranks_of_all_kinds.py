@@ -1,11 +1,13 @@
 """What several processes do, by name: ``torchrun ... tests/ranks_of_all_kinds.py NAME ...``."""
 
+import re
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import torch as th
 from envs import RandomEnv, vec
 from gymnasium import spaces
@@ -40,12 +42,9 @@ def collectives(ranks):
 
 
 def differing(ranks):
-    try:
+    said = "need the same n_steps, but there is n_steps=16 on rank 0 and n_steps=32 on rank 1"
+    with pytest.raises(RanksError, match=re.escape(said)):
         model(n_steps=16 * (1 + ranks.rank)).learn(64)
-    except RanksError as error:
-        assert "need the same n_steps, but there is n_steps=16 on rank 0 and n_steps=32 on rank 1" in str(error)
-    else:
-        raise AssertionError("nobody noticed")
 
 
 def pooled(ranks):
@@ -135,12 +134,9 @@ def differing_later(ranks):
             locals_["self"].n_epochs = 2
         return True
 
-    try:
+    said = "need the same n_epochs"
+    with pytest.raises(RanksError, match=re.escape(said)):
         model().learn(256, callback=ConvertCallback(change))
-    except RanksError as error:
-        assert "need the same n_epochs" in str(error)
-    else:
-        raise AssertionError("nobody noticed")
 
 
 def differing_schedules(ranks):
@@ -151,12 +147,9 @@ def differing_schedules(ranks):
             locals_["self"].lr_schedule = lambda progress: 1e-3
         return True
 
-    try:
+    said = "need the same learning_rate, but there is learning_rate=0.0003 on rank 0"
+    with pytest.raises(RanksError, match=re.escape(said)):
         model().learn(256, callback=ConvertCallback(change))
-    except RanksError as error:
-        assert "need the same learning_rate, but there is learning_rate=0.0003 on rank 0" in str(error)
-    else:
-        raise AssertionError("nobody noticed")
 
 
 class Copying(PPO_RolloutBuffer):

@@ -6,22 +6,18 @@ everybody else: evaluation, callbacks, other algorithms. Those convert to NumPy,
 ``N`` is the number of environments.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.rollout.as_one import AsOne
 from ppo_plus.rollout.env_errors import check_shape
 from ppo_plus.rollout.simulators import as_numpy, as_tensor
 from ppo_plus.rollout.tensor_env import Obs, TensorEnv
@@ -50,7 +46,7 @@ class Stepped(NamedTuple):
     log: Mapping[str, Any]
 
 
-class TensorVecEnv(VecEnv):
+class TensorVecEnv(AsOne):
     """A :class:`~ppo_plus.TensorEnv` as a ``VecEnv``.
 
     Nested Dict observations are flattened (``"camera/rgb"``), and images get their channels first, as SB3 has them.
@@ -63,7 +59,6 @@ class TensorVecEnv(VecEnv):
         self.env = env
         self.device = env.device
         self._layout = _Layout(env.observation_space)
-        self._start_time = time.time()
         self._actions: Any = None
         self._unchecked = True
         super().__init__(env.num_envs, self._layout.space, env.action_space)
@@ -132,13 +127,7 @@ class TensorVecEnv(VecEnv):
 
         :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
         """
-        space = self.action_space
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            if not isinstance(actions, (dict, tuple)):
-                actions = concatenate(space, actions, create_empty_array(space, self.num_envs))  # type: ignore[arg-type]
-        else:
-            actions = np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
-        self._actions = as_tensor(actions, self.device)
+        self._actions = as_tensor(self._batched(actions), self.device)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Take the step; observations, rewards and dones as NumPy arrays, and a list of ``N`` dicts."""
@@ -159,10 +148,6 @@ class TensorVecEnv(VecEnv):
                     infos[i]["terminal_observation"] = as_numpy(_row(step.final_obs, i))
         return infos
 
-    def seconds(self) -> float:
-        """Seconds since the environments were made, as a ``Monitor`` counts them."""
-        return round(time.time() - self._start_time, 6)
-
     def close(self) -> None:
         self.env.close()
 
@@ -170,14 +155,8 @@ class TensorVecEnv(VecEnv):
         """Whether :meth:`get_attr` or :meth:`env_method` know the name."""
         return attr_name == "render_mode" or (attr_name == METHOD and self.env.has_masks)
 
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """``render_mode``; there are no single environments that could have others."""
-        if attr_name == "render_mode":
-            return [getattr(getattr(self.env, "env", None), "render_mode", None) for _ in self._get_indices(indices)]
-        raise self._no_access(f"get the attribute {attr_name!r}")
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise self._no_access(f"set the attribute {attr_name!r}")
+    def _render_mode(self) -> Any:
+        return getattr(getattr(self.env, "env", None), "render_mode", None)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -186,14 +165,7 @@ class TensorVecEnv(VecEnv):
         if method_name == METHOD and self.env.has_masks:
             masks = as_numpy(self.masks_tensor())
             return [masks[i] for i in self._get_indices(indices)]
-        raise self._no_access(f"call {method_name!r}")
-
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """True of ``Monitor``, whose work is done here."""
-        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
-
-    def _no_access(self, action: str) -> AttributeError:
-        return AttributeError(f"cannot {action}: {self.env!r} does not consist of single environments")
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """What the simulator renders: one picture."""

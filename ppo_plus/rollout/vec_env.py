@@ -22,7 +22,6 @@
 ``N`` is the number of environments.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,12 +30,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from ppo_plus.rollout.as_one import AsOne
 from ppo_plus.rollout.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
 from ppo_plus.rollout.simulators import as_tensor_env
 from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
@@ -70,7 +69,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     return env
 
 
-class _VectorAdapter(VecEnv):
+class _VectorAdapter(AsOne):
     """What both adapters share.
 
     :param env: the vector environment, which the adapter owns from now on
@@ -95,7 +94,6 @@ class _VectorAdapter(VecEnv):
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
-        self._start_time = time.time()
         #: Where episodes are written as a ``Monitor`` writes them; ``None``: nowhere.
         self.episode_log: ResultsWriter | None = None
         self._actions: Any = None
@@ -206,16 +204,6 @@ class _VectorAdapter(VecEnv):
         """The observations, copied unless nothing else writes into them."""
         return mapped(np.array, obs)
 
-    def _batched(self, actions: Any) -> Any:
-        """Actions in the structure and dtype that the vector environment expects."""
-        space = self.action_space
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            if isinstance(actions, (dict, tuple)):
-                return actions
-            batch = create_empty_array(space, self.num_envs)
-            return concatenate(space, actions, batch)  # type: ignore[arg-type]
-        return np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
-
     # --- infos and statistics --------------------------------------------------------------------------------------
 
     def _rows(self, columns: Columns) -> list[dict[str, Any]]:
@@ -233,38 +221,12 @@ class _VectorAdapter(VecEnv):
 
     def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
         """Write the statistics of ``finished`` episodes as ``Monitor`` does, unless the environment has done so."""
-        seconds = round(time.time() - self._start_time, 6)
+        seconds = self.seconds()
         for i in finished:
             episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
             infos[i].setdefault("episode", episode)
         self._returns[finished] = 0.0
         self._lengths[finished] = 0
-
-    # --- the single environments -----------------------------------------------------------------------------------
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the single environments; ``render_mode`` is always available.
-
-        :raises AttributeError: no such attribute, or the vector environment does not consist of single environments
-        """
-        if attr_name == "render_mode":
-            return [getattr(self.env, "render_mode", None) for _ in self._get_indices(indices)]
-        raise self._no_access(f"get the attribute {attr_name!r}")
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise self._no_access(f"set the attribute {attr_name!r}")
-
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
-        raise self._no_access(f"call {method_name!r}")
-
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
-        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
-
-    def _no_access(self, action: str) -> AttributeError:
-        return AttributeError(f"cannot {action}: {self.env} does not consist of single environments")
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""

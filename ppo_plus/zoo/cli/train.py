@@ -279,17 +279,18 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
 
 def _begun(args: argparse.Namespace) -> "RunFolder | None":
     """The run that torchrun has these processes go on with, after it has restarted them."""
-    if job() is None or args.dry_run:
+    name = job()
+    if name is None or args.dry_run:
         return None
     from ppo_plus.ranks import Ranks
     from ppo_plus.zoo.resume import begun_by
 
     ranks = Ranks.present()
-    begun = begun_by(job(), Path(args.log_folder), args.env) if ranks.leads else None
+    begun = begun_by(name, Path(args.log_folder), args.env) if ranks.leads else None
     if ranks.several:
         begun = ranks.lead(begun)
     if begun is not None and ranks.leads:
-        print(f"{begun.path}: going on with what this job of torchrun ({job()}) has begun", file=sys.stderr)
+        print(f"{begun.path}: going on with what this job of torchrun ({name}) has begun", file=sys.stderr)
     return begun
 
 

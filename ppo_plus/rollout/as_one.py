@@ -1,0 +1,75 @@
+"""Environments that are one object, which steps all of them at once, with SB3's ``VecEnv`` interface."""
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+
+
+class AsOne(VecEnv):
+    """What adapters of such environments share: there are no single environments to reach, and episodes are counted
+    here.
+
+    :param num_envs: how many environments
+    :param observation_space: of one
+    :param action_space: of one
+    """
+
+    #: What steps all of them.
+    env: Any
+
+    def __init__(self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
+        self._start_time = time.time()
+        super().__init__(num_envs, observation_space, action_space)
+
+    def seconds(self) -> float:
+        """Seconds since the environments were made, as a ``Monitor`` counts them."""
+        return round(time.time() - self._start_time, 6)
+
+    def _batched(self, actions: Any) -> Any:
+        """Actions in the structure and dtype of the environments' batches.
+
+        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions, or a batch
+        """
+        space = self.action_space
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            if isinstance(actions, (dict, tuple)):
+                return actions
+            batch = create_empty_array(space, self.num_envs)
+            return concatenate(space, actions, batch)  # type: ignore[arg-type]
+        return np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
+
+    # --- the single environments -----------------------------------------------------------------------------------
+
+    def _render_mode(self) -> Any:
+        return getattr(self.env, "render_mode", None)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """An attribute of the single environments; ``render_mode`` is always available.
+
+        :raises AttributeError: no such attribute, or the vector environment does not consist of single environments
+        """
+        if attr_name == "render_mode":
+            return [self._render_mode() for _ in self._get_indices(indices)]
+        raise self._no_access(f"get the attribute {attr_name!r}")
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise self._no_access(f"set the attribute {attr_name!r}")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        raise self._no_access(f"call {method_name!r}")
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def _no_access(self, action: str) -> AttributeError:
+        return AttributeError(f"cannot {action}: {self.env} does not consist of single environments")
