@@ -8,6 +8,8 @@ up. **Updates**: of networks with two hidden layers, by their width and the size
 all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
 PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
 sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
+*Without messages* each process trains a model of its own on its part: what the cores allow, since two of them share
+memory and clock, and the minibatches are smaller.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.together import Together
 from ppo_plus.zoo.torchrun import launched
 
-ALONE, ALL = "PPO_Plus, one process", "PPO_Plus, all processes"
+ALONE, ALL, APART = "PPO_Plus, one process", "PPO_Plus, all processes", "all, without messages"
 IMAGES = replace(ATARI, n_envs=16, n_steps=64, batch_size=256, n_epochs=4)
 #: How many numbers are added up.
 SIZES = (100, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -43,35 +45,40 @@ WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
 N_MINIBATCHES, N_OBSERVED, N_ACTIONS = 8, VECTOR.shape[0], 6
 
 
+def part(workload: Workload, ranks: Ranks) -> Workload:
+    """What one of the processes has of a workload."""
+    return replace(workload, n_envs=workload.n_envs // ranks.size, batch_size=workload.batch_size // ranks.size)
+
+
 def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **arguments: Any) -> Any:
-    """One model on this process's part of a workload; ``Ranks()``: it has all of it."""
-    sizes = {
-        "n_steps": workload.n_steps,
-        "batch_size": workload.batch_size // ranks.size,
-        "n_epochs": workload.n_epochs,
-    }
-    env = replace(workload, n_envs=workload.n_envs // ranks.size).make_env(ranks.rank)
+    """One model on a workload.
+
+    :param workload: of this process
+    :param ranks: whom it learns with; ``Ranks()``: nobody
+    """
+    sizes = {"n_steps": workload.n_steps, "batch_size": workload.batch_size, "n_epochs": workload.n_epochs}
+    env = workload.make_env(ranks.rank)
     model = algorithm(workload.policy, env, seed=0, device="cpu", **sizes, **workload.arguments, **arguments)
     if algorithm is PPO_Plus:
         model.ranks, model.together = ranks, Together(ranks)
     return model
 
 
-def learning(model: Any, steps: int) -> float:
+def learning(model: Any) -> float:
     """Seconds of one rollout and its update."""
     start = perf_counter()
-    model.learn(steps, log_interval=None, reset_num_timesteps=False)
+    model.learn(1, log_interval=None, reset_num_timesteps=False)
     return perf_counter() - start
 
 
-def updating(model: Any, steps: int) -> float:
+def updating(model: Any) -> float:
     """Seconds of one update."""
     start = perf_counter()
     model.train()
     return perf_counter() - start
 
 
-def compare(workload: Workload, time: Callable[[Any, int], float], rounds: int, sb3: bool) -> dict[str, list[float]]:
+def compare(workload: Workload, time: Callable[[Any], float], rounds: int, sb3: bool) -> dict[str, list[float]]:
     """Seconds of one process and of all in each round, on one workload.
 
     :param workload: the whole
@@ -79,12 +86,16 @@ def compare(workload: Workload, time: Callable[[Any, int], float], rounds: int, 
     :param rounds: how many count
     :param sb3: whether SB3's PPO takes its turn, too
     """
-    ranks, steps = Ranks.present(), workload.n_envs * workload.n_steps
-    makers: dict[str, Callable[[], Any]] = {ALL: partial(trainee, workload, ranks, compile=True)}
+    ranks = Ranks.present()
+    own = part(workload, ranks)
+    makers: dict[str, Callable[[], Any]] = {
+        ALL: partial(trainee, own, ranks, compile=True),
+        APART: partial(trainee, own, Ranks(), compile=True),
+    }
     if ranks.leads:
         makers[ALONE] = partial(trainee, workload, Ranks(), compile=True)
         makers[REFERENCE] = partial(trainee, workload, Ranks(), PPO)
-    names = [*([REFERENCE] if sb3 else []), ALONE, ALL]
+    names = [*([REFERENCE] if sb3 else []), ALONE, ALL, APART]
     models = {name: makers[name]() for name in names if name in makers}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds + 1):
@@ -93,7 +104,7 @@ def compare(workload: Workload, time: Callable[[Any, int], float], rounds: int, 
             if name not in models:
                 continue  # Rank 0 works alone.
             # The first time fills the rollout, and compiles.
-            found = time(models[name], steps) if i else learning(models[name], steps)
+            found = time(models[name]) if i else learning(models[name])
             seconds[name] += [found] if i else []
     return seconds
 
@@ -123,7 +134,7 @@ def training_table(results: dict[str, Any]) -> str:
     header = ["", "µs per step", "times as fast as SB3", "as one process"]
     rows = [
         [name, f"{1e6 * median(found[name]) / steps:.0f}", cell(found, name, REFERENCE), cell(found, name)]
-        for name in (REFERENCE, ALONE, ALL)
+        for name in (REFERENCE, ALONE, ALL, APART)
     ]
     return table(header, rows)
 

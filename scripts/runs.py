@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -81,23 +81,33 @@ def learn(model: Any, steps: int, callback: MaybeCallback = None) -> float:
     return float(model.num_timesteps / (process_time() - start))
 
 
-def run(jobs: Iterable[Callable[[], Result]], arguments: argparse.Namespace) -> list[Result]:
+def run(
+    jobs: Iterable[Callable[[], Result]], arguments: argparse.Namespace, before: Sequence[Result] = ()
+) -> list[Result]:
     """Run jobs in processes with one thread each, and keep what there is after each of them: a table takes long.
 
     :param jobs: functions that can be sent to a process
     :param arguments: of :func:`parser`
-    :return: the results, in the order of the jobs
+    :param before: results that there are already
+    :return: all results: those from before, then in the order of the jobs
     """
     print(", ".join(f"{key} {value}" for key, value in facts().items()))
+    results = [*before]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), th.set_num_threads, (1,)) as pool:
         futures = [pool.submit(job) for job in jobs]
         for future in as_completed(futures):
             done = future.result()
             print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
-            results = [other.result() for other in futures if other.done()]
+            results = [*before, *(other.result() for other in futures if other.done())]
             if arguments.json:
                 save(results, arguments.json)
     return results
+
+
+def done_before(path: Path) -> list[Result]:
+    """The results in a file; none if there is no file."""
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    return [Result(**run | {"score": math.inf if run["score"] is None else run["score"]}) for run in runs]
 
 
 def save(results: list[Result], path: Path) -> None:

@@ -30,6 +30,16 @@ def test_a_goal_that_was_never_reached_is_null(runs, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["score"] is None
 
 
+def test_what_is_in_a_file_can_be_gone_on_with(runs, tmp_path):
+    path, never = tmp_path / "results.json", runs.Result("task", "c", 0, 1000, 200.0, math.inf)
+    assert runs.done_before(path) == []
+    before = [*results_of(runs), never]
+    runs.save(before, path)
+    assert runs.done_before(path) == before
+    arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])
+    assert runs.run([], arguments, before) == before
+
+
 def test_rows_have_a_line_for_each_contender_in_the_order_of_runs(runs):
     lines = runs.rows(results_of(runs), runs.COLUMNS | runs.SPEED)
     assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"

@@ -1,0 +1,228 @@
+"""Where held, state-dependent noise helps on discrete actions, and where it hurts: steps to a goal, by exploration.
+
+    python scripts/learning_exploration.py --only deep-sea --json docs/benchmarks/exploration_deep_sea.json --go-on
+    python scripts/learning_exploration.py --only classic --jobs 1
+    python scripts/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
+
+**deep-sea**: one way through a grid of N x N is worth 1, and every step of it costs; undirected noise takes it with a
+probability of 2^-N. In *plain* grids the same action goes right everywhere, in *random* ones a coin has decided it for
+each cell (Osband et al. 2020, arXiv:1908.03568). Observations are coordinates. Noise that is held and hardly changes
+from cell to cell should go right all the way in the first, and cannot in the second. **classic**: MountainCar-v0, where
+swings have to be held, and CartPole-v1, which has to be balanced. **multi-room**: MiniGrid's MultiRoom-N4-S5, a reward
+behind three doors. **minatar**: Freeway and Seaquest.
+
+All learn with SB3's default hyperparameters in 8 environments (a rollout is 2,048 transitions). A run ends when the
+mean return of the last 20 training episodes reaches the goal; for MinAtar the score is that of the last 100.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from learning import StepsToGoal  # the scripts beside this one
+from runs import Result, done_before, learn, parser, rows, run
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import safe_mean
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.zoo.tune.statistics import iqm_interval
+
+#: Made anew for every run, since noise keeps its state.
+EXPLORATIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "white": dict,
+    "gSDE per rollout": partial(dict, use_sde=True),
+    "gSDE every 4 steps": partial(dict, use_sde=True, sde_sample_freq=4),
+    "gSDE per episode": partial(dict, use_sde=True, sde_sample_freq="episode"),
+    "colored, 1/f^0.5": lambda: {"exploration": ColoredNoise(0.5)},
+    "colored, 1/f": lambda: {"exploration": ColoredNoise(1.0)},
+}
+N_ENVS, N_STEPS, N_SEEDS = 8, 256, 10
+
+
+class DeepSea(gym.Env[np.ndarray, np.int64]):
+    """A diver, who goes down one row in each step, and left or right; the treasure is right at the bottom.
+
+    Going right costs ``0.01 / size``, and going right from the last cell is worth 1.
+
+    :param size: rows and columns
+    :param seed: of the actions that go right in each cell; ``None``: action 1 everywhere
+    """
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, size: int, seed: int | None = None):
+        shape = size, size
+        self.right = np.ones(shape, int) if seed is None else np.random.default_rng(seed).integers(0, 2, shape)
+        self.size = size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.row = self.column = 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        goes_right = bool(action == self.right[self.row, self.column])
+        reward = float(goes_right and self.column == self.size - 1) - goes_right * 0.01 / self.size
+        self.column = min(max(self.column + (1 if goes_right else -1), 0), self.size - 1)
+        self.row += 1
+        return self._observe(), reward, self.row == self.size, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.row, self.column], np.float32) * 2 / self.size - 1
+
+
+def make_deep_sea(size: int, random: bool, seed: int) -> VecEnv:
+    return make_vec_env(partial(DeepSea, size, seed if random else None), N_ENVS, seed=1000 * seed)
+
+
+def make_classic(env_id: str, normalize: bool, seed: int) -> VecEnv:
+    env: VecEnv = make_vec_env(env_id, N_ENVS, seed=1000 * seed)
+    return VecNormalize(env) if normalize else env
+
+
+def make_multi_room(seed: int) -> VecEnv:
+    def make() -> gym.Env[Any, Any]:
+        from minigrid.wrappers import ImgObsWrapper
+
+        flat: gym.Env[Any, Any] = gym.wrappers.FlattenObservation(
+            ImgObsWrapper(gym.make("MiniGrid-MultiRoom-N4-S5-v1"))
+        )
+        # Codes of what is seen, not a picture.
+        box = spaces.Box(0.0, 255.0, flat.observation_space.shape, np.float32)
+        return gym.wrappers.TransformObservation(flat, np.float32, box)
+
+    return VecNormalize(make_vec_env(make, N_ENVS, seed=1000 * seed), norm_reward=False)
+
+
+class MinAtar(gym.Env[np.ndarray, np.int64]):
+    """One of MinAtar's games (Young and Tian 2019), with its smallest set of actions."""
+
+    def __init__(self, game: str):
+        self.game = import_module("minatar").Environment(game)
+        self.actions = self.game.minimal_action_set()
+        self.action_space = spaces.Discrete(len(self.actions))
+        self.observation_space = spaces.MultiBinary(self.game.state_shape())
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.game.seed(seed)
+        self.game.reset()
+        self.t = 0
+        return self.game.state().astype(np.int8), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward, is_over = self.game.act(self.actions[action])
+        self.t += 1
+        return self.game.state().astype(np.int8), float(reward), bool(is_over), self.t >= 2500, {}
+
+
+def make_minatar(game: str, seed: int) -> VecEnv:
+    return make_vec_env(partial(MinAtar, game), N_ENVS, seed=1000 * seed)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    :param make: makes the environments of a seed
+    :param steps: environment steps at most
+    :param goal: mean return of the last 20 training episodes; ``None``: none, the score is the return at the end
+    :param seeds: how many
+    """
+
+    make: Callable[[int], VecEnv]
+    steps: int
+    goal: float | None
+    seeds: int = N_SEEDS
+
+
+#: Episodes of the diver, 5,000 in each grid.
+DEPTHS = (10, 15, 20, 30, 40)
+TASKS: dict[str, dict[str, Task]] = {
+    "deep-sea": {
+        f"DeepSea {size}, {kind}": Task(partial(make_deep_sea, size, kind == "random"), 5_000 * size, 0.5)
+        for kind in ("plain", "random")
+        for size in DEPTHS
+    },
+    "classic": {
+        "MountainCar-v0": Task(partial(make_classic, "MountainCar-v0", True), 204_800, -130.0),
+        "CartPole-v1": Task(partial(make_classic, "CartPole-v1", False), 204_800, 475.0),
+    },
+    "multi-room": {"MultiRoom-N4-S5": Task(make_multi_room, 1_000_000, 0.5, seeds=5)},
+    "minatar": {game: Task(partial(make_minatar, game), 5_000_000, None, seeds=3) for game in ("freeway", "seaquest")},
+}
+
+
+class EndsAtGoal(StepsToGoal):
+    """Training ends when the goal is reached."""
+
+    def _on_step(self) -> bool:
+        return self.steps == float("inf")
+
+
+def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
+    task = TASKS[kind][name]
+    env = task.make(seed)
+    model = PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **EXPLORATIONS[exploration]())
+    until = EndsAtGoal(float("inf") if task.goal is None else task.goal)
+    speed = learn(model, task.steps, until)
+    score = until.steps if task.goal is not None else safe_mean([each["r"] for each in model.ep_info_buffer or ()])
+    env.close()
+    return Result(name, exploration, seed, model.num_timesteps, speed, float(score))
+
+
+def goal_rows(kind: str, results: list[Result]) -> list[str]:
+    """A line for each task: in how many runs, and after how many steps, the goal was reached, by exploration."""
+    table = [["", *EXPLORATIONS], ["---"] * (len(EXPLORATIONS) + 1)]
+    for name, task in TASKS[kind].items():
+        cells = [name]
+        for exploration in EXPLORATIONS:
+            scores = [result.score for result in results if (result.task, result.contender) == (name, exploration)]
+            cells.append(reached(scores, task.steps) if scores else "")
+        table.append(cells)
+    return ["| " + " | ".join(line) + " |" for line in table]
+
+
+def reached(scores: list[float], steps: int) -> str:
+    """In how many runs, and after how many thousand steps; runs that never arrived count as the whole budget."""
+    n = sum(score <= steps for score in scores)
+    point, low, high = iqm_interval([min(score, steps) for score in scores])
+    never = "≥ " if n < len(scores) else ""
+    return f"{n} of {len(scores)}; {never}{point / 1e3:,.0f}k [{low / 1e3:,.0f}, {high / 1e3:,.0f}]"
+
+
+def main() -> None:
+    options = parser(__doc__, TASKS)
+    options.add_argument("--go-on", action="store_true", help="keep the results that are in the file of --json")
+    arguments = options.parse_args()
+    before = done_before(arguments.json) if arguments.go_on else []
+    known = {(result.task, result.contender, result.seed) for result in before}
+    # The low seeds of all first: whenever it is stopped, all have about as many.
+    jobs = [
+        partial(learn_task, kind, name, exploration, seed)
+        for seed in range(max(task.seeds for kind in arguments.only for task in TASKS[kind].values()))
+        for kind in arguments.only
+        for name, task in TASKS[kind].items()
+        for exploration in EXPLORATIONS
+        if seed < task.seeds and (name, exploration, seed) not in known
+    ]
+    results = run(jobs, arguments, before)
+    for kind in arguments.only:
+        own = [result for result in results if result.task in TASKS[kind]]
+        print("\n" + "\n".join(rows(own) if kind == "minatar" else goal_rows(kind, own)))
+
+
+if __name__ == "__main__":
+    main()
