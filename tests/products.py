@@ -1,7 +1,7 @@
 """Products of test cases: every pair of values is tried by the fast tests, every triple by the slow ones."""
 
 from heapq import heapify, heappop, heapreplace
-from itertools import combinations, product
+from itertools import combinations, cycle, product
 
 import pytest
 
@@ -51,6 +51,16 @@ def all_pairs(*axes):
         for combination in product(*axes)
         if combination in chosen
     ]
+
+
+def in_turn(cases, others):
+    """Each case with one of the others, which take turns: for two axes that have nothing to do with each other.
+
+    :param cases: the values of the longer axis
+    :param others: the values of the shorter one
+    """
+    assert len(cases) >= len(others), "some of the others would be left out"
+    return list(zip(cases, cycle(others)))
 
 
 def sample(cases, n=1):

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import all_pairs, covering
+from products import all_pairs, covering, in_turn
 
 axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 
@@ -31,3 +31,7 @@ def test_the_rest_is_slow():
     assert len(fast) < 24 < len(chosen) < len(every)
     assert chosen == [values for values in every if values in chosen]
     assert together(fast, 2) == together(every, 2) and together(chosen, 3) == together(every, 3)
+
+
+def test_every_value_has_its_turn():
+    assert in_turn("abcde", [1, 2]) == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]

@@ -288,6 +288,7 @@ def test_compiled_and_eager_train_the_same(case):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_compiled_code_sees_the_new_estimates():
     eager, compiled = (
         make("box", PPO_Plus, compile=each, learning_rate=1e-3, kl_control="penalty", target_kl=0.01).learn(2 * T * N)

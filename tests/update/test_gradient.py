@@ -120,6 +120,7 @@ class Augmented(PPO_Plus):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_custom_loss_is_compiled_too():
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=SMALL)
     eager, compiled = (
