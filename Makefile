@@ -13,6 +13,8 @@ TORCH_VENVS ?= $(HOME)/.cache
 TORCH_VENV = $(TORCH_VENVS)/ppo_plus-torch-$(VERSION)
 # The networks here are small: further threads only wait for each other, several times slower on a busy machine.
 export OMP_NUM_THREADS := 1
+# Tests start hundreds of processes, which begin sooner where bytecode is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help train test test-all test-torch lint check format docs dist clean
 

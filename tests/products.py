@@ -1,40 +1,66 @@
-"""Products of test cases: every pair of values is tried by the fast tests, every combination by the slow ones."""
+"""Products of test cases: every pair of values is tried by the fast tests, every triple by the slow ones."""
 
-from itertools import combinations, product
+from heapq import heapify, heappop, heapreplace
+from itertools import combinations, cycle, product
 
 import pytest
 
 
-def pairs_of(combination):
-    """All pairs of positions with their values in one combination."""
-    return {((i, combination[i]), (j, combination[j])) for i, j in combinations(range(len(combination)), 2)}
+def parts_of(combination, strength=2):
+    """All sets of ``strength`` positions, with their values, of one combination."""
+    return set(combinations(enumerate(combination), min(strength, len(combination))))
 
 
-def covering(*axes):
-    """A small set of combinations in which every pair of values of two axes occurs (greedily: near the smallest).
+def covering(*axes, strength=2, first=()):
+    """A small set of combinations in which all values of any ``strength`` axes occur together (greedily).
 
     :param axes: the values of each axis
+    :param strength: 2 for all pairs, 3 for all triples
+    :param first: combinations that are chosen already
     """
-    every = list(product(*map(list, axes)))
-    missing = set().union(*map(pairs_of, every)) if len(axes) > 1 else set()
-    chosen = []
-    while missing:
-        best = max(every, key=lambda combination: len(pairs_of(combination) & missing))
-        chosen.append(best)
-        missing -= pairs_of(best)
+    every = [(combination, parts_of(combination, strength)) for combination in product(*map(list, axes))]
+    covered = set().union(*(parts_of(combination, strength) for combination in first))
+    chosen = list(first)
+    # What a combination adds can only become less: the one that is on top after it was counted anew adds most.
+    heap = [(-len(parts), index) for index, (_, parts) in enumerate(every)]
+    heapify(heap)
+    while heap:
+        gain, index = heap[0]
+        combination, parts = every[index]
+        now = -len(parts - covered)
+        if now == 0:
+            heappop(heap)
+        elif now == gain:
+            chosen.append(combination)
+            covered |= parts
+        else:
+            heapreplace(heap, (now, index))
     return chosen
 
 
 def all_pairs(*axes):
-    """The whole product as parameters of a test; all but a covering set of it are slow.
+    """Parameters of a test: all pairs of values of the axes for the fast tests, all triples with the slow ones.
 
     :param axes: the values of each axis
     """
-    fast = set(covering(*axes))
+    axes = [list(axis) for axis in axes]
+    fast = covering(*axes)
+    chosen = set(covering(*axes, strength=3, first=fast))
     return [
         pytest.param(*combination, marks=() if combination in fast else pytest.mark.slow)
-        for combination in product(*map(list, axes))
+        for combination in product(*axes)
+        if combination in chosen
     ]
+
+
+def in_turn(cases, others):
+    """Each case with one of the others, which take turns: for two axes that have nothing to do with each other.
+
+    :param cases: the values of the longer axis
+    :param others: the values of the shorter one
+    """
+    assert len(cases) >= len(others), "some of the others would be left out"
+    return list(zip(cases, cycle(others)))
 
 
 def sample(cases, n=1):

@@ -81,7 +81,8 @@ def test_compiled_and_eager_train_the_same(case):
     assert_trained_alike(*models)
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", pytest.param("MlpGruPolicy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
 def test_environments_in_tensors_are_trained_in_compiled(policy):
     models = []
     for compile in (False, True):

@@ -69,12 +69,13 @@ class StopAfterUpdate(BaseCallback):
 
 
 def stop_early(patch: pytest.MonkeyPatch) -> None:
-    """Let ``learn`` stop after its first update, and compile nothing that did not ask for it."""
+    """Let ``learn`` stop after its first update, which has one epoch, and compile nothing that did not ask for it."""
     learn = PPO_Plus.learn
 
     def learn_shortly(self, total_timesteps, callback=None, *args, **kwargs):
         given = [] if callback is None else callback if isinstance(callback, list) else [callback]
         given = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in given]
+        self.n_epochs = 1
         return learn(self, total_timesteps, CallbackList([*given, StopAfterUpdate()]), *args, **kwargs)
 
     patch.setattr(PPO_Plus, "learn", learn_shortly)

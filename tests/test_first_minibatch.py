@@ -17,12 +17,15 @@ from stable_baselines3.common.vec_env import VecNormalize
 from ppo_plus import ColoredNoise, PPO_Plus
 
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
+# Noise that is renewed within the rollout.
+RENEWED = {f"gsde_{freq}": {"use_sde": True, "sde_sample_freq": freq} for freq in (3, "episode")}
 KINDS = [*ACTIONS, "box_squashed"]
-PRODUCT = all_pairs(KINDS, OBSERVATIONS, EXPLORATIONS)
-MEMORIES = ["Lstm", "Gru"]
-REMEMBERING = all_pairs(KINDS, MEMORIES, EXPLORATIONS)
+MEMORIES = ["", "Lstm", "Gru"]
+# Which entries of an observation are seen has little to do with the kind of action: one of each family.
+SEEING = ["discrete", "box", "multibinary", "mixed"]
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
-MASKED = all_pairs(MASKABLE, ["method", "key"], EXPLORATIONS)
+# The critic learns together with the actor, or also by itself.
+CRITICS = {"together": {}, "itself": {"recompute_advantages": True, "critic_learning_rate": 1e-2, "critic_epochs": 2}}
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
 # 1e-7 per unit of log-probability, of which there are up to ten here.
@@ -60,7 +63,7 @@ def make(kind, observation="box", exploration="white", env=None, memory="", **kw
         policy_kwargs |= {"lstm_hidden_size": 12, "n_lstm_layers": 2}
         kwargs = {"sequence_length": 4} | kwargs
     kwargs = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "policy_kwargs": policy_kwargs} | kwargs
-    return Recording(policy, env, seed=0, device="cpu", **EXPLORATIONS[exploration], **kwargs)
+    return Recording(policy, env, seed=0, device="cpu", **(EXPLORATIONS | RENEWED)[exploration], **kwargs)
 
 
 def make_masked(kind, masks, exploration, **kwargs):
@@ -80,48 +83,30 @@ def assert_first_minibatches_are_neutral(model, n_updates=2):
         assert diagnostics["clip_fraction"].item() == 0
 
 
-@pytest.mark.parametrize(("kind", "observation", "exploration"), PRODUCT)
-def test_ratio_is_one_and_kl_zero(kind, observation, exploration):
+@pytest.mark.parametrize(
+    ("kind", "observation", "exploration", "memory", "critic"),
+    all_pairs(KINDS, OBSERVATIONS, EXPLORATIONS | RENEWED, MEMORIES, CRITICS),
+)
+def test_ratio_is_one_and_a_loaded_model_acts_alike(kind, observation, exploration, memory, critic):
     # Two updates: the second one works on a policy that has learned and a buffer that was used before.
-    model = make(kind, observation, exploration).learn(32)
+    model = make(kind, observation, exploration, memory=memory, **CRITICS[critic]).learn(32)
     assert_first_minibatches_are_neutral(model)
-
-
-@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
-def test_ratio_is_one_and_kl_zero_under_masks(kind, masks, exploration):
-    model = make_masked(kind, masks, exploration, ent_coef=0.1).learn(32)
-    assert_first_minibatches_are_neutral(model)
-    assert (model.rollout_buffer.masks is None) == (masks == "key")
-
-
-@pytest.mark.parametrize(("kind", "memory", "exploration"), REMEMBERING)
-def test_ratio_is_one_and_kl_zero_with_memory(kind, memory, exploration):
-    model = make(kind, exploration=exploration, memory=memory).learn(32)
-    assert_first_minibatches_are_neutral(model)
-
-
-@pytest.mark.parametrize(("kind", "memory"), all_pairs(KINDS, ["", *MEMORIES]))
-def test_ratio_is_one_and_kl_zero_where_the_critic_learns_by_itself(kind, memory):
-    critic = {"recompute_advantages": True, "critic_learning_rate": 1e-2, "critic_epochs": 2}
-    model = make(kind, memory=memory, **critic).learn(32)
-    assert_first_minibatches_are_neutral(model)
-
-
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_ratio_is_one_and_kl_zero_with_memory_of_every_observation(observation, memory):
-    model = make("mixed", observation, "gsde", memory=memory, sde_sample_freq="episode").learn(32)
-    assert_first_minibatches_are_neutral(model)
-
-
-@pytest.mark.parametrize(("kind", "masks", "exploration"), MASKED)
-def test_ratio_is_one_and_kl_zero_with_memory_under_masks(kind, masks, exploration):
-    model = make_masked(kind, masks, exploration, memory="Lstm").learn(32)
-    assert_first_minibatches_are_neutral(model)
+    assert_loaded_acts_alike(model)
 
 
 @pytest.mark.parametrize(
-    ("kind", "memory", "exploration", "masks"), all_pairs(ACTIONS, ["", *MEMORIES], EXPLORATIONS, [False, True])
+    ("kind", "masks", "exploration", "memory"), all_pairs(MASKABLE, ["method", "key"], EXPLORATIONS, MEMORIES)
+)
+def test_ratio_is_one_and_a_loaded_model_acts_alike_under_masks(kind, masks, exploration, memory):
+    model = make_masked(kind, masks, exploration, memory=memory, ent_coef=0.1).learn(32)
+    assert_first_minibatches_are_neutral(model)
+    assert (model.rollout_buffer.masks is None) == (masks == "key")
+    given = model.env.env_method("action_masks") if masks == "method" else None
+    assert_loaded_acts_alike(model, action_masks=given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory", "exploration", "masks"), all_pairs(SEEING, MEMORIES, EXPLORATIONS, [False, True])
 )
 def test_ratio_is_one_and_kl_zero_where_actor_and_critic_see_different_entries(kind, memory, exploration, masks):
     keys = {"actor_keys": ["choice", "vector"], "critic_keys": ["choice", "choices", "image"], "ortho_init": False}
@@ -150,7 +135,7 @@ def test_normalized_integer_observations_are_stored_as_floats(observation, explo
 
 @pytest.mark.parametrize(
     ("kind", "masks", "exploration", "memory"),
-    all_pairs(MASKABLE, [None, "method", "key"], EXPLORATIONS, ["", *MEMORIES]),
+    all_pairs(MASKABLE, [None, "method", "key"], EXPLORATIONS, MEMORIES),
 )
 def test_ratio_is_one_and_kl_zero_in_tensors(kind, masks, exploration, memory):
     env = TensorTwin(2, ACTIONS[kind], masks)
@@ -161,39 +146,11 @@ def test_ratio_is_one_and_kl_zero_in_tensors(kind, masks, exploration, memory):
     assert (model.rollout_buffer.masks is None) == (masks != "method")
 
 
-@pytest.mark.parametrize("freq", [3, "episode"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_ratio_is_one_when_noise_is_renewed_within_the_rollout(kind, freq):
-    model = make(kind, exploration="gsde", sde_sample_freq=freq).learn(32)
-    assert_first_minibatches_are_neutral(model)
-
-
 @pytest.mark.parametrize("kind", ["box", "multibinary"])
 def test_ratio_is_one_without_shared_features(kind):
     policy_kwargs = {"share_features_extractor": False, "ortho_init": False}
     model = make(kind, "dict", policy_kwargs=policy_kwargs).learn(32)
     assert_first_minibatches_are_neutral(model)
-
-
-@pytest.mark.parametrize(("kind", "observation", "exploration"), PRODUCT)
-def test_a_loaded_model_acts_alike(kind, observation, exploration):
-    model = make(kind, observation, exploration, n_epochs=1).learn(16)
-    assert_loaded_acts_alike(model)
-
-
-@pytest.mark.parametrize(("kind", "memory", "exploration"), REMEMBERING)
-def test_a_loaded_model_with_memory_acts_alike(kind, memory, exploration):
-    model = make(kind, exploration=exploration, memory=memory, n_epochs=1).learn(16)
-    assert_loaded_acts_alike(model)
-
-
-@pytest.mark.parametrize(
-    ("kind", "masks", "exploration", "memory"), all_pairs(MASKABLE, ["method", "key"], EXPLORATIONS, ["", "Lstm"])
-)
-def test_a_loaded_masked_model_acts_alike(kind, masks, exploration, memory):
-    model = make_masked(kind, masks, exploration, memory=memory, n_epochs=1).learn(16)
-    given = model.env.env_method("action_masks") if masks == "method" else None
-    assert_loaded_acts_alike(model, action_masks=given)
 
 
 def assert_loaded_acts_alike(model, **predict_kwargs):

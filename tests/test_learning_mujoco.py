@@ -162,8 +162,10 @@ def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypa
     assert script.status(tmp_path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
 
 
-def test_episodes_at_the_end_are_normalized_as_training_was(script):
+def test_episodes_at_the_end_are_normalized_as_training_was(script, monkeypatch):
     """Rewards come as the environment gives them, observations as the policy knows them."""
+    monkeypatch.setattr(script, "N_EPISODES", 4)
+    monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
     training = script.experiment(script.Job("sb3-defaults-by-sb3", "Pendulum-v1", 0), 2048)
     env = make_envs(training)
     model = script.make_model(PPO, training, env)
@@ -190,7 +192,7 @@ def test_at_equal_settings_ppo_plus_and_sb3_begin_alike(script):
         training = script.experiment(script.Job(arm, "Hopper-v5", 0), 512)
         env = make_envs(training)
         model = script.make_model(algorithm, training, env)
-        model.learning_rate = 0.0
+        model.learning_rate, model.n_epochs = 0.0, 1
         model._setup_lr_schedule()
         model.learn(512)
         models.append((model, script.episodes(env)))

@@ -11,6 +11,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, VECTOR, FaultyEnv, RandomEnv, StillEnv, equal_actions, vec
 from gymnasium import spaces
+from products import in_turn, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -741,19 +742,19 @@ EVERY_KIND = [*ACTIONS, "box_squashed"]
 EXPLORATIONS = [{}, {"use_sde": True}, {"exploration": ColoredNoise(1.0, horizon=64)}]
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
 def test_noise_is_held_for_a_rollout(kind):
     actions, _ = explore(kind)
     assert changes(actions) == [8]
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
 def test_noise_is_renewed_every_n_steps_of_a_rollout(kind):
     actions, _ = explore(kind, sde_sample_freq=3)
     assert changes(actions) == [3, 6, 8, 11, 14]
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
 def test_noise_is_renewed_for_each_environment_at_its_episode_start_and_not_between(kind):
     actions, starts = explore(kind, sde_sample_freq="episode", max_steps=(3, 5, 100))
     for parity, length in enumerate((3, 5, 100)):
@@ -763,23 +764,20 @@ def test_noise_is_renewed_for_each_environment_at_its_episode_start_and_not_betw
         assert np.array_equal(actions[t][~starts[t]], actions[t - 1][~starts[t]])
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
 def test_white_noise_is_new_at_every_step(kind):
     actions, _ = explore(kind, use_sde=False)
     assert changes(actions) == list(range(1, 16))
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
 def test_environments_do_not_share_noise(kind):
     # All of them see the one observation that there is.
     actions, _ = explore(kind, n_updates=1, observation_space=spaces.Discrete(1))
     assert len(np.unique(actions[0], axis=0)) > 1
 
 
-@pytest.mark.parametrize(
-    "exploration", [{"use_sde": True}, {"exploration": ColoredNoise(1.0, horizon=64)}, {}], ids=str
-)
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
 def test_reset_noise_renews_what_predict_holds(kind, exploration):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind], n_envs=N_NOISY)
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}
@@ -817,10 +815,7 @@ def test_predicting_does_not_disturb_the_noise_of_training():
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize(
-    "exploration", [{"use_sde": True}, {"exploration": ColoredNoise(1.0, horizon=64)}, {}], ids=str
-)
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
 def test_a_copy_of_a_policy_that_has_acted_and_learned_acts_alike(kind, exploration):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind])
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}

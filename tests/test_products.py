@@ -1,25 +1,37 @@
-"""The fast products of cases hold every pair."""
+"""The fast products of cases hold every pair, and the slow ones every triple."""
 
-from itertools import product
+from itertools import combinations, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import all_pairs, covering, pairs_of
+from products import all_pairs, covering, in_turn
 
 axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 
 
-@given(axes)
+def together(chosen, strength):
+    """All values of ``strength`` axes that occur together."""
+    return {tuple((i, each[i]) for i in axes) for each in chosen for axes in combinations(range(len(each)), strength)}
+
+
+@given(axes, st.sampled_from([2, 3]))
 @settings(deadline=None)
-def test_every_pair_occurs(axes):
-    chosen, every = covering(*axes), list(product(*axes))
-    assert set(chosen) <= set(every)
-    assert set().union(*map(pairs_of, chosen)) == set().union(*map(pairs_of, every))
+def test_all_values_occur_together(axes, strength):
+    chosen, every = covering(*axes, strength=strength), list(product(*axes))
+    assert len(set(chosen)) == len(chosen) and set(chosen) <= set(every)
+    strength = min(strength, len(axes))
+    assert together(chosen, strength) == together(every, strength)
 
 
-def test_the_rest_is_slow_and_nothing_is_left_out():
-    parameters = all_pairs("abc", range(4), "xy")
-    assert [each.values for each in parameters] == list(product("abc", range(4), "xy"))
+def test_the_rest_is_slow():
+    parameters = all_pairs("abc", range(4), "xy", "uvw")
+    every = list(product("abc", range(4), "xy", "uvw"))
+    chosen = [each.values for each in parameters]
     fast = [each.values for each in parameters if not each.marks]
-    assert len(fast) < 24 and fast == [values for values in product("abc", range(4), "xy") if values in fast]
-    assert set().union(*map(pairs_of, fast)) == set().union(*map(pairs_of, product("abc", range(4), "xy")))
+    assert len(fast) < 24 < len(chosen) < len(every)
+    assert chosen == [values for values in every if values in chosen]
+    assert together(fast, 2) == together(every, 2) and together(chosen, 3) == together(every, 3)
+
+
+def test_every_value_has_its_turn():
+    assert in_turn("abcde", [1, 2]) == [("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 1)]

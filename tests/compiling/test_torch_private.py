@@ -9,7 +9,6 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
-from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch.fx.graph_module import _loader
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -299,6 +298,9 @@ def test_a_buffer_that_is_replaced_while_others_stand_in_is_written_into_its_sta
 
 
 def test_inductor_is_told_the_width_of_vectors(monkeypatch):
+    # Seconds to import, which not every process that collects tests should take.
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert torch_private.options()["cpp.simdlen"] == 0
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")

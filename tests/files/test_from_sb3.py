@@ -7,6 +7,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, VECTOR, MaskedEnv, vec
 from gymnasium import spaces
+from products import in_turn
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3 import A2C, DQN, PPO
@@ -94,8 +95,7 @@ def test_from_a_model_actions_are_the_same(case):
     assert_same_actions(ours, theirs, obs)
 
 
-@pytest.mark.parametrize("how", ["path", "path_without_suffix", "file", "load"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "how"), in_turn(CASES, ["path", "path_without_suffix", "file", "load"]))
 def test_from_a_saved_model_actions_are_the_same(case, how, tmp_path):
     theirs = trained(case)
     theirs.save(tmp_path / "model.zip")

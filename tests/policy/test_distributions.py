@@ -181,8 +181,8 @@ def test_kl_of_a_distribution_from_itself_is_exactly_zero(family, dtype):
 @pytest.mark.parametrize("scale", [1.5, 0.0])
 @pytest.mark.parametrize("family", [*FAMILIES.values(), *PRODUCTS.values()], ids=[*FAMILIES, *PRODUCTS])
 def test_gradients_by_finite_differences(family, scale):
-    (net, std), actions = random_net(family, seed=2, scale=scale), random_actions(family, seed=2)
-    other = random_params(family, seed=3)
+    (net, std), actions = random_net(family, seed=2, scale=scale, batch=2), random_actions(family, seed=2, batch=2)
+    other = random_params(family, seed=3, batch=2)
     inputs = [x.requires_grad_() for x in (net, std) if x is not None]
 
     def params(net, std=None):
@@ -238,7 +238,7 @@ def squashed_entropy(mean, std):
     return stats.norm.entropy(mean, std) + log_slope, [by_mean, by_std]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.floats(-20, 20), st.floats(-3, 2), st.sampled_from([th.float32, th.float64]))
 def test_squashed_entropy_and_its_gradient_are_the_integrals(mean, log10_std, dtype):
     params = th.tensor([[mean, 10**log10_std]], dtype=dtype, requires_grad=True)
@@ -770,8 +770,8 @@ def test_a_mask_that_allows_everything_changes_nothing(family):
 @maskable_families
 @pytest.mark.parametrize("scale", [1.5, 0.0])
 def test_gradients_under_masks_by_finite_differences(family, scale):
-    (net, std), masks = random_net(family, seed=2, scale=scale), random_masks(family, seed=2)
-    other = family.params(*random_net(family, seed=3), masks)
+    (net, std), masks = random_net(family, seed=2, scale=scale, batch=2), random_masks(family, seed=2, batch=2)
+    other = family.params(*random_net(family, seed=3, batch=2), masks)
     actions = family.mode(other)
     inputs = [x.requires_grad_() for x in (net, std) if x is not None]
 

@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from resuming import FORKED
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
@@ -24,7 +25,7 @@ from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy as evaluate_policy_without_masks
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
@@ -141,7 +142,7 @@ def test_masks_reach_the_policy_through_wrappers_and_processes(wrap):
             [make_env] * 2, autoreset_mode=AutoresetMode.NEXT_STEP
         )
     else:
-        env = SubprocVecEnv([make_env] * 2) if wrap == "subproc" else DummyVecEnv([make_env] * 2)
+        env = FORKED([make_env] * 2) if wrap == "subproc" else DummyVecEnv([make_env] * 2)
     env = {"normalize": VecNormalize, "vec_monitor": VecMonitor}.get(wrap, lambda env: env)(env)
     try:
         model = make(env).learn(64)

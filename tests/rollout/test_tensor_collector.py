@@ -1,10 +1,12 @@
 """What training does with environments in tensors is what it does with the same ones in NumPy."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS
-from products import all_pairs
+from products import in_turn
 from simulators import TensorTwin, Twin, twins
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
@@ -47,8 +49,9 @@ def assert_same(ours, theirs, exact=True):
         same(theirs.policy.state_dict()[name].numpy(), weight.numpy())
 
 
-@pytest.mark.parametrize(("kind", "exploration", "memory"), all_pairs(ACTIONS, EXPLORATIONS, ["", "Lstm", "Gru"]))
-def test_rollouts_advantages_and_weights_are_those_of_the_same_task_in_numpy(kind, exploration, memory):
+@pytest.mark.parametrize(("kind", "policy"), in_turn(ACTIONS, list(product(EXPLORATIONS, ["", "Lstm", "Gru"]))))
+def test_rollouts_advantages_and_weights_are_those_of_the_same_task_in_numpy(kind, policy):
+    exploration, memory = policy
     numpy, tensors = train_twins(ACTIONS[kind], exploration=exploration, memory=memory)
     assert_same(numpy, tensors)
     infos, others = numpy.ep_info_buffer, tensors.ep_info_buffer

@@ -379,9 +379,8 @@ def test_bad_arguments(options, error, message):
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "network", ["MLP", *(pytest.param(each, marks=pytest.mark.slow) for each in ("LSTM", "GRU of the actor"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["MLP", "LSTM", "GRU of the actor"])
 def test_compiled_and_eager_train_the_same(network):
     options = with_eps(NETWORKS[network] | OPTIONS["both"] | dict(recompute_advantages=True))
     eager, compiled = (make(**options | dict(compile=each)).learn(64) for each in (False, True))

@@ -40,7 +40,7 @@ STOPPING = NORMALIZED.replace(callback=(Part("tests.Stop", Stop, {}),))
 
 
 def options(tmp_path, **changes):
-    settings = {"eval_freq": 256, "eval_episodes": 2, "save_freq": 200, "progress": False, "log_folder": str(tmp_path)}
+    settings = {"eval_freq": 256, "eval_episodes": 1, "save_freq": 200, "progress": False, "log_folder": str(tmp_path)}
     return Options(**settings | changes)
 
 

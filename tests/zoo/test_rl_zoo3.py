@@ -103,7 +103,7 @@ ENTRIES = [
 
 
 @pytest.mark.filterwarnings("ignore:.*is out of date", "ignore:.*swig", "ignore:builtin type", "ignore:.*Box")
-@pytest.mark.parametrize("entry", sample(ENTRIES, 4), ids="-".join)
+@pytest.mark.parametrize("entry", sample(ENTRIES, 8), ids="-".join)
 def test_entries_build_and_train(entry, minigrid, no_import_of_rl_zoo3):
     file, name = entry
     env_id = "ALE/Pong-v5" if name == "atari" else name

@@ -162,7 +162,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
             "--seed",
             "5",
             "--vec-env",
-            "subproc",
+            "dummy",
             "--env-kwargs",
             "sutton_barto_reward:True",
         ],
@@ -186,7 +186,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
         shown["run"].items()
         >= {
             "seed": 5,
-            "vec_env": "subproc",
+            "vec_env": "dummy",
             "eval_freq": 7,
             "tensorboard_log": "tb",
             "eval_env_kwargs": {"sutton_barto_reward": False},

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from products import sample
 
 from ppo_plus.zoo.cli.interrupt import ending_at_once
 
@@ -24,24 +25,26 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "moment"),
-    [
-        ("train", "argparse"),
-        ("train", "ppo_plus.zoo.cli.arguments"),
-        ("train", "numpy"),
-        ("train", "torch"),
-        ("train", "stable_baselines3"),
-        ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
-        ("enjoy", "ppo_plus.zoo.cli.plot"),
-        ("enjoy", "gymnasium"),
-        ("plot", "ppo_plus.zoo.cli.tune"),
-        ("plot", "numpy"),
-        ("tune", "ppo_plus.zoo.cli.tune"),
-        ("tune", "optuna"),
-    ],
-)
-def test_one_line_while_importing(tmp_path, command, moment):
+#: Commands, and what they are about to import.
+MOMENTS = [
+    ("train", "argparse"),
+    ("train", "ppo_plus.zoo.cli.arguments"),
+    ("train", "numpy"),
+    ("train", "torch"),
+    ("train", "stable_baselines3"),
+    ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
+    ("enjoy", "ppo_plus.zoo.cli.plot"),
+    ("enjoy", "gymnasium"),
+    ("plot", "ppo_plus.zoo.cli.tune"),
+    ("plot", "numpy"),
+    ("tune", "ppo_plus.zoo.cli.tune"),
+    ("tune", "optuna"),
+]
+
+
+@pytest.mark.parametrize("begun", sample(MOMENTS, 3), ids="-".join)
+def test_one_line_while_importing(tmp_path, begun):
+    command, moment = begun
     env = "-e" if command == "plot" else "--env"
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, moment, command, env, "CartPole-v1"],

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
+from products import in_turn
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune.attributes import BUDGET, ERROR, ID, JOB, MAX_TRIALS, SCORES, SETTINGS, TASK
@@ -72,12 +73,13 @@ OF_STUDY = "UPDATE study_user_attributes SET value_json = ? WHERE key = ?"
 OF_TRIAL = "UPDATE trial_user_attributes SET value_json = ? WHERE key = ?"
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a"', "nonsense", TOO_DEEP, "9" * 5_000], ids=lambda text: text[:9])
-@pytest.mark.parametrize(
-    ("statement", "key"), [(OF_STUDY, TASK), (OF_STUDY, BUDGET), (OF_TRIAL, JOB), (OF_TRIAL, SCORES)]
-)
-def test_what_is_no_json(edit, statement, key, text, tmp_path):
-    assert "the study 'study' is damaged: " in refused(edit(statement, text, key), tmp_path)
+NO_JSON = {"nothing": "", "half": '{"a"', "less": "{", "nonsense": "nonsense", "deep": TOO_DEEP, "long": "9" * 5_000}
+PLACES = {TASK: OF_STUDY, JOB: OF_TRIAL, BUDGET: OF_STUDY, SCORES: OF_TRIAL}
+
+
+@pytest.mark.parametrize(("text", "key"), in_turn(NO_JSON, PLACES))
+def test_what_is_no_json(edit, key, text, tmp_path):
+    assert "the study 'study' is damaged: " in refused(edit(PLACES[key], NO_JSON[text], key), tmp_path)
 
 
 @pytest.mark.parametrize(

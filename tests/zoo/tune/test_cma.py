@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import CmaEsSampler, RandomSampler
 from optuna.storages.journal._base import BaseJournalSnapshot
-from products import all_pairs
+from products import in_turn
 
 from ppo_plus.zoo.tune.cma import GENERATION, CmaSampler, replay
 from ppo_plus.zoo.tune.jobs import Jobs
@@ -45,7 +45,7 @@ def best(sampler, n_trials=100):
     return study.best_value
 
 
-@pytest.mark.parametrize(("sampler", "kind"), all_pairs(SAMPLERS, ["sqlite:///{}/study.db", "journal:{}/study.log"]))
+@pytest.mark.parametrize(("sampler", "kind"), in_turn(SAMPLERS, ["sqlite:///{}/study.db", "journal:{}/study.log"]))
 def test_a_pickle_in_the_database_is_not_read(kind, sampler, tmp_path):
     """Wherever it stands: under the names that Optuna's CMA-ES looks for, and in all attributes of study and trials."""
     target = tmp_path / "ran"

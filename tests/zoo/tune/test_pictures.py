@@ -20,10 +20,11 @@ SPACE = {"1 - gamma": FloatDistribution(0.001, 0.1, log=True), "use_sde": Catego
 NAMES = ["confirmation", "history", "importances", "learning_curves", "slices"]
 
 
-@pytest.fixture
-def study(tmp_path):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
     """Two baselines, five finished trials, one pruned and one failed, and an interruption: Optuna's numbers go on."""
-    study = Study("study", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    path = tmp_path_factory.mktemp("study") / "study.db"
+    study = Study("study", open_storage(f"sqlite:///{path}"))
     make_study(study.storage, study.name)
     study.screening.fill([{BASELINE: "default"}, {BASELINE: "settings file"}, *[{}] * 7], [{"use_sde": True}] * 2)
     # Interrupted: the job of trial 0 is done by a later one.
@@ -47,7 +48,7 @@ def study(tmp_path):
     return study
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def verdict():
     def finalist(number, scores):
         return Finalist(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs={"job": number}), scores, 0)
@@ -56,8 +57,8 @@ def verdict():
     return compare({"default": finalist(0, low), "settings file": finalist(1, low)}, [finalist(5, high)])
 
 
-@pytest.fixture
-def figures(study, verdict, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def figures(study, verdict, tmp_path_factory):
     """The figures by name, before they are files."""
     drawn = {}
     save = pictures._save
@@ -66,8 +67,9 @@ def figures(study, verdict, tmp_path, monkeypatch):
         drawn[path.stem] = figure
         return save(figure, path, caption)
 
-    monkeypatch.setattr(pictures, "_save", keep)
-    draw_all(study, PLAN, verdict, tmp_path)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(pictures, "_save", keep)
+        draw_all(study, PLAN, verdict, tmp_path_factory.mktemp("figures"))
     return drawn
 
 
