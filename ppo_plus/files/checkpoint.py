@@ -306,6 +306,8 @@ class Checkpoints(BaseCallback):
 
     #: Of all callbacks; see :meth:`ppo_plus.files.call.Call.watch`.
     comes_first = True
+    #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
+    in_all_processes = True
 
     def __init__(
         self,
