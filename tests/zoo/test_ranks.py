@@ -85,14 +85,19 @@ def test_one_run_of_two_processes(tmp_path):
     ]
 
 
-def kill_one(run, *launched):
-    """Kill the second process, once there is a checkpoint behind the first one.
+def await_checkpoint(run, *launched):
+    """Wait until there is a checkpoint behind the first one.
 
     :param launched: torchrun, on each machine
     """
     while len(list((run / "checkpoints").glob("checkpoint_*_rank1.zip"))) < 2:
         assert all(each.poll() is None for each in launched)
         time.sleep(0.01)
+
+
+def kill_one(run, *launched):
+    """Kill the second process, once there is a checkpoint behind the first one."""
+    await_checkpoint(run, *launched)
     parents = ",".join(str(each.pid) for each in launched)
     workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
     ranks = {Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid for pid in workers}
@@ -163,6 +168,17 @@ def test_torchrun_restarts_what_was_killed(tmp_path, whole):
     assert launched.returncode == 0, said[-3000:]
     assert said.count("going on with what this job of torchrun") == 1
     assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_without_torchrun_they_end_and_are_gone_on_with(tmp_path):
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))
+    await_checkpoint(run_of(tmp_path), launched)
+    launched.kill()
+    # Their output ends with the last of them.
+    said, _ = launched.communicate(timeout=300)
+    assert f"ppo-plus train --resume {run_of(tmp_path)} --processes 2" in said
 
 
 @pytest.mark.slow
