@@ -1,6 +1,6 @@
 """Train for long with faults at random, and count what was lost: nothing should be.
 
-    python scripts/soak.py                                   # some half an hour; Linux, a C compiler, mounting a tmpfs
+    python scripts/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
     python scripts/soak.py --json docs/benchmarks/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and
