@@ -160,6 +160,14 @@ def differing_schedules(ranks):
         model().learn(256, callback=ConvertCallback(change))
 
 
+def differing_callbacks(ranks):
+    """Those in which processes wait for each other."""
+    callback = EvalAfterUpdates(vec(spaces.Discrete(3))) if ranks.leads else None
+    said = "need the same callback, but there is callback=['EvalAfterUpdates'] on rank 0 and callback=[] on rank 1"
+    with pytest.raises(RanksError, match=re.escape(said)):
+        model().learn(64, callback=callback)
+
+
 class Copying(PPO_RolloutBuffer):
     """A buffer of one's own, each of whose minibatches is a rollout by itself."""
 

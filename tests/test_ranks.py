@@ -23,6 +23,8 @@ def test_what_differs_later_is_named():
     assert done.returncode == 0, done.stderr[-5000:]
     done = torchrun(2, SCRIPT, "differing_schedules")
     assert done.returncode == 0, done.stderr[-5000:]
+    done = torchrun(2, SCRIPT, "differing_callbacks")
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 @pytest.mark.slow

@@ -122,24 +122,31 @@ class EvalAfterUpdates(EvalCallback):
             self._write(episodes)
         mean, length = float(np.mean(episodes.returns)), np.mean(episodes.lengths)
         self.last_mean_reward = mean
+        self._say(
+            f"Eval num_timesteps={self.num_timesteps}, episode_reward={mean:.2f} +/- {np.std(episodes.returns):.2f}"
+        )
+        self._say(f"Episode length: {length:.2f} +/- {np.std(episodes.lengths):.2f}")
         self.logger.record("eval/mean_reward", mean)
         self.logger.record("eval/mean_ep_length", length)
         if episodes.successes:
-            self.logger.record("eval/success_rate", np.mean(episodes.successes))
+            rate = np.mean(episodes.successes)
+            self._say(f"Success rate: {100 * rate:.2f}%")
+            self.logger.record("eval/success_rate", rate)
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
-        if self.verbose >= 1:
-            print(
-                f"Eval num_timesteps={self.num_timesteps}, episode_reward={mean:.2f} +/- {np.std(episodes.returns):.2f}"
-            )
         goes_on = True
         if mean > self.best_mean_reward:
+            self._say("New best mean reward!")
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
                 self.model.save(Path(self.best_model_save_path, "best_model"))
             if self.callback_on_new_best is not None:
                 goes_on = self.callback_on_new_best.on_step()
         return goes_on and self._on_event()
+
+    def _say(self, line: str) -> None:
+        if self.verbose >= 1:
+            print(line)
 
     def _write(self, episodes: Episodes) -> None:
         """Add an evaluation to ``evaluations.npz``."""
