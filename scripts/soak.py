@@ -326,7 +326,7 @@ class Soak:
                 print(f"{self.fatal[-1]}\n{output.read_text()[-2000:]}", file=sys.stderr)
                 if len(self.fatal) == MANY:
                     raise RuntimeError(f"{self.kind.env_id}: ended by itself {MANY} times")
-            if _names(folder / "checkpoints"):
+            if checkpoint.files(folder / "checkpoints"):
                 arguments = ["--resume", str(folder), "--no-progress", "--gym-packages", "soak_envs", *self.kind.starts]
             elif folder.exists():
                 # Killed before there was anything to go on from: begun anew, as one would.

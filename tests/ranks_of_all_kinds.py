@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_env
 
 from ppo_plus import Checkpoints, PPO_Plus
 from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
+from ppo_plus.files import checkpoint
 from ppo_plus.ranks import Ranks, RanksError
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
@@ -240,6 +242,48 @@ def failing_evaluation(ranks):
     error, message = (ValueError, "boom") if fault else (RanksError, "another process that trains with it has ended")
     with pytest.raises(error, match=message):
         trained.learn(64, callback=callback)
+
+
+def resumed(ranks):
+    """Also what environments are normalized by goes on to the bit."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
+    whole, again = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(2)]
+    trained = PPO_Plus("MlpPolicy", whole, **arguments).learn(1024, callback=Checkpoints(folder, save_freq=128, keep=9))
+    for path in checkpoint.files(folder, ranks.rank):
+        if checkpoint.steps_of(path) > 256:
+            path.unlink()
+    ranks.gather_values(None)
+    other = PPO_Plus.resume(folder, again)
+    assert other.num_timesteps == 256
+    other.learn(1024, callback=Checkpoints(folder))
+    for ours, theirs in zip(other.policy.parameters(), trained.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+    assert again.obs_rms.var.tolist() == whole.obs_rms.var.tolist()
+    ranks.gather_values(None)
+    if ranks.leads:
+        shutil.rmtree(folder)
+
+
+def unwritten(ranks):
+    """Where one has no file, the first one has none, too: its file says that all are there."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+
+    def obstruct(*_):
+        if ranks.rank == 1:
+            (folder / "checkpoint_000000000064_rank1.zip").mkdir(exist_ok=True)
+        return True
+
+    callbacks = [ConvertCallback(obstruct), Checkpoints(folder, save_freq=64, keep=9)]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model().learn(192, callback=callbacks)
+    assert sum("no checkpoint after 64 timesteps" in str(each.message) for each in warned) == ranks.rank
+    found = sorted(path.name for path in folder.iterdir() if path.is_file())
+    ranks.gather_values(None)
+    if ranks.leads:
+        shutil.rmtree(folder)
+    assert found == [f"checkpoint_{steps:012d}{rank}.zip" for steps in (0, 128) for rank in ("", "_rank1")]
 
 
 def raising(ranks):

@@ -12,7 +12,18 @@ SCRIPT = Path(__file__).with_name("ranks_of_all_kinds.py")
 
 def test_two_processes():
     done = torchrun(
-        2, SCRIPT, "collectives", "pooled", "stopped", "frozen", "anew", "set_aside", "evaluated", "differing"
+        2,
+        SCRIPT,
+        "collectives",
+        "pooled",
+        "stopped",
+        "frozen",
+        "anew",
+        "set_aside",
+        "resumed",
+        "unwritten",
+        "evaluated",
+        "differing",
     )
     assert done.returncode == 0, done.stderr[-5000:]
 
