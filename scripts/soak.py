@@ -216,7 +216,7 @@ def full(disk: Path) -> Iterator[None]:
 
 @dataclass
 class Usage:
-    """What a process uses, five times a second; of several that train, one of them."""
+    """What a process uses, five times a second."""
 
     memory: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -225,10 +225,9 @@ class Usage:
         """Look until the process ends."""
         while process.poll() is None:
             with suppress(OSError, IndexError):
-                pid = [process.pid, *_workers(process.pid)][-1]
-                status = Path(f"/proc/{pid}/status").read_text()
+                status = Path(f"/proc/{process.pid}/status").read_text()
                 self.memory.append(int(status.split("VmRSS:")[1].split()[0]) / 1024)
-                self.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+                self.descriptors.append(len(os.listdir(f"/proc/{process.pid}/fd")))
             time.sleep(0.2)
 
     def growth(self) -> dict[str, float]:
@@ -299,7 +298,8 @@ class Soak:
             "updates_lost": lost,
             "files_corrupted": self.corrupted,
             "differing": differing,
-            "growth": self.usage.growth(),
+            # Of torchrun it would say nothing.
+            "growth": self.usage.growth() if self.kind.processes == 1 else None,
         }
 
     def run_folder(self, logs: Path) -> Path:
@@ -509,6 +509,11 @@ def n_faults(result: dict[str, Any]) -> int:
     return sum(result["injected"].values()) + sum(result["env_faults"].values())
 
 
+def _largest(runs: list[dict[str, Any]], name: str) -> Any:
+    """The largest growth of a kind of runs, where it was looked at."""
+    return max((run["growth"][name] for run in runs if run["growth"]), default="")
+
+
 def table(results: list[dict[str, Any]]) -> list[str]:
     """What came of all runs of a kind, as lines of Markdown."""
     columns = ["injected", "survived", "updates lost", "files corrupted", "resumed runs that differ"]
@@ -523,8 +528,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             sum(run["updates_lost"] for run in runs),
             sum(len(run["files_corrupted"]) for run in runs),
             f"{sum(bool(run['differing']) for run in runs)} of {len(runs)}",
-            max(run["growth"]["memory_MiB"] for run in runs),
-            max(run["growth"]["descriptors"] for run in runs),
+            *(_largest(runs, name) for name in ("memory_MiB", "descriptors")),
         ]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return lines
