@@ -389,8 +389,7 @@ class PPO_Plus(Lasting, Learning):
             )
         check_reset(self.env, self._last_obs, 0, before)
         if self.ranks.several:
-            # Which all write at the same moment.
-            self.ranks.require_same({"number of Checkpoints among callback": self.call.n_checkpoints})
+            self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

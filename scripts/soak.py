@@ -1,6 +1,6 @@
 """Train for long with faults at random, and count what was lost: nothing should be.
 
-    python scripts/soak.py                                   # some half an hour; Linux, a C compiler, mounting a tmpfs
+    python scripts/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
     python scripts/soak.py --json docs/benchmarks/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and
@@ -11,6 +11,9 @@ evaluations, bit by bit. It is
 - ended by SIGTERM or SIGINT;
 - trained on a small file system that fills up for a while: it warns, or ends with exit code 28, and is gone on with;
 - trained under a clock that jumps by up to an hour, forth and back.
+
+Of runs of several processes a random one is killed, or torchrun, which started them, or all; and in some of these runs
+torchrun starts them anew by itself.
 
 In some of the runs environments raise, return NaN or another shape, hang or die as a process, by chances drawn from
 their generator, so that the same faults come again in the run that is interrupted.
@@ -38,7 +41,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -48,29 +51,71 @@ from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
 from ppo_plus.files.whole import UNFINISHED
 
-#: What is trained: environment, timesteps, and further arguments.
+#: How often each interruption comes.
+WAYS = {"kill": 5, "kill while starting": 1, "SIGTERM": 1, "SIGINT": 1, "full disk": 2, "clock": 3}
+#: Likewise, where there are several processes.
+WAYS_OF_SEVERAL = {"kill a process": 3, "kill torchrun": 2, "kill while starting": 1, "SIGTERM": 1, "SIGINT": 1,
+                   "full disk": 1}  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """A kind of run.
+
+    :param env_id: what is trained in
+    :param timesteps: for how long
+    :param further: further arguments of ``ppo-plus train``
+    :param processes: how many train
+    :param restarts: how often torchrun may start them anew
+    """
+
+    env_id: str
+    timesteps: int
+    further: str
+    processes: int = 1
+    restarts: int = 0
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """How often each interruption comes."""
+        return WAYS if self.processes == 1 else WAYS_OF_SEVERAL
+
+    @property
+    def launcher(self) -> list[str]:
+        """What starts ``ppo-plus``: torchrun, where it is to restart processes."""
+        if not self.restarts:
+            return []
+        torchrun = "-m torch.distributed.run --standalone"
+        return f"{torchrun} --nproc-per-node {self.processes} --max-restarts {self.restarts}".split()
+
+    @property
+    def starts(self) -> list[str]:
+        """Arguments with which ``ppo-plus`` starts several processes itself."""
+        return [] if self.restarts or self.processes == 1 else ["--processes", str(self.processes)]
+
+
 COMMON = "--gym-packages soak_envs --no-progress --eval-episodes 2 --n-eval-envs 1 --restart-envs 1000"
+TOGETHER = "-params n_envs:4 n_steps:64 n_epochs:2 batch_size:128 compile:False"
 RUNS = {
-    "uncompiled": ("SoakWhole-v0", 60_000, "-params n_envs:2 n_steps:128 n_epochs:4 compile:False"),
-    "compiled, gSDE, VecNormalize": (
+    "uncompiled": Kind("SoakWhole-v0", 60_000, "-params n_envs:2 n_steps:128 n_epochs:4 compile:False"),
+    "compiled, gSDE, VecNormalize": Kind(
         "SoakWhole-v0",
         60_000,
         "-params n_envs:2 n_steps:128 n_epochs:4 compile:True use_sde:True normalize:True",
     ),
-    "LSTM": (
+    "LSTM": Kind(
         "SoakWhole-v0",
         16_000,
         "-params n_envs:2 n_steps:128 n_epochs:2 compile:False policy:'MlpLstmPolicy'",
     ),
-    "environments fail": ("SoakFails-v0", 60_000, "-params n_envs:2 n_steps:128 n_epochs:4 compile:False"),
-    "processes die and hang": (
+    "environments fail": Kind("SoakFails-v0", 60_000, "-params n_envs:2 n_steps:128 n_epochs:4 compile:False"),
+    "processes die and hang": Kind(
         "SoakDies-v0",
         30_000,
         "--vec-env subproc --env-timeout 10 -params n_envs:2 n_steps:128 n_epochs:4 compile:False",
     ),
+    "two processes, VecNormalize": Kind("SoakWhole-v0", 30_000, f"{TOGETHER} normalize:True", 2),
+    "two processes, restarted": Kind("SoakWhole-v0", 30_000, TOGETHER, 2, restarts=100),
 }
-#: How often each interruption comes.
-WAYS = {"kill": 5, "kill while starting": 1, "SIGTERM": 1, "SIGINT": 1, "full disk": 2, "clock": 3}
 #: What an environment does, by words of the line that tells of its restart.
 KINDS = {"raised": "raises", "not finite": "NaN", "of shape": "another shape", "died": "dies", "no answer": "hangs"}
 #: What the exit code says where a run ends by itself before its time.
@@ -205,7 +250,7 @@ class Soak:
     """
 
     def __init__(self, name: str, seed: int, folder: Path, clock: Clock):
-        self.env_id, self.timesteps, self.further = RUNS[name]
+        self.kind = RUNS[name]
         self.folder, self.clock, self.seed = folder, clock, seed
         self.random = random.Random(seed)
         self.injected: Counter[str] = Counter()
@@ -217,15 +262,16 @@ class Soak:
 
     def new(self, logs: Path) -> list[str]:
         """The arguments of a run from its beginning."""
-        more = f"-n {self.timesteps} --seed {self.seed} --eval-freq {self.timesteps // 10} --save-freq 2000 -f {logs}"
-        return f"--env {self.env_id} {COMMON} {more} {self.further}".replace("'", "").split()
+        n, kind = self.kind.timesteps, self.kind
+        more = f"-n {n} --seed {self.seed} --eval-freq {n // 10} --save-freq 2000 -f {logs}"
+        return [*f"--env {kind.env_id} {COMMON} {more} {kind.further}".replace("'", "").split(), *kind.starts]
 
     def start(self, arguments: list[str], output: Path) -> "subprocess.Popen[str]":
         """Start ``ppo-plus train``."""
         environment = {**os.environ, **self.clock.variables, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(Path(__file__).parent)
         with output.open("a") as file:
-            command = [sys.executable, "-m", "ppo_plus", "train", *arguments]
+            command = [sys.executable, *self.kind.launcher, "-m", "ppo_plus", "train", *arguments]
             return subprocess.Popen(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT, text=True, start_new_session=True
             )
@@ -252,27 +298,19 @@ class Soak:
             "updates_lost": lost,
             "files_corrupted": self.corrupted,
             "differing": differing,
-            "growth": self.usage.growth(),
+            # Of torchrun it would say nothing.
+            "growth": self.usage.growth() if self.kind.processes == 1 else None,
         }
 
     def run_folder(self, logs: Path) -> Path:
-        return logs / "ppo_plus" / f"{self.env_id}_1"
+        return logs / "ppo_plus" / f"{self.kind.env_id}_1"
 
     def interrupt_to_the_end(self, disk: Path, output: Path) -> None:
         """Train, interrupt, go on, until training has reached its end."""
         arguments, folder = self.new(disk), self.run_folder(disk)
         while True:
             process = self.start(arguments, output)
-            before = _names(folder / "checkpoints")
-            way = self.random.choices(list(WAYS), list(WAYS.values()))[0]
-            if way != "kill while starting":
-                # So that it gets further each time.
-                while process.poll() is None and _names(folder / "checkpoints") <= before:
-                    time.sleep(0.01)
-            time.sleep(self.random.uniform(0, 4 if way == "kill while starting" else 2))
-            ended = process.poll() is not None
-            if not ended:
-                self.interrupt(process, way, disk)
+            way, ended = self.interrupt_until_it_ends(process, disk)
             code = process.wait()
             self.exit_codes[code] += 1
             self.look_through(disk)
@@ -280,17 +318,53 @@ class Soak:
                 # In the second case it was killed behind its end.
                 return
             allowed = {-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT, FULL_DISK}
+            if self.kind.processes > 1:
+                # torchrun's own, whatever has ended them.
+                allowed |= {1, -signal.SIGTERM, -signal.SIGINT}
             if code not in allowed or ended:
                 self.fatal.append(f"{way}: exit code {code}")
                 print(f"{self.fatal[-1]}\n{output.read_text()[-2000:]}", file=sys.stderr)
                 if len(self.fatal) == MANY:
-                    raise RuntimeError(f"{self.env_id}: ended by itself {MANY} times")
-            if _names(folder / "checkpoints"):
-                arguments = ["--resume", str(folder), "--no-progress", "--gym-packages", "soak_envs"]
+                    raise RuntimeError(f"{self.kind.env_id}: ended by itself {MANY} times")
+            if checkpoint.files(folder / "checkpoints"):
+                arguments = ["--resume", str(folder), "--no-progress", "--gym-packages", "soak_envs", *self.kind.starts]
             elif folder.exists():
                 # Killed before there was anything to go on from: begun anew, as one would.
                 shutil.rmtree(folder)
                 arguments = self.new(disk)
+
+    def interrupt_until_it_ends(self, process: "subprocess.Popen[str]", disk: Path) -> tuple[str, bool]:
+        """Interrupt one life of it; torchrun may outlive that.
+
+        :return: what has ended it, or was about to when it ended by itself; and whether it did
+        """
+        checkpoints = self.run_folder(disk) / "checkpoints"
+        while True:
+            before = _names(checkpoints)
+            way = self.random.choices(list(self.kind.ways), list(self.kind.ways.values()))[0]
+            if way != "kill while starting":
+                # So that it gets further each time.
+                while process.poll() is None and _names(checkpoints) <= before:
+                    time.sleep(0.01)
+            longest = 2 if way != "kill while starting" else 4 * self.kind.processes
+            time.sleep(self.random.uniform(0, longest))
+            if process.poll() is not None:
+                return way, True
+            workers = _workers(process.pid)
+            self.interrupt(process, way, disk)
+            if way != "kill a process" or not self.kind.restarts:
+                self.await_end(process, workers)
+                return way, False
+
+    def await_end(self, process: "subprocess.Popen[str]", workers: list[int]) -> None:
+        """Wait until a run has ended, and all its processes have."""
+        process.wait()
+        until = time.monotonic() + 60
+        while any(map(_lives, workers)) and time.monotonic() < until:
+            time.sleep(0.1)
+        for pid in filter(_lives, workers):
+            self.fatal.append(f"process {pid} goes on without torchrun")
+            os.kill(pid, signal.SIGKILL)
 
     def interrupt(self, process: "subprocess.Popen[str]", way: str, disk: Path) -> None:
         self.injected[way] += 1
@@ -311,15 +385,20 @@ class Soak:
             way = "kill"
             self.injected[way] += 1
         number = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(way)
-        if number is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        workers = _workers(process.pid)
+        if number is not None or way == "kill torchrun":
+            process.send_signal(number or signal.SIGKILL)
+        elif way == "kill a process" and workers:
+            os.kill(self.random.choice(workers), signal.SIGKILL)
         else:
-            process.send_signal(number)
+            # Each has a session of its own.
+            for pid in (process.pid, *workers):
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
 
     def look_through(self, disk: Path) -> None:
         """Whether all files that count are whole. Those that were being written have other names."""
-        for path in sorted(disk.rglob("*.zip")):
+        for path in sorted([*disk.rglob("*.zip"), *disk.rglob("*.npz")]):
             try:
                 if path.parent.name == "checkpoints":
                     checkpoint.read(path)
@@ -329,6 +408,25 @@ class Soak:
                 damaged = repr(error)
             if damaged:
                 self.corrupted.append(f"{path.name}: {damaged}")
+
+
+def _workers(torchrun: int) -> list[int]:
+    """The processes that torchrun has started to train; none, if it is another program."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == torchrun and b"\0RANK=" in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process goes on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _kind_of_fault(line: str) -> str:
@@ -411,6 +509,11 @@ def n_faults(result: dict[str, Any]) -> int:
     return sum(result["injected"].values()) + sum(result["env_faults"].values())
 
 
+def _largest(runs: list[dict[str, Any]], name: str) -> Any:
+    """The largest growth of a kind of runs, where it was looked at."""
+    return max((run["growth"][name] for run in runs if run["growth"]), default="")
+
+
 def table(results: list[dict[str, Any]]) -> list[str]:
     """What came of all runs of a kind, as lines of Markdown."""
     columns = ["injected", "survived", "updates lost", "files corrupted", "resumed runs that differ"]
@@ -425,8 +528,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             sum(run["updates_lost"] for run in runs),
             sum(len(run["files_corrupted"]) for run in runs),
             f"{sum(bool(run['differing']) for run in runs)} of {len(runs)}",
-            max(run["growth"]["memory_MiB"] for run in runs),
-            max(run["growth"]["descriptors"] for run in runs),
+            *(_largest(runs, name) for name in ("memory_MiB", "descriptors")),
         ]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return lines

@@ -5,19 +5,29 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch as th
 from envs import RandomEnv, vec
+from failing import Failing
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import ConvertCallback
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
 
 from ppo_plus import Checkpoints, PPO_Plus
 from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
+from ppo_plus.files import checkpoint
 from ppo_plus.ranks import Ranks, RanksError
+from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.train import make_eval_envs
 
 
 def model(cls=PPO_Plus, **given):
@@ -152,6 +162,14 @@ def differing_schedules(ranks):
         model().learn(256, callback=ConvertCallback(change))
 
 
+def differing_callbacks(ranks):
+    """Those in which processes wait for each other."""
+    callback = EvalAfterUpdates(vec(spaces.Discrete(3))) if ranks.leads else None
+    said = "need the same callback, but there is callback=['EvalAfterUpdates'] on rank 0 and callback=[] on rank 1"
+    with pytest.raises(RanksError, match=re.escape(said)):
+        model().learn(64, callback=callback)
+
+
 class Copying(PPO_RolloutBuffer):
     """A buffer of one's own, each of whose minibatches is a rollout by itself."""
 
@@ -179,6 +197,93 @@ def set_aside(ranks):
     ranks.gather_values(None)
     if ranks.leads:
         shutil.rmtree(folder)
+
+
+EXPERIMENT = load_experiment("CartPole-v1", overrides={"normalize": True}).replace(seed=5)
+
+
+def evaluated(ranks):
+    """The episodes are those that one process would play, shared out; the first one records them."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+    eval_env = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), ranks)
+    callback = EvalAfterUpdates(eval_env, n_eval_episodes=5, log_path=folder, best_model_save_path=folder)
+
+    def count_otherwise(locals_, _):
+        if ranks.rank == 1:
+            callback.evaluated_updates = 99
+        return True
+
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
+    trained = PPO_Plus("MlpPolicy", make_envs(EXPERIMENT, 2, first=2 * ranks.rank), **arguments)
+    trained.learn(128, callback=[callback, ConvertCallback(count_otherwise)])
+    assert ranks.gather_values((eval_env.num_envs, callback.evaluations_timesteps)) == [(1, [128]), (1, [])]
+    # Statistics are those of all, in each.
+    means = ranks.gather_values(eval_env.obs_rms.mean.tolist())
+    assert means[0] == means[1] == trained.get_vec_normalize_env().obs_rms.mean.tolist()
+    if ranks.leads:
+        whole = make_eval_envs(EXPERIMENT, Options(n_eval_envs=2), Ranks())
+        sync_envs_normalization(trained.env, whole)
+        expected = evaluate_policy(trained, whole, 5, return_episode_rewards=True)
+        with np.load(folder / "evaluations.npz") as saved:
+            found = [saved[name][0].tolist() for name in ("results", "ep_lengths")]
+        assert sorted(zip(*found, strict=True)) == sorted(zip(*expected, strict=True))
+        assert len(set(found[0])) > 2 and callback.last_mean_reward == np.mean(expected[0])
+        assert (folder / "best_model.zip").exists()
+        shutil.rmtree(folder)
+
+
+def failing_evaluation(ranks):
+    """An error in the evaluation of one of them ends all."""
+    fault = "raise" if ranks.rank == 1 else None
+    trained = PPO_Plus("MlpPolicy", DummyVecEnv([Failing]), n_steps=16, batch_size=16, n_epochs=1)
+    eval_env = DummyVecEnv([lambda: Failing(fault)])
+    eval_env.seed(0)
+    callback = EvalAfterUpdates(eval_env, warn=False)
+    error, message = (ValueError, "boom") if fault else (RanksError, "another process that trains with it has ended")
+    with pytest.raises(error, match=message):
+        trained.learn(64, callback=callback)
+
+
+def resumed(ranks):
+    """Also what environments are normalized by goes on to the bit."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+    arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
+    whole, again = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(2)]
+    trained = PPO_Plus("MlpPolicy", whole, **arguments).learn(1024, callback=Checkpoints(folder, save_freq=128, keep=9))
+    for path in checkpoint.files(folder, ranks.rank):
+        if checkpoint.steps_of(path) > 256:
+            path.unlink()
+    ranks.gather_values(None)
+    other = PPO_Plus.resume(folder, again)
+    assert other.num_timesteps == 256
+    other.learn(1024, callback=Checkpoints(folder))
+    for ours, theirs in zip(other.policy.parameters(), trained.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+    assert again.obs_rms.var.tolist() == whole.obs_rms.var.tolist()
+    ranks.gather_values(None)
+    if ranks.leads:
+        shutil.rmtree(folder)
+
+
+def unwritten(ranks):
+    """Where one has no file, the first one has none, too: its file says that all are there."""
+    folder = Path(ranks.lead(tempfile.mkdtemp()))
+
+    def obstruct(*_):
+        if ranks.rank == 1:
+            (folder / "checkpoint_000000000064_rank1.zip").mkdir(exist_ok=True)
+        return True
+
+    callbacks = [ConvertCallback(obstruct), Checkpoints(folder, save_freq=64, keep=9)]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model().learn(192, callback=callbacks)
+    assert sum("no checkpoint after 64 timesteps" in str(each.message) for each in warned) == ranks.rank
+    found = sorted(path.name for path in folder.iterdir() if path.is_file())
+    ranks.gather_values(None)
+    if ranks.leads:
+        shutil.rmtree(folder)
+    assert found == [f"checkpoint_{steps:012d}{rank}.zip" for steps in (0, 128) for rank in ("", "_rank1")]
 
 
 def raising(ranks):

@@ -11,7 +11,20 @@ SCRIPT = Path(__file__).with_name("ranks_of_all_kinds.py")
 
 
 def test_two_processes():
-    done = torchrun(2, SCRIPT, "collectives", "pooled", "stopped", "frozen", "anew", "set_aside", "differing")
+    done = torchrun(
+        2,
+        SCRIPT,
+        "collectives",
+        "pooled",
+        "stopped",
+        "frozen",
+        "anew",
+        "set_aside",
+        "resumed",
+        "unwritten",
+        "evaluated",
+        "differing",
+    )
     assert done.returncode == 0, done.stderr[-5000:]
 
 
@@ -21,11 +34,19 @@ def test_what_differs_later_is_named():
     assert done.returncode == 0, done.stderr[-5000:]
     done = torchrun(2, SCRIPT, "differing_schedules")
     assert done.returncode == 0, done.stderr[-5000:]
+    done = torchrun(2, SCRIPT, "differing_callbacks")
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 @pytest.mark.slow
 def test_a_buffer_of_ones_own():
     done = torchrun(2, SCRIPT, "foreign_buffer")
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+@pytest.mark.slow
+def test_an_error_in_the_evaluation_of_one_ends_all():
+    done = torchrun(2, SCRIPT, "failing_evaluation")
     assert done.returncode == 0, done.stderr[-5000:]
 
 

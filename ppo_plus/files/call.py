@@ -36,10 +36,11 @@ class Call:
         self.callbacks = CallbackStates(callback)
 
     @property
-    def n_checkpoints(self) -> int:
-        """How many callbacks take checkpoints."""
+    def in_all_processes(self) -> list[str]:
+        """The callbacks in which processes that train together wait for each other (``in_all_processes``)."""
         assert self.callbacks is not None
-        return sum(getattr(each, "comes_first", False) for each in self.callbacks.callbacks)
+        found = [each for each in self.callbacks.callbacks if getattr(each, "in_all_processes", False)]
+        return [type(each).__name__ for each in found]
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of it."""

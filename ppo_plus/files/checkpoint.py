@@ -306,6 +306,8 @@ class Checkpoints(BaseCallback):
 
     #: Of all callbacks; see :meth:`ppo_plus.files.call.Call.watch`.
     comes_first = True
+    #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
+    in_all_processes = True
 
     def __init__(
         self,
@@ -362,6 +364,8 @@ class Checkpoints(BaseCallback):
                 )
             self._begins = False
         if is_due:
+            # Also where it fails: not in each rollout again.
+            self.written_at, self.written_time = self.num_timesteps, time.monotonic()
             self._write_together()
 
     @property
@@ -369,9 +373,13 @@ class Checkpoints(BaseCallback):
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
     def _write_together(self) -> None:
-        """Write, and remove older files only where all processes have written theirs."""
-        ranks, written = self._ranks, self.write() is not None
-        if ranks.several and all(ranks.gather_values(written)):
+        """Write, the first process once the others have: its file says that all are there. Then remove older ones."""
+        ranks = self._ranks
+        if not ranks.several:
+            self.write()
+            return
+        others = ranks.gather_values(ranks.leads or self.write() is not None)
+        if ranks.lead(ranks.leads and all(others) and self.write() is not None):
             _prune(self.folder, ranks.rank, self.keep)
 
     def _is_due(self) -> bool:
@@ -390,12 +398,11 @@ class Checkpoints(BaseCallback):
         """
         if self.latest is None:
             return None
-        # Also where it fails: not in each rollout again.
-        self.written_at, self.written_time = self.latest["num_timesteps"], time.monotonic()
         try:
             return write(self.folder, self.latest, None if self._ranks.several else self.keep)
         except OSError as error:
-            warnings.warn(f"no checkpoint after {self.written_at} timesteps: {error}; training goes on", stacklevel=2)
+            timesteps = self.latest["num_timesteps"]
+            warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training goes on", stacklevel=2)
             return None
 
     def get_state(self) -> dict[str, Any]:

@@ -58,8 +58,11 @@ class Together:
         self._episodes = []
         found = _statistics(env)
         self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
-        for each, lead in zip(found, self.ranks.lead([_moments(each) for each in found]), strict=True):
-            _put(each, lead)
+        # As they are: computed from moments, a variance may be rounded otherwise.
+        for each, lead in zip(
+            found, self.ranks.lead([(each.mean, each.var, each.count) for each in found]), strict=True
+        ):
+            each.mean, each.var, each.count = lead
         self._common = [_moments(each) for each in found]
 
     def ended(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
@@ -96,8 +99,9 @@ class Together:
         refuse_different([other.facts for other in others])
         self._episodes = []
         for i, each in enumerate(found):
-            self._common[i] = total([self._common[i], *(other.moments[i] for other in others)])
-            _put(each, self._common[i])
+            _put(each, total([self._common[i], *(other.moments[i] for other in others)]))
+            # What it is after a checkpoint, too, which keeps no moments.
+            self._common[i] = _moments(each)
         self.waited = sum(other.waited for other in others) / len(others)
         self.n_restarts = sum(other.n_restarts for other in others)
         # In turns, since the window of means has no room for those of all.

@@ -64,11 +64,12 @@ class Scheduled(NamedTuple):
         :param device: where they are wanted
         """
         tensors = {
-            name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
+            name: None if number is None else th.tensor(number, device=device)
+            for name, number in numbers.items()
+            # For an update of its own, or a part of the weights.
+            if name != "critic_learning_rate"
         }
         rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
-        # For an update of its own, or a part of the weights.
-        tensors.pop("critic_learning_rate", None)
         assert rate is not None
         nowhere = th.tensor(float("nan"), device=device)
         return cls(Coefficients(**tensors), rate, nowhere if target is None else target)  # type: ignore[arg-type]

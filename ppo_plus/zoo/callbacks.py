@@ -3,14 +3,37 @@
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import sync_envs_normalization
 from tqdm import tqdm
 
+from ppo_plus.files.whole import replacing
+from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.models import save_statistics
+
+
+class Episodes(NamedTuple):
+    """Episodes that were played.
+
+    :param returns: of each
+    :param lengths: of each, in steps
+    :param successes: whether each was one; empty where environments do not say so
+    """
+
+    returns: list[float]
+    lengths: list[int]
+    successes: list[bool]
+
+    def of_all(self, ranks: Ranks) -> "Episodes":
+        """Those of all processes, in the order of their ranks."""
+        if not ranks.several:
+            return self
+        return Episodes(*(sum(parts, []) for parts in zip(*ranks.gather_values(self), strict=True)))
 
 
 class EvalAfterUpdates(EvalCallback):
@@ -20,19 +43,24 @@ class EvalAfterUpdates(EvalCallback):
     last update. Here the first update after each multiple of ``eval_freq`` is evaluated, and the last one. A run
     without any update has no evaluation.
 
-    :param eval_env: evaluation environments; statistics of ``VecNormalize`` are copied to them before each evaluation
+    Several processes that train one model each play their share of the episodes, and the first one records all.
+
+    :param eval_env: evaluation environments, of several processes the part of this one; statistics of ``VecNormalize``
+        are copied to them before each evaluation
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well, and a
         ``callback_after_eval`` is called after every evaluation (``self.parent.last_mean_reward``), and may stop
         training by returning ``False``
     """
 
+    #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
+    in_all_processes = True
+
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
         if kwargs.get("best_model_save_path") is not None:
             path = Path(kwargs["best_model_save_path"], "best_model.zip")
             kwargs.setdefault("callback_on_new_best", SaveStatistics(path))
-        # SB3 counts calls of its own; here each call of its `_on_step` is to evaluate.
-        super().__init__(eval_env, eval_freq=1, verbose=verbose, **kwargs)
+        super().__init__(eval_env, verbose=verbose, **kwargs)
         self.every = eval_freq
 
     def _on_training_start(self) -> None:
@@ -45,24 +73,96 @@ class EvalAfterUpdates(EvalCallback):
         return self.go_on
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps // self.every > self.evaluated_timesteps // self.every:
-            self._evaluate()
+        self._evaluate(self.num_timesteps // self.every > self.evaluated_timesteps // self.every)
 
     def _on_training_end(self) -> None:
-        self._evaluate()
+        self._evaluate(True)
 
-    def _evaluate(self) -> None:
-        """Evaluate, if there has been an update since the last time."""
-        if self.model._n_updates > self.evaluated_updates:
+    @property
+    def _ranks(self) -> Ranks:
+        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
+
+    def _evaluate(self, is_due: bool) -> None:
+        """Evaluate where it is time to, if there has been an update since the last time."""
+        is_due = is_due and self.model._n_updates > self.evaluated_updates
+        if self._ranks.several:
+            # Resumed in more processes than before, the further ones have not counted as the first has.
+            is_due = self._ranks.lead(is_due)
+        if is_due:
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            model = self.model
+            episodes = self._play().of_all(self._ranks)
+            if self._ranks.leads:
+                self.go_on = self._record(episodes) and self.go_on
+
+    def _play(self) -> Episodes:
+        """This process's share of the episodes: that of its environments, were they all in one process."""
+        if self.model.get_vec_normalize_env() is not None:
+            sync_envs_normalization(self.training_env, self.eval_env)
+        self._is_success_buffer = []
+        returns, lengths = evaluate_policy(
             # SB3's evaluator knows nothing of masks.
-            self.model = with_masks(model, self.eval_env)  # type: ignore[arg-type]
-            try:
-                self.go_on = super()._on_step() and self.go_on
-            finally:
-                self.model = model
+            with_masks(self.model, self.eval_env),
+            self.eval_env,
+            (self.n_eval_episodes + self._ranks.rank) // self._ranks.size,
+            deterministic=self.deterministic,
+            render=self.render,
+            return_episode_rewards=True,
+            warn=self.warn,
+            callback=self._log_success_callback,
+        )
+        return Episodes(returns, lengths, self._is_success_buffer)  # type: ignore[arg-type]
+
+    def _record(self, episodes: Episodes) -> bool:
+        """Save and log what was played, and save the model if none was better, as ``EvalCallback`` does.
+
+        :return: whether training is to go on
+        """
+        if self.log_path is not None:
+            self._write(episodes)
+        mean, length = float(np.mean(episodes.returns)), np.mean(episodes.lengths)
+        self.last_mean_reward = mean
+        self._say(
+            f"Eval num_timesteps={self.num_timesteps}, episode_reward={mean:.2f} +/- {np.std(episodes.returns):.2f}"
+        )
+        self._say(f"Episode length: {length:.2f} +/- {np.std(episodes.lengths):.2f}")
+        self.logger.record("eval/mean_reward", mean)
+        self.logger.record("eval/mean_ep_length", length)
+        if episodes.successes:
+            rate = np.mean(episodes.successes)
+            self._say(f"Success rate: {100 * rate:.2f}%")
+            self.logger.record("eval/success_rate", rate)
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+        goes_on = True
+        if mean > self.best_mean_reward:
+            self._say("New best mean reward!")
+            self.best_mean_reward = mean
+            if self.best_model_save_path is not None:
+                self.model.save(Path(self.best_model_save_path, "best_model"))
+            if self.callback_on_new_best is not None:
+                goes_on = self.callback_on_new_best.on_step()
+        return goes_on and self._on_event()
+
+    def _say(self, line: str) -> None:
+        if self.verbose >= 1:
+            print(line)
+
+    def _write(self, episodes: Episodes) -> None:
+        """Add an evaluation to ``evaluations.npz``."""
+        self.evaluations_timesteps.append(self.num_timesteps)
+        self.evaluations_results.append(episodes.returns)
+        self.evaluations_length.append(episodes.lengths)
+        tables: dict[str, Any] = {
+            "timesteps": self.evaluations_timesteps,
+            "results": self.evaluations_results,
+            "ep_lengths": self.evaluations_length,
+        }
+        if episodes.successes:
+            self.evaluations_successes.append(episodes.successes)
+            tables["successes"] = self.evaluations_successes
+        with replacing(f"{self.log_path}.npz") as file:
+            np.savez(file, **tables)
 
 
 class EvalLine(BaseCallback):

@@ -65,6 +65,7 @@ def make_envs(
     experiment = settle(experiment.replace(n_envs=n_envs), restarts, timeout)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
+    seed += first
     kwargs = experiment.env_kwargs
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
@@ -75,7 +76,7 @@ def make_envs(
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
     if together:
-        env = _make_batched(experiment, n_envs, seed + first, monitor_dir, append, first, kwargs)
+        env = _make_batched(experiment, n_envs, seed, monitor_dir, append, first, kwargs)
     else:
         env = _make_each(experiment, n_envs, seed, monitor_dir, append, first, kwargs, restarts, timeout)
     env = _wrap(env, experiment.vec_env_wrapper)

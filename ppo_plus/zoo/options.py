@@ -13,7 +13,7 @@ class Options:
     :param uuid: add a UUID to the name of the run's folder
     :param eval_freq: environment steps between evaluations; 0 or less: none
     :param eval_episodes: episodes of each evaluation
-    :param n_eval_envs: environments that evaluation uses side by side
+    :param n_eval_envs: environments that evaluation uses side by side, over all processes, at least one in each
     :param save_freq: environment steps between checkpoints, and between models that are saved; 0 or less: no models,
         and checkpoints every ten minutes only
     :param keep_checkpoints: how many checkpoints to keep, the newest

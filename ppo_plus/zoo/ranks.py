@@ -8,7 +8,7 @@ import torch as th
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.rendezvous import join_group
-from ppo_plus.zoo.torchrun import launched
+from ppo_plus.zoo.torchrun import end_with_torchrun, launched
 
 
 def join(device: str) -> Ranks:
@@ -18,6 +18,8 @@ def join(device: str) -> Ranks:
     """
     if not launched():
         return Ranks.present()
+    # Going on without it, this process would be in the way of those that resume the run.
+    end_with_torchrun()
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
         _take_gpu(int(os.environ.get("LOCAL_RANK", "0")))

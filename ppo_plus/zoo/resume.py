@@ -71,7 +71,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
         first = ranks.rank * part.n_envs
         env = make_envs(part, monitor_dir=folder.path, append=True, first=first, **options.supervision())
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
-    return Run(experiment, options, folder, model, make_eval_envs(experiment, options) if ranks.leads else None)
+    return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
 
 
 def _why_there_is_none(folder: RunFolder) -> str:

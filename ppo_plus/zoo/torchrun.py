@@ -1,12 +1,16 @@
 """Several processes are torchrun's: ``--processes N`` is ``torchrun --nproc-per-node N -m ppo_plus train``."""
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 #: What torchrun tells each process; see ``torch.distributed.run``.
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: A name of ``sys/prctl.h``.
+PR_SET_PDEATHSIG = 1
 
 
 def launched() -> bool:
@@ -22,6 +26,12 @@ def job() -> str | None:
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     # torchrun's name for a job without one, which is only known to be the same where torchrun itself restarted it.
     return None if name == "none" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" else name
+
+
+def end_with_torchrun() -> None:
+    """Be ended by SIGTERM when torchrun is gone, also where it was killed and could end nobody (Linux)."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:

@@ -38,7 +38,7 @@ class Run:
     :param options: what is recorded
     :param folder: where its results go
     :param model: the model, with its training environments
-    :param eval_env: the evaluation environments; ``None`` if there are to be none
+    :param eval_env: the evaluation environments, of several processes this one's; ``None`` if there are to be none
     """
 
     experiment: Experiment
@@ -113,11 +113,11 @@ def train(run: Run) -> bool:
 
 def _take_part(run: Run) -> bool:
     """Train beside the process that records everything."""
-    checkpoints, finished = _checkpoints(run), False
+    checkpoints, evaluations, finished = _checkpoints(run), _evaluations(run), False
     try:
         run.model.learn(
             run.experiment.n_timesteps,
-            callback=checkpoints,
+            callback=[checkpoints, *evaluations],
             log_interval=None,  # type: ignore[arg-type]
             reset_num_timesteps=not run.options.keep_timesteps,
         )
@@ -127,14 +127,13 @@ def _take_part(run: Run) -> bool:
     finally:
         if not finished:
             checkpoints.write()
-        _close(run.model, None)
+        _close(run.model, run.eval_env)
     return finished
 
 
 def _train(run: Run) -> bool:
     progress = [Progress()] if run.options.progress else []
-    evaluations = [] if run.eval_env is None else [_evaluations(run, run.eval_env)]
-    checkpoints = _checkpoints(run)
+    checkpoints, evaluations = _checkpoints(run), _evaluations(run)
     own = make_callbacks(run.experiment)
     callbacks: list[BaseCallback] = [checkpoints, *progress, *_saved_models(run), *own, *evaluations]
     start, finished = time.monotonic(), False
@@ -188,14 +187,15 @@ def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -
     first = ranks.rank * part.n_envs
     env = make_envs(part, monitor_dir=monitor_dir, first=first, **options.supervision())
     model = _make_model(part, options, env)
-    return model, make_eval_envs(experiment, options) if ranks.leads else None
+    return model, make_eval_envs(experiment, options, ranks)
 
 
-def make_eval_envs(experiment: Experiment, options: Options) -> VecEnv | None:
-    """The evaluation environments; ``None`` if there are to be none."""
+def make_eval_envs(experiment: Experiment, options: Options, ranks: Ranks) -> VecEnv | None:
+    """This process's evaluation environments, at least one; ``None`` if there are to be none."""
     if options.eval_freq <= 0:
         return None
-    return make_envs(experiment, options.n_eval_envs, evaluation=True, **options.supervision())
+    n_envs = -(-options.n_eval_envs // ranks.size)
+    return make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
 
 
 def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:
@@ -206,9 +206,11 @@ def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Pl
     return load_model(Path(options.trained_agent), experiment, env, options.trust_model, **arguments)
 
 
-def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
-    return EvalAfterUpdates(
-        eval_env,
+def _evaluations(run: Run) -> list[EvalAfterUpdates]:
+    if run.eval_env is None:
+        return []
+    evaluations = EvalAfterUpdates(
+        run.eval_env,
         run.options.eval_freq,
         n_eval_episodes=run.options.eval_episodes,
         deterministic=run.experiment.deterministic_eval,
@@ -216,6 +218,7 @@ def _evaluations(run: Run, eval_env: VecEnv) -> EvalAfterUpdates:
         best_model_save_path=str(run.folder.path),
         callback_after_eval=EvalLine() if run.options.progress else None,
     )
+    return [evaluations]
 
 
 def _checkpoints(run: Run) -> Checkpoints:

@@ -33,6 +33,27 @@ def envs(env_id="CartPole-v1", n_envs=2, vec=DummyVecEnv, **kwargs):
     return make_vec_env(env_id, n_envs, seed=5, wrapper_class=Resumable, vec_env_cls=vec, **kwargs)
 
 
+class Search(gym.Env):
+    """A walk on a line to a goal, which only the critic is to see."""
+
+    replayable = True
+    observation_space = gym.spaces.Dict({name: gym.spaces.Box(-np.inf, np.inf, (1,)) for name in ("goal", "place")})
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal, self.place, self.t = *self.np_random.normal(size=2), 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.place, self.t = self.place + 0.2 * action - 0.1, self.t + 1
+        return self.seen(), -abs(self.place - self.goal), False, self.t == 20, {}
+
+    def seen(self):
+        return {name: np.array([getattr(self, name)], np.float32) for name in ("goal", "place")}
+
+
+KEYS = {"actor_keys": ["place"], "critic_keys": ["goal"]}
 CASES = {
     "discrete": (envs, {}),
     "compiled": (envs, {"compile": True}),
@@ -48,6 +69,8 @@ CASES = {
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
     "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
     "critic": (envs, {"critic_epochs": 2, "critic_learning_rate": "lin_1e-3", "recompute_advantages": True}),
+    "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
+    "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
 FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew", "critic"}

@@ -1,9 +1,12 @@
 """Evaluations, checkpoints, progress."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
 
 from ppo_plus.files.statistics import read_statistics
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Progress, SavedModels
@@ -53,6 +56,54 @@ def test_evaluation_uses_the_training_statistics():
     model, _, snapshot = learn(300, 100)
     np.testing.assert_array_equal(snapshot.means[-1], model.get_vec_normalize_env().obs_rms.mean)
     assert not np.array_equal(snapshot.means[0], snapshot.means[-1])
+
+
+class Told(KVWriter):
+    """What is logged of evaluations."""
+
+    def __init__(self):
+        self.rows = []
+
+    def write(self, key_values, key_excluded, step=0):
+        self.rows.append((step, {key: value for key, value in key_values.items() if key.startswith("eval/")}))
+
+    def close(self):
+        pass
+
+
+class Falling(gym.Wrapper):
+    """An episode is a success where the pole falls to the right."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, {**info, "is_success": bool(obs[2] > 0)}
+
+
+def test_what_is_recorded_is_what_sb3_records(tmp_path, capsys):
+    told = Told()
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)
+    model.set_logger(Logger(None, [told]))
+
+    def callback(cls, folder, **kwargs):
+        env = make_vec_env("CartPole-v1", 2, seed=3, wrapper_class=Falling)
+        return cls(env, n_eval_episodes=5, log_path=folder, best_model_save_path=folder, verbose=1, **kwargs)
+
+    ours, theirs = (
+        callback(EvalAfterUpdates, tmp_path / "ours"),
+        callback(EvalCallback, tmp_path / "theirs", eval_freq=1),
+    )
+    model.learn(64, log_interval=None, callback=ours)
+    said = capsys.readouterr().out
+    theirs.init_callback(model)
+    theirs.on_training_start({}, {})
+    theirs.on_step()
+    assert said == capsys.readouterr().out and "Success rate" in said and "New best" in said
+    assert told.rows[-2] == told.rows[-1] and len(told.rows[-1][1]) == 3
+    assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
+    with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:
+        assert found.files == expected.files and len(found.files) == 4
+        assert all(np.array_equal(found[name], expected[name]) for name in expected.files)
+    assert (tmp_path / "ours/best_model.zip").exists()
 
 
 def test_a_run_without_an_update_has_no_evaluation(tmp_path):

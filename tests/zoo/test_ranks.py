@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch as th
 from torchrun import TORCHRUN, torchrun
@@ -19,7 +20,7 @@ from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.plot import read_training
 from ppo_plus.zoo.ranks import share
 
-GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq -1 --save-freq 512".split()
+GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq 1024 --eval-episodes 3 --save-freq 512".split()
 SETTINGS = "-params n_envs:4 n_steps:32 batch_size:64 n_epochs:2 compile:False".split()
 N_TIMESTEPS = 4096
 
@@ -39,6 +40,11 @@ def model_of(folder):
 def episodes(folder):
     files = sorted(run_of(folder).glob("*.monitor.csv"))
     return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
+
+
+def evaluations(folder):
+    with np.load(run_of(folder) / "evaluations.npz") as saved:
+        return dict(saved)
 
 
 @pytest.mark.parametrize(("n", "rank"), [(2, 0), (2, 1), (4, 3)])
@@ -70,21 +76,28 @@ def test_one_run_of_two_processes(tmp_path):
     assert model_of(tmp_path).num_timesteps == 1024
     assert len(episodes(tmp_path)) == 4 and all(episodes(tmp_path))
     assert read_training(run_of(tmp_path))[0].max() <= 1024
+    assert evaluations(tmp_path)["results"].shape == (1, 3)
     assert sorted(path.name for path in run_of(tmp_path).glob("*.zip")) == [
         "CartPole-v1.zip",
+        "best_model.zip",
         "rl_model_1024_steps.zip",
         "rl_model_512_steps.zip",
     ]
 
 
-def kill_one(run, *launched):
-    """Kill the second process, once there is a checkpoint behind the first one.
+def await_checkpoint(run, *launched):
+    """Wait until there is a checkpoint behind the first one.
 
     :param launched: torchrun, on each machine
     """
     while len(list((run / "checkpoints").glob("checkpoint_*_rank1.zip"))) < 2:
         assert all(each.poll() is None for each in launched)
         time.sleep(0.01)
+
+
+def kill_one(run, *launched):
+    """Kill the second process, once there is a checkpoint behind the first one."""
+    await_checkpoint(run, *launched)
     parents = ",".join(str(each.pid) for each in launched)
     workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
     ranks = {Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid for pid in workers}
@@ -115,6 +128,9 @@ def assert_same_run(found, expected):
     weights, expected_weights = (model_of(folder).get_parameters()["policy"] for folder in (found, expected))
     assert all(th.equal(weights[name], expected_weights[name]) for name in expected_weights)
     assert episodes(found) == episodes(expected)
+    played, expected_played = evaluations(found), evaluations(expected)
+    assert len(expected_played["results"]) == 4
+    assert all(np.array_equal(played[name], expected_played[name]) for name in expected_played)
     assert len(list((found / "ppo_plus").iterdir())) == 1
 
 
@@ -152,6 +168,17 @@ def test_torchrun_restarts_what_was_killed(tmp_path, whole):
     assert launched.returncode == 0, said[-3000:]
     assert said.count("going on with what this job of torchrun") == 1
     assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_without_torchrun_they_end_and_are_gone_on_with(tmp_path):
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))
+    await_checkpoint(run_of(tmp_path), launched)
+    launched.kill()
+    # Their output ends with the last of them.
+    said, _ = launched.communicate(timeout=300)
+    assert f"ppo-plus train --resume {run_of(tmp_path)} --processes 2" in said
 
 
 @pytest.mark.slow

@@ -314,7 +314,7 @@ def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace, came: list[int]) -> None:
-    """Train, and say what can be done next.
+    """Train, and say what can be done next, of several processes once.
 
     Where training does not reach its end the exit code says why: 128 plus the signal's number, or the operating
     system's number of a full disk (28) or of too little memory (12).
@@ -328,18 +328,15 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     from ppo_plus.ranks import RanksError
     from ppo_plus.rollout.faults import DISK_FULL
 
-    if not run.model.ranks.leads:
-        try:
-            sys.exit(0 if train(run) else 128 + came[0] if came else 1)
-        except RanksError as error:
-            sys.exit(_told(1, str(error)))
+    leads, size = run.model.ranks.leads, run.model.ranks.size
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     trust = ["--trust-config"] if args.trust_config else []
     finished, code = False, INTERRUPTED
     try:
         finished = train(run)
-        folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
-        print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
+        if leads:
+            folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
+            print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
     except RanksError as error:
         code = _told(1, str(error))
     except MemoryError as error:
@@ -349,9 +346,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
             raise
         code = _told(errno.ENOSPC, str(error))
     finally:
-        newest = [] if finished else files(run.folder.checkpoints)
+        newest = [] if finished or not leads else files(run.folder.checkpoints)
         if newest:
-            size = run.model.ranks.size
             processes = ["--processes", str(size)] if size > 1 else []
             resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
             print(f"go on from {steps_of(newest[0]):,} timesteps: {shlex.join(resume)}", flush=True)
