@@ -11,6 +11,8 @@ from typing import NoReturn
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: A name of ``sys/prctl.h``.
 PR_SET_PDEATHSIG = 1
+#: Who has started this process: torchrun, if it was that.
+PARENT = os.getppid()
 
 
 def launched() -> bool:
@@ -32,6 +34,9 @@ def end_with_torchrun() -> None:
     """Be ended by SIGTERM when torchrun is gone, also where it was killed and could end nobody (Linux)."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != PARENT:
+            # It has gone before that was asked for.
+            signal.raise_signal(signal.SIGTERM)
 
 
 def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
