@@ -134,7 +134,7 @@ def training_table(results: dict[str, Any]) -> str:
     header = ["", "µs per step", "times as fast as SB3", "as one process"]
     rows = [
         [name, f"{1e6 * median(found[name]) / steps:.0f}", cell(found, name, REFERENCE), cell(found, name)]
-        for name in (REFERENCE, ALONE, ALL, APART)
+        for name in found
     ]
     return table(header, rows)
 

@@ -842,7 +842,7 @@ ZOO = (
     Fault(
         "last-update-unevaluated",
         "zoo/callbacks.py",
-        "_on_training_end(self) -> None:\n        self._evaluate()",
+        "_on_training_end(self) -> None:\n        self._evaluate(True)",
         "_on_training_end(self) -> None:\n        pass",
         "tests/zoo/test_callbacks.py",
     ),
