@@ -108,7 +108,7 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     # On a busy machine time passes besides.
     pass_by(jobs.storage, GRACE / 2)
     assert jobs.claim() is None
-    pass_by(jobs.storage, GRACE / 2)
+    pass_by(jobs.storage, GRACE / 2 + 1)
     again = jobs.claim()
     assert again.user_attrs[REPLACES] == claimed.number and again.user_attrs[DEATHS] == 1
     # The silent worker wakes up: its result is not wanted any more.
@@ -132,7 +132,7 @@ def test_dates_of_heartbeats_mean_nothing(jobs, hours):
         # On a busy machine time passes besides.
         pass_by(jobs.storage, GRACE / 2)
         assert jobs.claim() is None
-    pass_by(jobs.storage, GRACE / 2)
+    pass_by(jobs.storage, GRACE / 2 + 1)
     assert jobs.claim().user_attrs[REPLACES] == claimed.number
 
 
@@ -208,7 +208,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert states(jobs) == ["RUNNING"] and jobs.claim() is None
-    pass_by(jobs.storage, GRACE)
+    pass_by(jobs.storage, GRACE + 1)
     assert jobs.claim() is not None
     assert states(jobs) == ["FAIL", "RUNNING"]
 
