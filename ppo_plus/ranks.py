@@ -76,12 +76,16 @@ class Ranks:
 
     def gather_values(self, value: T) -> list[T]:
         """Small values of all, by rank; anything that can be pickled."""
+        if not self.several:
+            return [value]
         found: list[Any] = [None] * self.size
         self._timed(partial(dist.all_gather_object, found, value))
         return found
 
     def lead(self, value: T) -> T:
         """The value of rank 0; anything that can be pickled."""
+        if not self.several:
+            return value
         found = [value]
         self._timed(partial(dist.broadcast_object_list, found, src=0))
         return found[0]

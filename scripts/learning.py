@@ -24,7 +24,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
-from ppo_plus.zoo.tune.statistics import iqm_interval
+from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
 
 #: Environment, steps (None: those of the YAML file), seeds, goal.
 TASKS = [
@@ -95,6 +95,16 @@ def task_rows(results: list[Result]) -> list[str]:
     return rows
 
 
+def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
+    """After how many steps runs reached their goal: "≥ " if that is a lower bound, and the IQM with its 95 % interval.
+
+    :param steps: of each run; runs that never arrived, infinity, count as the whole budget
+    :param budget: environment steps that a run had
+    """
+    never = "≥ " if any(s > budget for s in steps) else ""
+    return never, iqm_interval([min(s, budget) for s in steps])
+
+
 def mountain_car_rows(results: list[Result]) -> list[str]:
     rows = ["| observations, exploration | reached by 61k | by 102k | steps to −130, IQM [95 %] |", "|---|---|---|---|"]
     for case in (f"{observations}, {exploration}" for observations in OBSERVATIONS for exploration in EXPLORATIONS):
@@ -106,9 +116,7 @@ def mountain_car_rows(results: list[Result]) -> list[str]:
             reached = sum(s <= budget for s in steps)
             low, high = binomtest(reached, len(steps)).proportion_ci(method="wilson")
             shares.append(f"{reached} of {len(steps)} [{low:.0%}, {high:.0%}]")
-        # Runs that never arrived count as the whole budget: a lower bound.
-        point, low, high = iqm_interval([min(s, MOUNTAIN_CAR_STEPS) for s in steps])
-        never = "≥ " if any(s > MOUNTAIN_CAR_STEPS for s in steps) else ""
+        never, (point, low, high) = arrival(steps, MOUNTAIN_CAR_STEPS)
         rows.append(f"| {case} | {shares[0]} | {shares[1]} | {never}{point:,.0f} [{low:,.0f}, {high:,.0f}] |")
     return rows
 

@@ -22,25 +22,21 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
+import learning  # the scripts beside this one
 import numpy as np
 from gymnasium import spaces
-from learning import StepsToGoal  # the scripts beside this one
-from runs import Result, done_before, learn, parser, rows, run
+from runs import Result, done_before, learn, markdown, parser, rows, run
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.zoo.tune.statistics import iqm_interval
 
-#: Made anew for every run, since noise keeps its state.
-EXPLORATIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "white": dict,
-    "gSDE per rollout": partial(dict, use_sde=True),
-    "gSDE every 4 steps": partial(dict, use_sde=True, sde_sample_freq=4),
-    "gSDE per episode": partial(dict, use_sde=True, sde_sample_freq="episode"),
-    "colored, 1/f^0.5": lambda: {"exploration": ColoredNoise(0.5)},
-    "colored, 1/f": lambda: {"exploration": ColoredNoise(1.0)},
+EXPLORATIONS: dict[str, dict[str, Any]] = {
+    **learning.EXPLORATIONS,
+    "gSDE every 4 steps": {"use_sde": True, "sde_sample_freq": 4},
+    "colored, 1/f^0.5": {"exploration": ColoredNoise(0.5)},
+    "colored, 1/f": {"exploration": ColoredNoise(1.0)},
 }
 N_ENVS, N_STEPS, N_SEEDS = 8, 256, 10
 
@@ -91,11 +87,8 @@ def make_classic(env_id: str, normalize: bool, seed: int) -> VecEnv:
 
 def make_multi_room(seed: int) -> VecEnv:
     def make() -> gym.Env[Any, Any]:
-        from minigrid.wrappers import ImgObsWrapper
-
-        flat: gym.Env[Any, Any] = gym.wrappers.FlattenObservation(
-            ImgObsWrapper(gym.make("MiniGrid-MultiRoom-N4-S5-v1"))
-        )
+        grid = import_module("minigrid.wrappers").ImgObsWrapper(gym.make("MiniGrid-MultiRoom-N4-S5-v1"))
+        flat: gym.Env[Any, Any] = gym.wrappers.FlattenObservation(grid)
         # Codes of what is seen, not a picture.
         box = spaces.Box(0.0, 255.0, flat.observation_space.shape, np.float32)
         return gym.wrappers.TransformObservation(flat, np.float32, box)
@@ -165,7 +158,7 @@ TASKS: dict[str, dict[str, Task]] = {
 }
 
 
-class EndsAtGoal(StepsToGoal):
+class EndsAtGoal(learning.StepsToGoal):
     """Training ends when the goal is reached."""
 
     def _on_step(self) -> bool:
@@ -175,7 +168,7 @@ class EndsAtGoal(StepsToGoal):
 def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
     task = TASKS[kind][name]
     env = task.make(seed)
-    model = PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **EXPLORATIONS[exploration]())
+    model = PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **EXPLORATIONS[exploration])
     until = EndsAtGoal(float("inf") if task.goal is None else task.goal)
     speed = learn(model, task.steps, until)
     score = until.steps if task.goal is not None else safe_mean([each["r"] for each in model.ep_info_buffer or ()])
@@ -185,21 +178,20 @@ def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
 
 def goal_rows(kind: str, results: list[Result]) -> list[str]:
     """A line for each task: in how many runs, and after how many steps, the goal was reached, by exploration."""
-    table = [["", *EXPLORATIONS], ["---"] * (len(EXPLORATIONS) + 1)]
+    table = []
     for name, task in TASKS[kind].items():
         cells = [name]
         for exploration in EXPLORATIONS:
             scores = [result.score for result in results if (result.task, result.contender) == (name, exploration)]
             cells.append(reached(scores, task.steps) if scores else "")
         table.append(cells)
-    return ["| " + " | ".join(line) + " |" for line in table]
+    return markdown(["", *EXPLORATIONS], table)
 
 
 def reached(scores: list[float], steps: int) -> str:
     """In how many runs, and after how many thousand steps; runs that never arrived count as the whole budget."""
     n = sum(score <= steps for score in scores)
-    point, low, high = iqm_interval([min(score, steps) for score in scores])
-    never = "≥ " if n < len(scores) else ""
+    never, (point, low, high) = learning.arrival(scores, steps)
     return f"{n} of {len(scores)}; {never}{point / 1e3:,.0f}k [{low / 1e3:,.0f}, {high / 1e3:,.0f}]"
 
 

@@ -50,6 +50,7 @@ from campaign import (  # the script beside this one
     work,
     write,
 )
+from runs import markdown
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -299,18 +300,18 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda result: tasks.index(result["task"])):
         groups.setdefault((result["task"], result["arm"]), []).append(result)
-    rows = [["task", "contender", "seeds", *MEASURES, "CPU min"], ["---"] * (len(MEASURES) + 4)]
+    rows = []
     for (task, arm), runs in groups.items():
         minutes = np.mean([result["cpu_seconds"] for result in runs]) / 60
         scores = [_interval([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
         rows.append([task, arm, str(len(runs)), *scores, f"{minutes:.1f}"])
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    return markdown(["task", "contender", "seeds", *MEASURES, "CPU min"], rows)
 
 
 def effects_table(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each setting of the screening: by which part of a task's usual return it changes the return."""
     found = {(result["arm"], result["task"]): result for result in results}
-    rows = [["setting", *MEASURES], ["---"] * (len(MEASURES) + 1)]
+    rows = []
     columns = []
     for name in MEASURES.values():
         scores = [
@@ -322,7 +323,7 @@ def effects_table(results: Iterable[dict[str, Any]]) -> list[str]:
         rows.append([factor.name, *cells])
     done = sum((arm, task) in found for arm in SCREEN for task in SCREENED)
     return [
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *markdown(["setting", *MEASURES], rows),
         "",
         f"{done} of {len(SCREEN) * len(SCREENED)} runs",
     ]

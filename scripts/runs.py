@@ -144,9 +144,9 @@ def rows(results: list[Result], columns: dict[str, Callable[[list[Result]], str]
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.task, result.contender), []).append(result)
-    cells = [
-        list(columns),
-        ["---"] * len(columns),
-        *([cell(runs) for cell in columns.values()] for runs in groups.values()),
-    ]
-    return ["| " + " | ".join(line) + " |" for line in cells]
+    return markdown(list(columns), ([cell(runs) for cell in columns.values()] for runs in groups.values()))
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]

@@ -31,8 +31,6 @@ class Episodes(NamedTuple):
 
     def of_all(self, ranks: Ranks) -> "Episodes":
         """Those of all processes, in the order of their ranks."""
-        if not ranks.several:
-            return self
         return Episodes(*(sum(parts, []) for parts in zip(*ranks.gather_values(self), strict=True)))
 
 
@@ -84,11 +82,8 @@ class EvalAfterUpdates(EvalCallback):
 
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate where it is time to, if there has been an update since the last time."""
-        is_due = is_due and self.model._n_updates > self.evaluated_updates
-        if self._ranks.several:
-            # Resumed in more processes than before, the further ones have not counted as the first has.
-            is_due = self._ranks.lead(is_due)
-        if is_due:
+        # Resumed in more processes than before, the further ones have not counted as the first has.
+        if self._ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
             episodes = self._play().of_all(self._ranks)

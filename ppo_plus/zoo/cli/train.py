@@ -287,8 +287,7 @@ def _begun(args: argparse.Namespace) -> "RunFolder | None":
 
     ranks = Ranks.present()
     begun = begun_by(name, Path(args.log_folder), args.env) if ranks.leads else None
-    if ranks.several:
-        begun = ranks.lead(begun)
+    begun = ranks.lead(begun)
     if begun is not None and ranks.leads:
         print(f"{begun.path}: going on with what this job of torchrun ({name}) has begun", file=sys.stderr)
     return begun
