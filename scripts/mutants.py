@@ -763,8 +763,8 @@ TOP = (
     Fault(
         "vectors-of-another-width",
         "compiling/torch_private.py",
-        'return OPTIONS | {"cpp.simdlen": pick_vec_isa().bit_width()}',
-        "return OPTIONS",
+        'yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}',
+        "yield OPTIONS",
         "tests/compiling/test_torch_private.py",
     ),
     Fault(

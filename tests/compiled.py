@@ -9,6 +9,21 @@ import torch as th
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
 
 
+def by_operation(graph, tensors):
+    """What Inductor compiles, run operation by operation.
+
+    Numbers and tensors that a trace has kept are as stale here. Where code is written for one layout, or operations are
+    put together, a test needs Inductor, which takes most of the time.
+    """
+
+    def run(given):
+        results = list(graph(*given))
+        given.clear()
+        return results
+
+    return run
+
+
 def parameters(model):
     return th.nn.utils.parameters_to_vector(model.policy.parameters())
 

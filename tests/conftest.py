@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch as th
+from compiled import by_operation
 
 # Networks are tiny here: one thread is fastest, and sums then always have the same order.
 th.set_num_threads(1)
@@ -14,6 +15,12 @@ th.set_num_threads(1)
 # In the background, a shell has the tests ignore Ctrl-C, and so would the processes that they start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Traced is compiled: ``compiled.by_operation`` stands for Inductor."""
+    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (by_operation,))
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,16 @@ CASES = {
         PIXELS_AND_NUMBERS,
         dict(target_kl=0.002, policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
     ),
-    "gSDE, penalty": (spaces.Box(-1, 1, (2,)), None, dict(use_sde=True, kl_control="penalty", target_kl=0.01)),
-    "squashed, entropy": (
+    "squashed gSDE, entropy, penalty": (
         spaces.Box(-1, 1, (2,)),
         None,
-        dict(ent_coef=0.01, policy_kwargs=dict(squash_output=True, log_std_init=2.0)),
+        dict(
+            use_sde=True,
+            ent_coef=0.01,
+            kl_control="penalty",
+            target_kl=0.01,
+            policy_kwargs=dict(squash_output=True, log_std_init=2.0),
+        ),
     ),
 }
 
@@ -81,6 +86,7 @@ def test_compiled_and_eager_train_the_same(case):
     assert_trained_alike(*models)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
 def test_environments_in_tensors_are_trained_in_compiled(policy):
@@ -111,6 +117,7 @@ def test_keystone_compiled(cartpole):
     assert th.allclose(parameters(sb3), parameters(ours), atol=1e-5)
 
 
+@pytest.mark.usefixtures("traced")
 def test_changed_hyperparameters_are_noticed(cartpole):
     model = copy.deepcopy(cartpole[1])
     eager = copy.deepcopy(cartpole[1])
@@ -124,6 +131,7 @@ def test_changed_hyperparameters_are_noticed(cartpole):
     assert th.allclose(parameters(model), parameters(eager), atol=1e-5)
 
 
+@pytest.mark.usefixtures("traced")
 def test_saved_and_loaded_models_go_on_compiled(cartpole, tmp_path):
     cartpole[1].save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
@@ -142,6 +150,7 @@ class Weighted(PPO_Plus):
         return losses.plus("l2", self.weight * l2)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_an_overridden_loss_is_compiled_and_never_stale():
     env = make_vec_env("CartPole-v1", 4, seed=0)
@@ -166,6 +175,7 @@ class Tempered(th.nn.Module):
         return self.linear(features) / self.temperature
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
     def learn(compile):
@@ -207,6 +217,7 @@ class Taught(PPO_Plus):
         return super().compute_loss(batch, coefficients).plus("gap", gap.square().mean())
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_networks_that_change_places_and_those_beside_the_policy_are_never_stale():
     results = []
@@ -240,6 +251,7 @@ class OwnPenalty(PPO_Plus):
         return losses.plus("penalty", self.weight * kl)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_terms_that_vanish_at_first_are_never_stale():
     env = make_vec_env("CartPole-v1", 4, seed=0)
@@ -249,6 +261,7 @@ def test_terms_that_vanish_at_first_are_never_stale():
     assert model.logger.name_to_value["train/penalty"] > 0.0
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_what_changes_all_the_time_is_soon_left_uncompiled():
     model = Weighted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
@@ -280,6 +293,7 @@ class RunningMean(th.nn.Module):
         return self.linear(features - self.mean)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
     def learn(compile):
@@ -308,6 +322,7 @@ class CountingRows(th.nn.Module):
         return self.linear(features)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
     env = make_vec_env("CartPole-v1", 4, seed=0)
@@ -353,6 +368,7 @@ def without_gradient(module, inputs, output):
     return output.detach() + 0 * output if isinstance(output, th.Tensor) else None
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "register, hook",
@@ -377,6 +393,7 @@ def test_hooks_on_all_optimizers_and_modules_that_come_later_are_called(register
     assert th.equal(parameters(model), before) and not model.compiled
 
 
+@pytest.mark.usefixtures("traced")
 def test_what_a_callback_exchanges_acts_at_once():
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", compile=True)
@@ -420,6 +437,7 @@ def evaluating():
     return EvalCallback(env, eval_freq=5, n_eval_episodes=1, verbose=0, warn=False)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("callback", [Scaling, evaluating])
 def test_what_changes_in_the_middle_of_a_rollout_acts_at_once(callback):
@@ -474,6 +492,7 @@ class Counting(th.nn.Module):
         return self.linear(features)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile", sample([False, True], 2))
 def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
     arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
@@ -482,6 +501,7 @@ def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
     assert not compile or model.compilation.cache["the update"].is_compiled
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
@@ -500,6 +520,7 @@ class Decayed(PPO_Plus):
         return losses.plus("decay", 0.1 * sum(weight.square().sum() for weight in weights))
 
 
+@pytest.mark.usefixtures("traced")
 def test_weights_that_would_not_be_learned_are_refused():
     with pytest.raises(CompileError, match="reads a weight of shape .* elsewhere than in its module"):
         Decayed("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, compile=True, device="cpu").learn(16)
@@ -515,6 +536,7 @@ class Sometimes(PPO_Plus):
         return losses.plus("extra", 0.1 * losses.total) if self.extra else losses
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
     results = []
@@ -561,6 +583,7 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
     agrees()
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_settings_may_change_between_calls_as_often_as_one_likes(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.MAX_TRACES", 1)
@@ -580,6 +603,7 @@ class Remembering(ColoredNoise):
         return carry
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.slow
 def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
@@ -690,6 +714,7 @@ class Extended(PPO_Plus):
         super().train()
 
 
+@pytest.mark.usefixtures("traced")
 @needs_compiler
 def test_an_update_of_the_users_own_is_told_from_one_that_calls_ours():
     copied, extended = (
@@ -702,6 +727,7 @@ def test_an_update_of_the_users_own_is_told_from_one_that_calls_ours():
     assert str(extended.learn(64).compiled) == "yes: compile=True"
 
 
+@pytest.mark.usefixtures("traced")
 def test_true_refuses_what_cannot_be_compiled():
     groups = dict(optimizer_class=TwoGroups)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs=groups, device="cpu", compile=True)
@@ -717,6 +743,7 @@ class TwoGroups(th.optim.Adam):
         super().__init__([dict(params=[first]), dict(params=others, weight_decay=0.1)], **kwargs)
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_an_optimizer_whose_first_step_was_skipped_still_gets_its_state():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, device="cpu", compile=False).learn(64)

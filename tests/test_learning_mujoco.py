@@ -75,6 +75,7 @@ def test_a_result_is_whole_or_not_there(campaign, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
 def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
     path = tmp_path / "running" / "a.lock"
     assert not campaign.is_claimed(path)
@@ -162,6 +163,7 @@ def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypa
     assert script.status(tmp_path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
 
 
+@pytest.mark.slow
 def test_episodes_at_the_end_are_normalized_as_training_was(script, monkeypatch):
     """Rewards come as the environment gives them, observations as the policy knows them."""
     monkeypatch.setattr(script, "N_EPISODES", 4)
@@ -184,6 +186,7 @@ def test_episodes_at_the_end_are_normalized_as_training_was(script, monkeypatch)
     assert env.obs_rms.mean.any()
 
 
+@pytest.mark.slow
 def test_at_equal_settings_ppo_plus_and_sb3_begin_alike(script):
     """The same weights and the same first rollout."""
     pytest.importorskip("mujoco")

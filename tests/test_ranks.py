@@ -23,30 +23,13 @@ def test_two_processes():
         "resumed",
         "unwritten",
         "evaluated",
+        "failing_evaluation",
+        "foreign_buffer",
         "differing",
+        "differing_later",
+        "differing_schedules",
+        "differing_callbacks",
     )
-    assert done.returncode == 0, done.stderr[-5000:]
-
-
-@pytest.mark.slow
-def test_what_differs_later_is_named():
-    done = torchrun(2, SCRIPT, "differing_later")
-    assert done.returncode == 0, done.stderr[-5000:]
-    done = torchrun(2, SCRIPT, "differing_schedules")
-    assert done.returncode == 0, done.stderr[-5000:]
-    done = torchrun(2, SCRIPT, "differing_callbacks")
-    assert done.returncode == 0, done.stderr[-5000:]
-
-
-@pytest.mark.slow
-def test_a_buffer_of_ones_own():
-    done = torchrun(2, SCRIPT, "foreign_buffer")
-    assert done.returncode == 0, done.stderr[-5000:]
-
-
-@pytest.mark.slow
-def test_an_error_in_the_evaluation_of_one_ends_all():
-    done = torchrun(2, SCRIPT, "failing_evaluation")
     assert done.returncode == 0, done.stderr[-5000:]
 
 

@@ -14,7 +14,7 @@ from ppo_plus.compiling.compiled import Compiled, demanded, obstacle
 #: compiling takes 2 to 4 s, but for the first time on a machine.
 WORTH_COMPILING = 4_000
 #: What is said before something is compiled.
-NOTICE = "compiling first: some 25 s, or a few seconds where the same networks have been compiled before"
+NOTICE = "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"
 
 
 @dataclass(frozen=True)

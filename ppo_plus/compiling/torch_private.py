@@ -8,6 +8,7 @@ in every single case.
 """
 
 import linecache
+import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,18 +39,37 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def options() -> dict[str, Any]:
-    """:data:`OPTIONS`, with the width of this processor's vectors.
+@contextmanager
+def inductor_options() -> Iterator[dict[str, Any]]:
+    """:data:`OPTIONS`, with the width of this processor's vectors, which Inductor takes as torch does.
 
-    Inductor's cache of graphs leaves that out of its keys, although it writes code for one width: where processors
+    Inductor's cache of graphs leaves that width out of its keys, although it writes code for one: where processors
     share a cache, or the environment variable ``ATEN_CPU_CAPABILITY`` changes, that code would compute something else.
+
+    Left to itself, Inductor compiles and loads a program for each of up to six extensions of an x86 processor, most of
+    them for arithmetic of bytes and half precision: as long as it takes to compile the networks of CartPole, and in
+    every further process more than a third of what is left when these come from its cache.
     """
     try:
-        from torch._inductor.cpu_vec_isa import pick_vec_isa
+        from torch._inductor import config, cpu_vec_isa
 
-        return OPTIONS | {"cpp.simdlen": pick_vec_isa().bit_width()}
+        find = cpu_vec_isa.valid_vec_isa_list
+        if platform.machine() in ("x86_64", "AMD64"):
+            own = th.backends.cpu.get_cpu_capability().lower()
+            with config.patch("cpp.vec_isa_ok", True):
+                # Asked whether they are there, AVX-512's still find out whether they know bfloat16.
+                found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == own and each]
+        else:
+            found = [cpu_vec_isa.pick_vec_isa()]
+        width = found[0].bit_width() if found else 0
     except (ImportError, AttributeError):
-        return OPTIONS
+        yield OPTIONS
+        return
+    cpu_vec_isa.valid_vec_isa_list = lambda: found  # type: ignore[assignment]
+    try:
+        yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = find
 
 
 #: What settles which way is taken, for each function; not while something is traced.
@@ -470,8 +490,14 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     # Inductor keeps on disk only what it compiled for a mode with shapes.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
-    with config.patch(options() | {"cpp_wrapper": on_cpu}), th.no_grad(), tracing(TracingContext(mode)):
-        output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
+    prepared_graph = prepared(graph, tensors)
+    with (
+        inductor_options() as options,
+        config.patch(options | {"cpp_wrapper": on_cpu}),
+        th.no_grad(),
+        tracing(TracingContext(mode)),
+    ):
+        output: Any = compile_fx_inner(prepared_graph, inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
 
 
@@ -482,10 +508,12 @@ def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     # The caller compares what guards would.
     skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
     filtered = {} if skip is None else {"guard_filter_fn": skip}
-    run = th.compile(graph, fullgraph=True, dynamic=False, options=options() | filtered)
+    with inductor_options() as options:
+        run = th.compile(graph, fullgraph=True, dynamic=False, options=options | filtered)
 
     def call(given: list[th.Tensor]) -> list[th.Tensor]:
-        with ONE_AT_A_TIME:  # it refuses to run while another thread traces
+        # It compiles at its first call, and refuses to run while another thread traces.
+        with ONE_AT_A_TIME, inductor_options():
             results = list(run(*given))
         given.clear()
         return results
@@ -505,7 +533,7 @@ def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphM
     from torch.fx.experimental.proxy_tensor import make_fx
 
     # The table depends on Inductor's options.
-    with config.patch(options()), th.no_grad():
+    with inductor_options() as options, config.patch(options), th.no_grad():
         decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
         functional = functionalize(graph, remove="mutations")
         graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)

@@ -2,6 +2,7 @@
 
 import copy
 import linecache
+import platform
 from contextlib import contextmanager
 
 import pytest
@@ -297,11 +298,27 @@ def test_a_buffer_that_is_replaced_while_others_stand_in_is_written_into_its_sta
     assert module.running_mean is own and th.equal(own, th.zeros(2))
 
 
-def test_inductor_is_told_the_width_of_vectors(monkeypatch):
+@pytest.mark.parametrize(("capability", "width"), [("DEFAULT", 0), ("AVX2", 256), ("AVX512", 512)])
+def test_inductor_takes_vectors_as_wide_as_torchs_own(capability, width, monkeypatch):
     # Seconds to import, which not every process that collects tests should take.
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor import config, cpu_vec_isa
 
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert torch_private.options()["cpp.simdlen"] == 0
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
-    assert torch_private.options() == torch_private.OPTIONS | {"cpp.simdlen": pick_vec_isa().bit_width()}
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("Inductor looks for the vectors of other processors without trying them")
+    tried = []
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda self, code: tried.append(str(self)) or True)
+    monkeypatch.setattr(th.backends.cpu, "get_cpu_capability", lambda: capability)
+    find = cpu_vec_isa.valid_vec_isa_list
+    with torch_private.inductor_options() as options, config.patch(options):
+        assert cpu_vec_isa.pick_vec_isa().bit_width() == width
+    assert options == torch_private.OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
+    assert set(tried) <= {"avx512"}  # whether it knows bfloat16
+    assert cpu_vec_isa.valid_vec_isa_list is find
+
+
+def test_without_inductors_list_of_vectors_it_finds_its_own(monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    monkeypatch.delattr(cpu_vec_isa, "valid_vec_isa_list")
+    with torch_private.inductor_options() as options:
+        assert options == torch_private.OPTIONS

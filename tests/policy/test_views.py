@@ -347,6 +347,7 @@ def test_a_saved_model_and_a_saved_policy_see_the_same(policy, tmp_path):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:2])
 def test_compiled_and_eager_train_the_same(policy):

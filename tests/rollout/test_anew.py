@@ -279,6 +279,7 @@ def test_a_loaded_model_goes_on_recomputing(tmp_path):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["mixed, masks", "LSTM"])
 def test_compiled_and_eager_train_the_same(case):
@@ -289,6 +290,7 @@ def test_compiled_and_eager_train_the_same(case):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 def test_compiled_code_sees_the_new_estimates():
     eager, compiled = (

@@ -381,7 +381,9 @@ def test_bad_arguments(options, error, message):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["MLP", "LSTM", "GRU of the actor"])
-def test_compiled_and_eager_train_the_same(network):
+def test_compiled_and_eager_train_the_same(network, request):
+    if network != "MLP":
+        request.getfixturevalue("traced")
     options = with_eps(NETWORKS[network] | OPTIONS["both"] | dict(recompute_advantages=True))
     eager, compiled = (make(**options | dict(compile=each)).learn(64) for each in (False, True))
     assert len(compiled.compilation.cache) == 3 and compiled.compiled

@@ -180,7 +180,7 @@ def command(*given):
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "reason"), [("kill", "died with its process .SIGKILL"), ("hang", "gave no answer ")])
 def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
-    limit = ["--vec-env", "subproc", "--env-timeout", "20"]
+    limit = ["--vec-env", "subproc", "--env-timeout", "10"]
     options = {"capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run(command(*arguments(fault, *limit)), **options)
     assert done.returncode == 1

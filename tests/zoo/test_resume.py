@@ -85,7 +85,7 @@ def command(*arguments):
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
     given = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
-    given += ["--vec-env", vec_env]
+    given += ["--vec-env", vec_env, *"-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command(*given, "-f", str(tmp_path / "whole")), check=True, env=environment)
     run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
@@ -112,10 +112,13 @@ def names_of(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
-    given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 -f {tmp_path}".split()
+    # A signal that comes while something is compiled waits for its end.
+    given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()
+    given += ["-params", "compile:False"]
     process = subprocess.Popen(command(*given), stdout=subprocess.PIPE, text=True)
     run = tmp_path / "ppo_plus" / "CartPole-v1_1"
-    while not any(path.stat().st_size > 300 for path in run.glob("*.monitor.csv")):
+    while not names_of(run / "checkpoints") - {"checkpoint_000000000000.zip"}:
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
