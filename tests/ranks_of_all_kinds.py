@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -294,6 +295,8 @@ def raising(ranks):
             raise ValueError("the wind has torn the line")
         return True
 
+    # Torchrun ends the others as soon as one has failed: this one first finds out by itself.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start = time.monotonic()
     try:
         model().learn(10**9, callback=ConvertCallback(fail))
