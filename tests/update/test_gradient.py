@@ -126,7 +126,6 @@ class Augmented(PPO_Plus):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-@pytest.mark.slow
 def test_a_custom_loss_is_compiled_too():
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=SMALL)
     eager, compiled = (
@@ -147,7 +146,6 @@ class Elsewhere(PPO_Plus):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-@pytest.mark.slow
 def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
