@@ -217,7 +217,14 @@ def main() -> None:
     parser.add_argument("--env", nargs="+", default=list(TASKS), help="tasks: Atari, or Gymnasium ids (%(default)s)")
     parser.add_argument("--n-envs", type=int, nargs="+", default=[1, 8, 64], help="numbers of environments")
     parser.add_argument("--rounds", type=int, default=7, help="rounds per kind")
-    parser.add_argument("--kinds", nargs="+", default=[""], metavar="NAME", help="what their names begin with (all)")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        # Each further kind in processes has 64 of them, which together need more memory than most machines have.
+        default=["SB3", "Gymnasium", "EnvPool, all"],
+        metavar="NAME",
+        help="what their names begin with (%(default)s); further: Supervised, EnvPool, 1 thread",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one short round of 2 environments, to see whether it runs"
     )
@@ -227,7 +234,9 @@ def main() -> None:
     if arguments.quick:
         arguments.n_envs, arguments.rounds, seconds = [2], 1, 0.0
 
-    print(", ".join(f"{key} {value}" for key, value in versions().items()))
+    # Before it makes a load itself.
+    about = versions()
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
     results: dict[str, dict[int, dict[str, list[float]]]] = {}
     for name in arguments.env:
         task = find_task(name)
@@ -236,7 +245,7 @@ def main() -> None:
         print(f"\n{name} ({task.spec.id}), median of {arguments.rounds} rounds\n\n" + "\n".join(table(results[name])))
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content: dict[str, Any] = {"versions": versions(), "us_per_step": results}
+        content: dict[str, Any] = {"versions": about, "us_per_step": results}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
