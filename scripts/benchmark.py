@@ -45,6 +45,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
+from markdown_table import markdown  # the script beside this one
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
@@ -416,7 +417,7 @@ def compare(
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]) + "\n"
+    return "\n".join(markdown(header, rows)) + "\n"
 
 
 def time_cell(result: Measured, reference: Measured) -> str:

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runs import facts  # the script beside this one
+from markdown_table import markdown  # the scripts beside this one
+from runs import facts
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
@@ -163,8 +164,7 @@ def table(results: dict[str, dict[str, dict[str, bool]]]) -> list[str]:
         [name, *(" / ".join(words[same] for same in modes.values()) for modes in tasks.values())]
         for name, tasks in results.items()
     ]
-    head = [["uncompiled / compiled", *TASKS], ["---"] * (len(TASKS) + 1)]
-    return [f"| {' | '.join(row)} |" for row in head + rows]
+    return markdown(["uncompiled / compiled", *TASKS], rows)
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ import gymnasium as gym
 import learning  # the scripts beside this one
 import numpy as np
 from gymnasium import spaces
-from runs import Result, done_before, learn, markdown, parser, rows, run
+from markdown_table import markdown
+from runs import Result, done_before, learn, parser, rows, run
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize

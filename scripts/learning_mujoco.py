@@ -50,7 +50,7 @@ from campaign import (  # the script beside this one
     work,
     write,
 )
-from runs import markdown
+from markdown_table import markdown
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy

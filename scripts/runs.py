@@ -15,6 +15,7 @@ from time import process_time
 from typing import Any
 
 import torch as th
+from markdown_table import markdown  # the script beside this one
 from sb3_contrib import __version__ as contrib_version
 from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -145,8 +146,3 @@ def rows(results: list[Result], columns: dict[str, Callable[[list[Result]], str]
     for result in results:
         groups.setdefault((result.task, result.contender), []).append(result)
     return markdown(list(columns), ([cell(runs) for cell in columns.values()] for runs in groups.values()))
-
-
-def markdown(header: list[str], rows: Iterable[list[str]]) -> list[str]:
-    """The lines of a table."""
-    return ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]

@@ -45,7 +45,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from runs import facts  # the script beside this one
+from markdown_table import markdown  # the scripts beside this one
+from runs import facts
 
 from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
@@ -518,7 +519,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     """What came of all runs of a kind, as lines of Markdown."""
     columns = ["injected", "survived", "updates lost", "files corrupted", "resumed runs that differ"]
     columns += ["growth, MiB", "growth, descriptors"]
-    lines = [f"| run | {' | '.join(columns)} |", "| --- " * (len(columns) + 1) + "|"]
+    rows = []
     for name in dict.fromkeys(result["run"] for result in results):
         runs = [result for result in results if result["run"] == name]
         n = sum(map(n_faults, runs))
@@ -530,8 +531,8 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             f"{sum(bool(run['differing']) for run in runs)} of {len(runs)}",
             *(_largest(runs, name) for name in ("memory_MiB", "descriptors")),
         ]
-        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    return lines
+        rows.append([name, *map(str, cells)])
+    return markdown(["run", *columns], rows)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,21 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@cache
+def _vectors(capability: str) -> list[Any]:
+    """The vectors that torch itself uses, as Inductor knows them; empty: none.
+
+    :param capability: how torch calls them
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return [cpu_vec_isa.pick_vec_isa()]
+    with config.patch("cpp.vec_isa_ok", True):
+        # Asked whether they are there, AVX-512's still find out whether they know bfloat16.
+        return [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == capability.lower() and each]
+
+
 @contextmanager
 def inductor_options() -> Iterator[dict[str, Any]]:
     """:data:`OPTIONS`, with the width of this processor's vectors, which Inductor takes as torch does.
@@ -51,16 +66,10 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     every further process more than a third of what is left when these come from its cache.
     """
     try:
-        from torch._inductor import config, cpu_vec_isa
+        from torch._inductor import cpu_vec_isa
 
         find = cpu_vec_isa.valid_vec_isa_list
-        if platform.machine() in ("x86_64", "AMD64"):
-            own = th.backends.cpu.get_cpu_capability().lower()
-            with config.patch("cpp.vec_isa_ok", True):
-                # Asked whether they are there, AVX-512's still find out whether they know bfloat16.
-                found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == own and each]
-        else:
-            found = [cpu_vec_isa.pick_vec_isa()]
+        found = _vectors(th.backends.cpu.get_cpu_capability())
         width = found[0].bit_width() if found else 0
     except (ImportError, AttributeError):
         yield OPTIONS
@@ -490,14 +499,13 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     # Inductor keeps on disk only what it compiled for a mode with shapes.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
-    prepared_graph = prepared(graph, tensors)
     with (
         inductor_options() as options,
         config.patch(options | {"cpp_wrapper": on_cpu}),
         th.no_grad(),
         tracing(TracingContext(mode)),
     ):
-        output: Any = compile_fx_inner(prepared_graph, inputs, cpp_wrapper=on_cpu, is_inference=True)
+        output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
 
 

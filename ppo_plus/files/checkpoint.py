@@ -332,9 +332,8 @@ class Checkpoints(BaseCallback):
         if self._begins:
             if self._ranks.leads:
                 self._set_aside()
-            if self._ranks.several:
-                # Nobody writes before that.
-                self._ranks.lead(None)
+            # Nobody writes before that.
+            self._ranks.lead(None)
 
     def _set_aside(self) -> None:
         place = set_aside(self.folder, self.num_timesteps)

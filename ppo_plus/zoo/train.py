@@ -82,7 +82,7 @@ def _settled(experiment: Experiment, options: Options, ranks: Ranks) -> Experime
     if experiment.vec_env != "auto":
         return experiment
     kind = settle(part, **options.supervision()).vec_env if ranks.leads else ""
-    return experiment.replace(vec_env=ranks.lead(kind) if ranks.several else kind)
+    return experiment.replace(vec_env=ranks.lead(kind))
 
 
 def check(experiment: Experiment, options: Options | None = None) -> None:

@@ -1,0 +1,8 @@
+"""Tables as lines of Markdown. Imports nothing, so that a benchmark's processes hold no more than what they measure."""
+
+from collections.abc import Iterable
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]
