@@ -3,6 +3,7 @@
     python scripts/learning_mujoco.py --list                           # what is done, going on, and left
     python scripts/learning_mujoco.py --run sb3-defaults Hopper-v5 0   # one run
     python scripts/learning_mujoco.py --queue                          # all that is left, one after another
+    python scripts/learning_mujoco.py --queue --stage screening        # of one part; two queues share the work
     python scripts/learning_mujoco.py --table                          # what came out, with intervals
     python scripts/learning_mujoco.py --effects                        # which settings matter (scripts/screening.py)
 
@@ -121,24 +122,23 @@ SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5")
 
 #: What is to be done, in this order.
-STAGES: list[list[Cell]] = [
-    # Whether the low first returns of Hopper's and Ant's entries are ours or SB3's as well.
-    [
+STAGES: dict[str, list[Cell]] = {
+    # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper's and Ant's
+    # entries are ours or SB3's as well.
+    "beside-sb3": [
         Cell("yaml-by-sb3", "Hopper-v5", range(2)),
         Cell("yaml", "Hopper-v5", range(2)),
         Cell("sb3-defaults-by-sb3", "Ant-v5", range(2)),
         Cell("sb3-defaults", "Ant-v5", range(2)),
+        *(Cell(arm, "HalfCheetah-v5", range(3)) for arm in ("sb3-defaults-by-sb3", "sb3-defaults")),
     ],
-    # Whether PPO_Plus is SB3's algorithm at SB3's settings.
-    [Cell(arm, "HalfCheetah-v5", range(3)) for arm in ("sb3-defaults-by-sb3", "sb3-defaults")],
-    # The baselines.
-    [
+    "baselines": [
         *(Cell("sb3-defaults", task, range(5)) for task in TASKS),
         *(Cell("yaml", task, range(3)) for task in TASKS if task != "Ant-v5"),
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
-    [Cell(arm, task, range(1)) for arm in SCREEN for task in SCREENED],
-]
+    "screening": [Cell(arm, task, range(1)) for arm in SCREEN for task in SCREENED],
+}
 
 
 def experiment(job: Job, steps: int | None = None) -> Experiment:
@@ -342,10 +342,11 @@ def main() -> None:
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
     what.add_argument("--effects", action="store_true", help="what the screening says of each setting")
+    parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
     parser.add_argument("--steps", type=int, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
-    folder, jobs = arguments.folder.resolve(), in_order(STAGES)
+    folder, jobs = arguments.folder.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
     if arguments.run:
         arm, task, seed = arguments.run
         if arm not in ARMS:

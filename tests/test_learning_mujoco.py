@@ -100,7 +100,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
 
 def test_every_planned_run_can_be_built(script):
     """All contenders and tasks are known, and those who are compared get the same settings."""
-    for job in script.in_order(script.STAGES):
+    for job in script.in_order(script.STAGES.values()):
         training = script.experiment(job)
         assert (training.env_id, training.seed, training.n_timesteps) == (
             job.task,
