@@ -12,9 +12,8 @@ measured it (``docs/benchmarks/learning.json``): how many of 10 seeds have solve
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
@@ -22,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from runs import facts  # the script beside this one
+from drawing import BLUE, GREEN, ORANGE, picture  # the scripts beside this one
+from runs import facts
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -38,8 +36,6 @@ CONTENDERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 }
 N_ENVS, N_STEPS, TIMESTEPS, SEEDS = 8, 256, 51_200, 5
 EXPLORATIONS = {"gSDE per episode": "gSDE per episode", "gSDE per rollout": "gSDE per rollout", "white": "white noise"}
-#: Okabe and Ito's colors, which stay apart for the color-blind.
-BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 
 
 class Curve(BaseCallback):
@@ -99,32 +95,20 @@ def draw(curves: dict[str, Any], mountain_car: Iterable[dict[str, Any]], folder:
     :param mountain_car: the runs in ``docs/benchmarks/learning.json``
     :param folder: where the pictures go
     """
-    with _picture(folder / "learning.svg") as axes:
+    with picture(folder / "learning.svg") as axes:
         for (contender, runs), color in zip(curves["runs"].items(), (ORANGE, BLUE), strict=True):
             _draw_curve(axes, np.array(runs), contender, color)
         axes.set(title=f"CartPole-v1, SB3's hyperparameters, {SEEDS} seeds", xlabel="seconds of CPU time")
         axes.set(ylabel="return", xlim=(0, None), ylim=(0, 510))
+        axes.legend(frameon=False, loc="lower right")
     runs = list(mountain_car)
-    with _picture(folder / "exploration.svg") as axes:
+    with picture(folder / "exploration.svg") as axes:
         for (case, label), color in zip(EXPLORATIONS.items(), (BLUE, GREEN, ORANGE), strict=True):
             _draw_solved(axes, [run["score"] for run in runs if run["task"] == f"normalized, {case}"], label, color)
         axes.set(title="MountainCar-v0, PPO_Plus by exploration", xlabel="timesteps", ylabel="solved, of 10 seeds")
         axes.set(xlim=(0, 102_400), ylim=(0, 10.3))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-
-
-@contextmanager
-def _picture(path: Path) -> Iterator[Any]:
-    # The same bytes for the same measurements.
-    with rc_context({"svg.hashsalt": "ppo_plus", "font.size": 8, "axes.titlesize": 9}):
-        figure = Figure(figsize=(3.7, 2.8), layout="constrained")
-        axes = figure.subplots()
-        yield axes
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, loc="lower right")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
 
 
 def _draw_curve(axes: Any, runs: np.ndarray, label: str, color: str) -> None:

@@ -1,9 +1,10 @@
 """Interquartile means, and bootstrap intervals over seeds.
 
 After Agarwal et al. 2021, *Deep Reinforcement Learning at the Edge of the Statistical Precipice* (arXiv:2108.13264).
-With one task their stratified bootstrap is the plain one, which SciPy has. Their library ``rliable`` (1.2) gives the
-same means and intervals, but it needs ``arch<8``, which fails to import with pandas 3; it draws from NumPy's global
-generator, whatever ``random_state`` it is given; and it needs seconds per interval where SciPy needs milliseconds.
+Their stratified bootstrap, which draws the runs of each task anew, is SciPy's of several samples. Their library
+``rliable`` (1.2) gives the same means and intervals, but it needs ``arch<8``, which fails to import with pandas 3; it
+draws from NumPy's global generator, whatever ``random_state`` it is given; and it needs seconds per interval where
+SciPy needs milliseconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,6 +53,49 @@ def difference_interval(scores: Sequence[float], others: Sequence[float], confid
     :param confidence: how often such an interval contains the true value, in (0, 1)
     """
     return _estimate((scores, others), lambda x, y, axis=-1: iqm(x, axis) - iqm(y, axis), confidence)
+
+
+def pooled_interval(tasks: Sequence[Sequence[float]], confidence: float = 0.95) -> Estimate:
+    """The interquartile mean over the runs of all tasks, with its stratified bootstrap interval.
+
+    :param tasks: for each task, one score per seed, in a unit that makes tasks comparable
+    :param confidence: how often such an interval contains the true value, in (0, 1)
+    """
+    return _estimate(tuple(tasks), lambda *each, axis=-1: iqm(np.concatenate(each, axis), axis), confidence)
+
+
+def improvement_interval(
+    tasks: Sequence[Sequence[float]], others: Sequence[Sequence[float]], confidence: float = 0.95
+) -> Estimate:
+    r"""How probable it is that a run is better than another's, averaged over tasks, with its stratified bootstrap
+    interval: :math:`\frac1M\sum_m \overline{[x_m > y_m] + [x_m = y_m]/2}` over all pairs of runs.
+
+    :param tasks: for each task, one score per seed
+    :param others: for each task, the scores that are compared with them
+    :param confidence: how often such an interval contains the true value, in (0, 1)
+    """
+    n = len(tasks)
+
+    def better(*each: np.ndarray, axis: int = -1) -> np.ndarray:
+        pairs = (np.expand_dims(x, axis) - np.expand_dims(y, axis - 1) for x, y in zip(each[:n], each[n:], strict=True))
+        return np.asarray(np.mean([np.heaviside(pair, 0.5).mean((-2, -1)) for pair in pairs], axis=0))
+
+    return _estimate((*tasks, *others), better, confidence)
+
+
+def profile(tasks: Sequence[Sequence[float]], thresholds: Sequence[float], confidence: float = 0.95) -> np.ndarray:
+    """The performance profile: which part of the runs exceeds a threshold, averaged over tasks.
+
+    :param tasks: for each task, one score per seed, in a unit that makes tasks comparable
+    :param thresholds: in the same unit
+    :param confidence: how often such an interval contains the true value, in (0, 1)
+    :return: part, lower and upper bound for each threshold, shape ``(len(thresholds), 3)``
+    """
+
+    def part(threshold: float) -> Callable[..., np.ndarray]:
+        return lambda *each, axis=-1: np.mean([(x > threshold).mean(axis) for x in each], axis=0)
+
+    return np.array([_estimate(tuple(tasks), part(threshold), confidence) for threshold in thresholds])
 
 
 def _estimate(
