@@ -3,7 +3,7 @@
     python scripts/results_mujoco.py                                 # the tables
     python scripts/results_mujoco.py --draw docs/pictures            # mujoco_curves.svg, mujoco_profile.svg
 
-From what ``scripts/learning_mujoco.py`` left in ``docs/benchmarks/mujoco``. Over tasks, a score is in units of what
+From what ``scripts/learning_returns.py`` left in ``docs/benchmarks/returns``. Over tasks, a score is in units of what
 SB3's settings reach on its task (the interquartile mean of their runs).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from campaign import in_order, read  # the scripts beside this one
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture
-from learning_mujoco import FOLDER, MEASURES, STAGES, TASKS, table
+from learning_returns import FOLDER, MEASURES, STAGES, TASKS, table
 from markdown_table import markdown
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, pooled_interval, profile

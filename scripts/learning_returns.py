@@ -1,20 +1,20 @@
-"""What is learned on MuJoCo's tasks (version 5) in a million steps, run by run, over many hours.
+"""What is learned, run by run, over many hours: MuJoCo's tasks (version 5) in a million steps, and classic ones.
 
-    python scripts/learning_mujoco.py --list                           # what is done, going on, and left
-    python scripts/learning_mujoco.py --run sb3-defaults Hopper-v5 0   # one run
-    python scripts/learning_mujoco.py --queue                          # all that is left, one after another
-    python scripts/learning_mujoco.py --queue --stage screening        # of one part; two queues share the work
-    python scripts/learning_mujoco.py --table                          # what came out, with intervals
-    python scripts/learning_mujoco.py --effects                        # which settings matter (scripts/screening.py)
+    python scripts/learning_returns.py --list                           # what is done, going on, and left
+    python scripts/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
+    python scripts/learning_returns.py --queue                          # all that is left, one after another
+    python scripts/learning_returns.py --queue --stage screening        # of one part; two queues share the work
+    python scripts/learning_returns.py --table                          # what came out, with intervals
+    python scripts/learning_returns.py --effects                        # which settings matter (scripts/screening.py)
 
-Each run leaves ``docs/benchmarks/mujoco/ARM/TASK-SEED.json``: the curve of training, the last 100 training episodes,
+Each run leaves ``docs/benchmarks/returns/ARM/TASK-SEED.json``: the curve of training, the last 100 training episodes,
 and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own and with
 the statistics of training; settings, versions, time, and the command that repeats it. What is done is not done again.
 
 To have the queue work in the background, and to pause it and go on:
 
-    setsid nohup nice -n 19 python scripts/learning_mujoco.py --queue > queue.log 2>&1 &
-    group=$(cat docs/benchmarks/mujoco/.running/queue.pid)
+    setsid nohup nice -n 19 python scripts/learning_returns.py --queue > queue.log 2>&1 &
+    group=$(cat docs/benchmarks/returns/.running/queue.pid)
     kill -STOP -- -$group
     kill -CONT -- -$group
     echo 19 > /proc/$group/autogroup    # Linux: be nice to other terminals too, not only within this session
@@ -63,8 +63,8 @@ from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
 from ppo_plus.zoo.tune.statistics import iqm_interval
 
-SCRIPT = "scripts/learning_mujoco.py"
-FOLDER = ROOT / "docs" / "benchmarks" / "mujoco"
+SCRIPT = "scripts/learning_returns.py"
+FOLDER = ROOT / "docs" / "benchmarks" / "returns"
 STEPS = 1_000_000
 #: Environment steps that one point of a curve is the mean of.
 BIN = 20_000
@@ -79,14 +79,14 @@ class Arm:
     :param settings: in the format of a settings file
     :param entry: whether these are put over the task's entry in ``hyperparams/ppo_plus.yml``
     :param by_task: further settings of some tasks
-    :param steps: environment steps of a run
+    :param steps: environment steps of a run; ``None``: those of the task's entry
     """
 
     algorithm: type[Any]
     settings: dict[str, Any] = field(default_factory=dict)
     entry: bool = False
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
-    steps: int = STEPS
+    steps: int | None = STEPS
 
 
 #: SB3's own defaults, with observations and rewards normalized. The entry of Ant is the same.
@@ -110,6 +110,7 @@ ARMS = {
     "sb3-defaults-by-sb3": Arm(PPO, DEFAULTS),
     "yaml": Arm(PPO_Plus, entry=True),
     "yaml-by-sb3": Arm(PPO, entry=True),
+    "entry": Arm(PPO_Plus, entry=True, steps=None),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
 #: Which of many settings matter, and where that is looked for; the other tasks are held out.
@@ -138,6 +139,10 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
     "screening": [Cell(arm, task, range(1)) for arm in SCREEN for task in SCREENED],
+    "entries": [
+        *(Cell("entry", task, range(10)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
+        Cell("entry", "BipedalWalker-v3", range(3)),
+    ],
 }
 
 
@@ -148,7 +153,9 @@ def experiment(job: Job, steps: int | None = None) -> Experiment:
     """
     arm = ARMS[job.arm]
     entry = read_entry(job.task, builtin_file())[1] if arm.entry else {}
-    settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {}), "n_timesteps": steps or arm.steps}
+    settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {})}
+    if budget := steps or arm.steps:
+        settings["n_timesteps"] = budget
     return parse_settings(job.task, settings).replace(seed=job.seed, device="cpu")
 
 
