@@ -20,8 +20,11 @@ sys.path.insert(0, str(DOCS.parent / "scripts"))
 
 import benchmark  # noqa: E402
 import benchmark_processes  # noqa: E402
+import campaign  # noqa: E402
 import determinism  # noqa: E402
 import learning  # noqa: E402
+import learning_returns  # noqa: E402
+import results_mujoco  # noqa: E402
 import runs  # noqa: E402
 import scaling_model  # noqa: E402
 import soak  # noqa: E402
@@ -276,6 +279,38 @@ def vec_envs(name: str, titles: dict[str, str]) -> str:
     return "\n".join(tables)
 
 
+def returns(*stages: str) -> list[dict[str, Any]]:
+    """The results of parts of the campaign, as far as they are there."""
+    jobs = campaign.in_order(learning_returns.STAGES[stage] for stage in stages)
+    return list(campaign.read(learning_returns.FOLDER, jobs).values())
+
+
+def returns_of(*arms: str) -> list[str]:
+    """A line for each MuJoCo task and contender."""
+    results = returns(*learning_returns.STAGES)
+    tasks = learning_returns.TASKS
+    return learning_returns.table(
+        result
+        for result in results
+        if result["arm"] in arms and result["task"] in tasks
+    )
+
+
+def returns_about() -> str:
+    """With which versions all of the campaign ran."""
+    seen: dict[str, set[str]] = {}
+    for result in returns(*learning_returns.STAGES):
+        for name, version in result["versions"].items():
+            seen.setdefault(name, set()).add(str(version))
+    machine = ", ".join(sorted(seen.pop("machine")))
+    packages = ", ".join(
+        f"{name} {' and '.join(sorted(versions))}"
+        for name, versions in seen.items()
+        if name not in ("commit", "package")
+    )
+    return f"{machine}; {packages}.\n"
+
+
 IMAGES = {
     name: title
     for name, title in WORKLOADS.items()
@@ -309,6 +344,17 @@ TABLES: dict[str, Callable[[], str]] = {
         "\n".join(learning.mountain_car_rows(results("learning"))) + "\n"
     ),
     "learning-about": lambda: about("learning"),
+    "returns": lambda: "\n".join(returns_of(*results_mujoco.CONTENDERS)) + "\n",
+    "returns-over-tasks": lambda: (
+        "\n".join(results_mujoco.comparison(returns(*learning_returns.STAGES))) + "\n"
+    ),
+    "returns-beside-sb3": lambda: (
+        "\n".join(learning_returns.table(returns("beside-sb3"))) + "\n"
+    ),
+    "returns-effects": lambda: (
+        "\n".join(learning_returns.effects_table(returns("screening"))) + "\n"
+    ),
+    "returns-about": returns_about,
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
     "actions-about": lambda: about("learning_actions"),
