@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch as th
+from markdown_table import markdown  # the script beside this one
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, TensorEnv, Transition, as_vec_env
@@ -326,14 +327,14 @@ def versions(arguments: argparse.Namespace) -> dict[str, str]:
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     """Markdown: how long an iteration takes, by what factor longer than the first contender's, and what was learned."""
     best = next(iter(results.values()))
-    rows = ["| | ms per iteration | ratio | processor ms | ratio | return |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, found in results.items():
         cells = []
         for kind in ("seconds", "cpu"):
             own = median(found[kind])
             cells += [f"{own * 1e3:,.0f}", f"{own / median(best[kind]):.2f}×"]
-        rows.append(f"| {name} | {' | '.join(cells)} | {found['return']:.0f} |")
-    return rows
+        rows.append([name, *cells, f"{found['return']:.0f}"])
+    return markdown(["", "ms per iteration", "ratio", "processor ms", "ratio", "return"], rows)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
+from markdown_table import markdown  # the script beside this one
 from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
@@ -202,14 +203,14 @@ def versions() -> dict[str, str]:
 def table(results: dict[int, dict[str, list[float]]]) -> list[str]:
     """Markdown: microseconds per step, and in brackets how many times SB3's DummyVecEnv that is in steps per second."""
     names = next(iter(results.values()))
-    rows = ["| µs per step | " + " | ".join(f"n = {n}" for n in results) + " |", "|---" * (len(results) + 1) + "|"]
+    rows = []
     for name in names:
         cells = []
         for times in results.values():
             own, base = median(times[name]), median(times.get("SB3 DummyVecEnv", times[name]))
             cells.append(f"{own:,.0f} ({base / own:.1f}×)")
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return rows
+        rows.append([name, *cells])
+    return markdown(["µs per step", *(f"n = {n}" for n in results)], rows)
 
 
 def main() -> None:

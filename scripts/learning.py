@@ -13,7 +13,8 @@ environments (a rollout is 2048 transitions, as with one environment): after how
 from functools import partial
 from typing import Any
 
-from runs import Result, learn, parser, run  # the script beside this one
+from markdown_table import markdown  # the scripts beside this one
+from runs import Result, learn, parser, run
 from scipy.stats import binomtest
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -83,16 +84,15 @@ def learn_mountain_car(observations: str, exploration: str, seed: int) -> Result
 
 
 def task_rows(results: list[Result]) -> list[str]:
-    rows = ["| task | steps | seeds | returns | goal | reached |", "|---|---|---|---|---|---|"]
+    rows = []
     for env_id, _, _, goal in TASKS:
         runs = [result for result in results if result.task == env_id]
         if runs:
             returns = ", ".join(f"{run.score:.1f}" for run in runs)
             reached = sum(run.score >= goal for run in runs)
-            rows.append(
-                f"| {env_id} | {runs[0].steps:,} | {len(runs)} | {returns} | ≥ {goal:g} | {reached} of {len(runs)} |"
-            )
-    return rows
+            of = f"{reached} of {len(runs)}"
+            rows.append([env_id, f"{runs[0].steps:,}", str(len(runs)), returns, f"≥ {goal:g}", of])
+    return markdown(["task", "steps", "seeds", "returns", "goal", "reached"], rows)
 
 
 def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
@@ -106,7 +106,7 @@ def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
 
 
 def mountain_car_rows(results: list[Result]) -> list[str]:
-    rows = ["| observations, exploration | reached by 61k | by 102k | steps to −130, IQM [95 %] |", "|---|---|---|---|"]
+    rows = []
     for case in (f"{observations}, {exploration}" for observations in OBSERVATIONS for exploration in EXPLORATIONS):
         steps = [result.score for result in results if result.task == case]
         if not steps:
@@ -117,8 +117,11 @@ def mountain_car_rows(results: list[Result]) -> list[str]:
             low, high = binomtest(reached, len(steps)).proportion_ci(method="wilson")
             shares.append(f"{reached} of {len(steps)} [{low:.0%}, {high:.0%}]")
         never, (point, low, high) = arrival(steps, MOUNTAIN_CAR_STEPS)
-        rows.append(f"| {case} | {shares[0]} | {shares[1]} | {never}{point:,.0f} [{low:,.0f}, {high:,.0f}] |")
-    return rows
+        rows.append([case, *shares, f"{never}{point:,.0f} [{low:,.0f}, {high:,.0f}]"])
+    return markdown(
+        ["observations, exploration", "reached by 61k", "by 102k", "steps to −130, IQM [95 %]"],
+        rows,
+    )
 
 
 def main() -> None:
