@@ -33,8 +33,9 @@ def test_an_effect_is_found_and_the_others_are_not(screening):
 
 def test_settings_of_the_levels(screening):
     low, high = screening.settings([-1] * 11), screening.settings([1] * 11)
-    assert low == {"policy_kwargs": "dict(net_arch={'pi': [64, 64], 'vf': [64, 64]})"}
+    assert low == screening.BASE | {"policy_kwargs": "dict(net_arch={'pi': [64, 64], 'vf': [64, 64]})"}
     assert high["policy_kwargs"] == (
-        "dict(net_arch={'pi': [256, 256], 'vf': [256, 256]}, log_std_init=-0.7, activation_fn=nn.ReLU)"
+        "dict(net_arch={'pi': [256, 256], 'vf': [256, 256]}, log_std_init=-1, activation_fn=nn.ReLU)"
     )
-    assert high["recompute_advantages"] is True and high["n_envs"] * high["n_steps"] == 2048
+    assert high["recompute_advantages"] is True and "recompute_advantages" not in low
+    assert all(each["n_envs"] * each["n_steps"] == 2048 for each in (low, high))
