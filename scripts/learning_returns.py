@@ -326,7 +326,7 @@ def effects_table(results: Iterable[dict[str, Any]]) -> list[str]:
         ]
         columns.append(screening.effects(np.array(scores, dtype=float)))
     for factor, *each in zip(screening.FACTORS, *columns, strict=True):
-        cells = [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" for effect, low, high in each]
+        cells = [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" if np.isfinite(low) else "" for effect, low, high in each]
         rows.append([factor.name, *cells])
     done = sum((arm, task) in found for arm in SCREEN for task in SCREENED)
     return [

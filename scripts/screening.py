@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 
 #: The first run; the next ones are its rotations, the last one has all low.
 GENERATOR = (1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1)
@@ -64,31 +65,26 @@ def settings(levels: Sequence[int]) -> dict[str, Any]:
     return {**found, "policy_kwargs": f"dict(net_arch={architecture}{', ' if given else ''}{given})"}
 
 
-def effects(scores: np.ndarray, n_drawn: int = 2000, seed: int = 0) -> np.ndarray:
-    r"""The main effect of each factor, and its 95 % interval.
+def effects(scores: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+    r"""The main effect of each factor, and its interval.
 
     Of each task, scores are divided by their mean over all runs, so that an effect is a part of what the task usually
-    brings; the effect is :math:`\overline{y_+} - \overline{y_-}`, averaged over tasks. The interval is a bootstrap's,
-    which draws runs of the high and of the low half anew.
+    brings; a run's score :math:`y` is the mean of these over tasks. The effect of a factor is
+    :math:`\overline{y_+} - \overline{y_-}`, by least squares for all factors at once, so that the effect of one does
+    not count as another's noise. The interval is Student's, of what no main effect explains: chance, interactions.
 
     :param scores: of each run (rows) on each task (columns); NaN where there is none yet
-    :param n_drawn: bootstrap samples
-    :param seed: of the bootstrap
-    :return: effect, lower and upper bound for each factor, shape ``(11, 3)``
+    :param confidence: how often such an interval contains the true value, in (0, 1)
+    :return: effect, lower and upper bound for each factor, shape ``(11, 3)``; NaN while there are too few runs
     """
-    levels, random = design(), np.random.default_rng(seed)
-    relative = scores / np.nanmean(scores, axis=0)
-
-    def effect(column: np.ndarray, rows: np.ndarray) -> float:
-        drawn, signs = relative[rows], column[rows]
-        return float(np.nanmean(drawn[signs > 0]) - np.nanmean(drawn[signs < 0]))
-
-    found = []
-    for column in levels.T:
-        high, low = np.flatnonzero(column > 0), np.flatnonzero(column < 0)
-        drawn = [
-            effect(column, np.concatenate([random.choice(high, len(high)), random.choice(low, len(low))]))
-            for _ in range(n_drawn)
-        ]
-        found.append([effect(column, np.arange(len(levels))), *np.quantile(drawn, [0.025, 0.975])])
-    return np.array(found)
+    seen = np.isfinite(scores).any(axis=1)
+    levels = design()[seen]
+    relative = np.nanmean(scores[seen] / np.nanmean(scores, axis=0), axis=1)
+    x = np.column_stack([np.ones(len(levels)), levels])
+    spare = len(x) - x.shape[1]
+    if spare < 1 or np.linalg.matrix_rank(x) < x.shape[1]:
+        return np.full((len(FACTORS), 3), np.nan)
+    found = np.linalg.lstsq(x, relative)[0]
+    variance = ((relative - x @ found) ** 2).sum() / spare * np.diag(np.linalg.inv(x.T @ x))
+    effect, half = 2 * found[1:], 2 * student.ppf((1 + confidence) / 2, spare) * np.sqrt(variance[1:])
+    return np.stack([effect, effect - half, effect + half], axis=1)
