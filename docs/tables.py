@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,6 @@ sys.path.insert(0, str(DOCS.parent / "scripts"))
 
 import benchmark  # noqa: E402
 import benchmark_processes  # noqa: E402
-import campaign  # noqa: E402
 import determinism  # noqa: E402
 import learning  # noqa: E402
 import learning_returns  # noqa: E402
@@ -84,7 +84,12 @@ def read(name: str) -> dict[str, Any]:
 
 def about(name: str) -> str:
     """With which versions and where a file was measured."""
-    facts = dict(read(name).get("about") or read(name)["versions"])
+    return described(read(name).get("about") or read(name)["versions"])
+
+
+def described(facts: dict[str, Any]) -> str:
+    """The machine, and the versions of all packages."""
+    facts = dict(facts)
     machine = facts.pop(
         "machine", None
     ) or "{system}, {processor}, {cores} cores".format(**facts)
@@ -115,6 +120,8 @@ NO_PACKAGES = (
     "rounds",
     "quick",
     "seed",
+    "commit",
+    "package",
 )
 
 
@@ -279,36 +286,22 @@ def vec_envs(name: str, titles: dict[str, str]) -> str:
     return "\n".join(tables)
 
 
-def returns(*stages: str) -> list[dict[str, Any]]:
-    """The results of parts of the campaign, as far as they are there."""
-    jobs = campaign.in_order(learning_returns.STAGES[stage] for stage in stages)
-    return list(campaign.read(learning_returns.FOLDER, jobs).values())
-
-
-def returns_of(*arms: str) -> list[str]:
-    """A line for each MuJoCo task and contender."""
-    results = returns(*learning_returns.STAGES)
-    tasks = learning_returns.TASKS
-    return learning_returns.table(
-        result
-        for result in results
-        if result["arm"] in arms and result["task"] in tasks
+def effects(name: str) -> str:
+    """What a screening says of each setting."""
+    return (
+        "\n".join(learning_returns.effects_table(learning_returns.results(), name))
+        + "\n"
     )
 
 
 def returns_about() -> str:
     """With which versions all of the campaign ran."""
     seen: dict[str, set[str]] = {}
-    for result in returns(*learning_returns.STAGES):
+    for result in learning_returns.results():
         for name, version in result["versions"].items():
             seen.setdefault(name, set()).add(str(version))
-    machine = ", ".join(sorted(seen.pop("machine")))
-    packages = ", ".join(
-        f"{name} {' and '.join(sorted(versions))}"
-        for name, versions in seen.items()
-        if name not in ("commit", "package")
-    )
-    return f"{machine}; {packages}.\n"
+    versions = {name: " and ".join(sorted(found)) for name, found in seen.items()}
+    return f"{described(versions).rstrip()} {len(seen['package'])} states of the package; each file names its own.\n"
 
 
 IMAGES = {
@@ -344,15 +337,27 @@ TABLES: dict[str, Callable[[], str]] = {
         "\n".join(learning.mountain_car_rows(results("learning"))) + "\n"
     ),
     "learning-about": lambda: about("learning"),
-    "returns": lambda: "\n".join(returns_of(*results_mujoco.CONTENDERS)) + "\n",
+    "returns": lambda: (
+        "\n".join(results_mujoco.contenders(learning_returns.results())) + "\n"
+    ),
     "returns-over-tasks": lambda: (
-        "\n".join(results_mujoco.comparison(returns(*learning_returns.STAGES))) + "\n"
+        "\n".join(results_mujoco.comparison(learning_returns.results())) + "\n"
     ),
     "returns-beside-sb3": lambda: (
-        "\n".join(learning_returns.table(returns("beside-sb3"))) + "\n"
+        "\n".join(
+            learning_returns.table(learning_returns.results(stages=["beside-sb3"]))
+        )
+        + "\n"
     ),
-    "returns-effects": lambda: (
-        "\n".join(learning_returns.effects_table(returns("screening"))) + "\n"
+    **{
+        f"returns-effects-{name}": partial(effects, name)
+        for name in ("screen", "survivors")
+    },
+    "returns-finalists": lambda: (
+        "\n".join(
+            learning_returns.table(learning_returns.results(stages=["finalists"]))
+        )
+        + "\n"
     ),
     "returns-about": returns_about,
     "actions-courier": lambda: learned("learning_actions", only="Courier"),

@@ -3,9 +3,9 @@
     python scripts/learning_returns.py --list                           # what is done, going on, and left
     python scripts/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
     python scripts/learning_returns.py --queue                          # all that is left, one after another
-    python scripts/learning_returns.py --queue --stage screening        # of one part; two queues share the work
+    python scripts/learning_returns.py --queue --stage screen           # of one part; two queues share the work
     python scripts/learning_returns.py --table                          # what came out, with intervals
-    python scripts/learning_returns.py --effects                        # which settings matter (scripts/screening.py)
+    python scripts/learning_returns.py --effects screen                 # which settings matter (scripts/screening.py)
 
 Each run leaves ``docs/benchmarks/returns/ARM/TASK-SEED.json``: the curve of training, the last 100 training episodes,
 and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own and with
@@ -25,11 +25,11 @@ The queue runs the files that there are: leave the package alone meanwhile, for 
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import metadata
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class Arm:
     :param algorithm: who learns
     :param settings: in the format of a settings file
     :param entry: whether these are put over the task's entry in ``hyperparams/ppo_plus.yml``
+    :param variant: of that entry
     :param by_task: further settings of some tasks
     :param steps: environment steps of a run; ``None``: those of the task's entry
     """
@@ -85,11 +86,12 @@ class Arm:
     algorithm: type[Any]
     settings: dict[str, Any] = field(default_factory=dict)
     entry: bool = False
+    variant: str | None = None
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int | None = STEPS
 
 
-#: SB3's own defaults, with observations and rewards normalized. The entry of Ant is the same.
+#: SB3's own defaults, with observations and rewards normalized.
 DEFAULTS: dict[str, Any] = {"normalize": True}
 #: rl_zoo3 (2.9, hyperparams/trpo.yml).
 ZOO_TRPO: dict[str, Any] = dict(
@@ -108,17 +110,47 @@ ZOO_TRPO: dict[str, Any] = dict(
 ARMS = {
     "sb3-defaults": Arm(PPO_Plus, DEFAULTS),
     "sb3-defaults-by-sb3": Arm(PPO, DEFAULTS),
-    "yaml": Arm(PPO_Plus, entry=True),
-    "yaml-by-sb3": Arm(PPO, entry=True),
+    "rl_zoo3": Arm(PPO_Plus, entry=True, variant="rl_zoo3"),
+    "rl_zoo3-by-sb3": Arm(PPO, entry=True, variant="rl_zoo3"),
+    "mujoco": Arm(PPO_Plus, entry=True),
     "entry": Arm(PPO_Plus, entry=True, steps=None),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
-#: Which of many settings matter, and where that is looked for; the other tasks are held out.
-SCREEN = {
-    f"screen-{i:02d}": Arm(PPO_Plus, DEFAULTS | screening.settings(levels), steps=500_000)
-    for i, levels in enumerate(screening.design())
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A part that finds out which settings matter.
+
+    :param design: the settings of its arms, which are called after the part and a number
+    :param steps: of each run
+    :param seeds: of each arm
+    """
+
+    design: screening.Design
+    steps: int
+    seeds: Sequence[int]
+
+    def arms(self, name: str) -> dict[str, Arm]:
+        """The contenders of the part of this name."""
+        settings = (self.design.settings(levels) for levels in self.design.levels)
+        return {f"{name}-{i:02d}": Arm(PPO_Plus, each, steps=self.steps) for i, each in enumerate(settings)}
+
+
+SCREENS = {
+    "screen": Screen(screening.MANY, 500_000, range(1)),
+    "survivors": Screen(screening.FEW, 500_000, range(10, 11)),
+    "finalists": Screen(screening.LAST, STEPS, range(12, 16)),
 }
-ARMS |= SCREEN
+for name, screen in SCREENS.items():
+    ARMS |= screen.arms(name)
+#: What they do, in words.
+NAMES = {
+    arm: screen.design.name(levels)
+    for name, screen in SCREENS.items()
+    for arm, levels in zip(screen.arms(name), screen.design.levels, strict=True)
+}
+#: Where that is looked for; the other tasks are held out.
 SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5")
 
@@ -127,18 +159,22 @@ STAGES: dict[str, list[Cell]] = {
     # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper's and Ant's
     # entries are ours or SB3's as well.
     "beside-sb3": [
-        Cell("yaml-by-sb3", "Hopper-v5", range(2)),
-        Cell("yaml", "Hopper-v5", range(2)),
+        Cell("rl_zoo3-by-sb3", "Hopper-v5", range(2)),
+        Cell("rl_zoo3", "Hopper-v5", range(2)),
         Cell("sb3-defaults-by-sb3", "Ant-v5", range(2)),
         Cell("sb3-defaults", "Ant-v5", range(2)),
         *(Cell(arm, "HalfCheetah-v5", range(3)) for arm in ("sb3-defaults-by-sb3", "sb3-defaults")),
     ],
     "baselines": [
         *(Cell("sb3-defaults", task, range(5)) for task in TASKS),
-        *(Cell("yaml", task, range(3)) for task in TASKS if task != "Ant-v5"),
+        *(Cell("rl_zoo3", task, range(3)) for task in TASKS if task != "Ant-v5"),
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
-    "screening": [Cell(arm, task, range(1)) for arm in SCREEN for task in SCREENED],
+    **{
+        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in SCREENED]
+        for name, screen in SCREENS.items()
+    },
+    "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     "entries": [
         *(Cell("entry", task, range(10)) for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")),
         Cell("entry", "BipedalWalker-v3", range(3)),
@@ -152,7 +188,7 @@ def experiment(job: Job, steps: int | None = None) -> Experiment:
     :param steps: environment steps; ``None``: those of the arm
     """
     arm = ARMS[job.arm]
-    entry = read_entry(job.task, builtin_file())[1] if arm.entry else {}
+    entry = read_entry(job.task, builtin_file(), arm.variant)[1] if arm.entry else {}
     settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {})}
     if budget := steps or arm.steps:
         settings["n_timesteps"] = budget
@@ -276,6 +312,11 @@ def run(job: Job, folder: Path = FOLDER, steps: int | None = None) -> None:
     )
 
 
+def results(folder: Path = FOLDER, stages: Iterable[str] = STAGES) -> list[dict[str, Any]]:
+    """The results of some stages, as far as they are there."""
+    return list(read(folder, in_order(STAGES[stage] for stage in stages)).values())
+
+
 def status(folder: Path, jobs: Iterable[Job]) -> list[str]:
     """A line for each run: what came out of it, or whether it is going on."""
     jobs = list(jobs)
@@ -298,6 +339,10 @@ MEASURES = {
     "20 deterministic episodes": "deterministic",
     "20 sampled episodes": "stochastic",
 }
+#: Those that say most: what was learned while exploring, and what is used.
+COMPARED = dict(list(MEASURES.items())[:2])
+#: An interval of fewer runs is little more than the lowest and the highest of them.
+N_INTERVAL = 5
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -309,36 +354,41 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
         groups.setdefault((result["task"], result["arm"]), []).append(result)
     rows = []
     for (task, arm), runs in groups.items():
-        minutes = np.mean([result["cpu_seconds"] for result in runs]) / 60
-        scores = [_interval([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
-        rows.append([task, arm, str(len(runs)), *scores, f"{minutes:.1f}"])
-    return markdown(["task", "contender", "seeds", *MEASURES, "CPU min"], rows)
+        scores = [_score([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
+        rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
+    return markdown(["task", "contender", "seeds", *MEASURES], rows)
 
 
-def effects_table(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each setting of the screening: by which part of a task's usual return it changes the return."""
-    found = {(result["arm"], result["task"]): result for result in results}
-    rows = []
-    columns = []
-    for name in MEASURES.values():
-        scores = [
-            [found[arm, task][name]["mean"] if (arm, task) in found else np.nan for task in SCREENED] for arm in SCREEN
-        ]
-        columns.append(screening.effects(np.array(scores, dtype=float)))
-    for factor, *each in zip(screening.FACTORS, *columns, strict=True):
-        cells = [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" if np.isfinite(low) else "" for effect, low, high in each]
-        rows.append([factor.name, *cells])
-    done = sum((arm, task) in found for arm in SCREEN for task in SCREENED)
-    return [
-        *markdown(["setting", *MEASURES], rows),
-        "",
-        f"{done} of {len(SCREEN) * len(SCREENED)} runs",
-    ]
+def _score(scores: list[float]) -> str:
+    """The interquartile mean and its 95 % interval; of few runs, the score of each."""
+    if len(scores) < N_INTERVAL:
+        return ", ".join(f"{score:.0f}" for score in scores)
+    return str(iqm_interval(scores))
 
 
-def _interval(scores: list[float]) -> str:
-    """The interquartile mean and its 95 % interval; of one run, its score."""
-    return str(iqm_interval(scores)) if len(scores) > 1 else f"{scores[0]:.1f}"
+def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
+    """A line for each setting of a screening: by which part of a task's usual return it changes the return.
+
+    :param results: of the part
+    :param name: of :data:`SCREENS`
+    """
+    screen = SCREENS[name]
+    found = {(result["arm"], result["task"], result["seed"]): result for result in results}
+    jobs = list(product(screen.arms(name), SCREENED, screen.seeds))
+    shape = len(screen.design.levels), len(SCREENED), len(screen.seeds)
+
+    def effects(measure: str, tasks: Sequence[int]) -> list[str]:
+        scores = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
+        there = np.ma.masked_invalid(np.reshape(scores, shape)).mean(axis=2).filled(np.nan)
+        each = screen.design.effects(there[:, tasks])
+        return [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" if np.isfinite(low) else "" for effect, low, high in each]
+
+    every = range(len(SCREENED))
+    columns = {task: effects("last", [i]) for i, task in enumerate(SCREENED)}
+    columns |= {f"all three, {heading}": effects(measure, every) for heading, measure in COMPARED.items()}
+    names = [factor.name for factor in screen.design.factors]
+    rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
+    return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
 
 
 def main() -> None:
@@ -348,7 +398,7 @@ def main() -> None:
     what.add_argument("--run", nargs=3, metavar=("ARM", "TASK", "SEED"), help="do one run")
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")
-    what.add_argument("--effects", action="store_true", help="what the screening says of each setting")
+    what.add_argument("--effects", choices=SCREENS, help="what a screening says of each setting")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
     parser.add_argument("--steps", type=int, help="environment steps of a run (default: those of its arm)")
@@ -366,9 +416,9 @@ def main() -> None:
         failed = work(again, folder, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
     elif arguments.effects:
-        print("\n".join(effects_table(read(folder, jobs).values())))
+        print("\n".join(effects_table(results(folder), arguments.effects)))
     else:
-        print("\n".join(status(folder, jobs) if arguments.list else table(read(folder, jobs).values())))
+        print("\n".join(status(folder, jobs) if arguments.list else table(results(folder, arguments.stage))))
 
 
 if __name__ == "__main__":

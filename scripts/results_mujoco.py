@@ -13,25 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from campaign import in_order, read  # the scripts beside this one
-from drawing import BLUE, GREEN, ORANGE, PURPLE, picture
-from learning_returns import FOLDER, MEASURES, STAGES, TASKS, table
+from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
+from learning_returns import COMPARED, FOLDER, N_INTERVAL, TASKS, results, table
 from markdown_table import markdown
 
-from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, pooled_interval, profile
+from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
 
 REFERENCE = "sb3-defaults"
 #: Contenders of the pictures and of the comparison over tasks: what they are called, and their color.
 CONTENDERS = {
     "sb3-defaults": ("SB3's settings", ORANGE),
-    "yaml": ("rl_zoo3's settings", PURPLE),
+    "rl_zoo3": ("rl_zoo3's settings", PURPLE),
     "trpo": ("TRPO (sb3-contrib)", GREEN),
     "mujoco": ("PPO_Plus, `mujoco`", BLUE),
 }
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
-#: Fewer runs of a task have no interval worth drawing.
-N_BAND = 3
+#: Fewer runs of a task are not compared, though there are several tasks.
+N_POOLED = 3
 
 
 def grouped(results: Iterable[dict[str, Any]]) -> Runs:
@@ -43,42 +42,42 @@ def grouped(results: Iterable[dict[str, Any]]) -> Runs:
     return {arm: by_task for arm, by_task in found.items() if by_task}
 
 
-def relative(runs: Runs, arm: str, measure: str, tasks: Iterable[str]) -> list[list[float]]:
-    """The scores of a contender's runs on each task, in units of what the reference reaches.
+def scores(runs: Runs, arm: str, measure: str, tasks: Iterable[str]) -> list[list[float]]:
+    """What a contender's runs reach on each task.
 
     :param measure: the name in a result
     """
-    units = {task: float(iqm(np.array(_scores(runs[REFERENCE][task], measure)))) for task in tasks}
-    return [[score / unit for score in _scores(runs[arm][task], measure)] for task, unit in units.items()]
+    return [[run[measure]["mean"] for run in runs[arm][task]] for task in tasks]
 
 
-def _scores(runs: Iterable[dict[str, Any]], measure: str) -> list[float]:
-    return [run[measure]["mean"] for run in runs]
+def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task and contender, those of :data:`CONTENDERS`."""
+    return table(result for result in results if result["arm"] in CONTENDERS)
 
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each contender: over the tasks that both have, how much of the reference's return it has, and how
-    probable it is that a run of it is better than one of the reference."""
+    """A line for each contender: over the tasks of which it and the reference have enough runs, how many times the
+    reference's return it has, and how probable it is that a run of it is better than one of the reference."""
     runs = grouped(results)
     rows = []
     for arm in runs:
-        tasks = [task for task in TASKS if task in runs[arm] and task in runs.get(REFERENCE, {})]
-        if not tasks:
+        both = runs[arm], runs.get(REFERENCE, {})
+        tasks = [task for task in TASKS if all(len(each.get(task, [])) >= N_POOLED for each in both)]
+        if not tasks or arm == REFERENCE:
             continue
         cells = []
-        for measure in ("last", "deterministic"):
-            own, reference = (relative(runs, each, measure, tasks) for each in (arm, REFERENCE))
-            better = improvement_interval(own, reference)
-            ratio = pooled_interval(own)
+        for measure in COMPARED.values():
+            own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
+            ratio, better = ratio_interval(own, reference), improvement_interval(own, reference)
             cells.append(f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-            cells.append("" if arm == REFERENCE else f"{better.value:.0%} [{better.low:.0%}, {better.high:.0%}]")
+            cells.append(f"{better.value:.0%} [{better.low:.0%}, {better.high:.0%}]")
         rows.append([CONTENDERS[arm][0], str(len(tasks)), str(sum(len(runs[arm][task]) for task in tasks)), *cells])
-    named = [[f"{title}, SB3's = 1", "better than SB3's"] for title in list(MEASURES)[:2]]
-    return markdown(["contender", "tasks", "runs", *sum(named, [])], rows)
+    named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
+    return markdown(["contender", "tasks", "runs", *named], rows)
 
 
 def draw_curves(runs: Runs, path: Path) -> None:
-    """The training return of each task: interquartile means over seeds and, of three or more, 95 % intervals."""
+    """The training return of each task: interquartile means over seeds and, where they are enough, 95 % intervals."""
     with picture(path, 2, 3, width=2.7, height=2.1) as panels:
         for task, axes in zip(TASKS, panels.flat, strict=True):
             for arm, by_task in runs.items():
@@ -96,17 +95,24 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -
     has = np.isfinite(returns).all(axis=0)
     bands = np.array([iqm_interval(column) for column in returns[:, has].T])
     axes.plot(steps[has], bands[:, 0], color=color, label=label, linewidth=1)
-    if len(runs) >= N_BAND:
+    if len(runs) >= N_INTERVAL:
         axes.fill_between(steps[has], bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)
 
 
-def draw_profile(runs: Runs, path: Path, measure: str = "deterministic") -> None:
-    """Which part of the runs reaches how many times what the reference reaches; of contenders with all its tasks."""
-    tasks = list(runs[REFERENCE])
-    scores = {arm: relative(runs, arm, measure, tasks) for arm, by_task in runs.items() if {*tasks} <= {*by_task}}
-    thresholds = np.linspace(0, np.quantile(np.concatenate([sum(each, []) for each in scores.values()]), 0.98), 100)
+def draw_profile(runs: Runs, path: Path) -> None:
+    """Which part of the runs reaches, in deterministic episodes, how many times what the reference's interquartile mean
+    is; of contenders with enough runs of all tasks of which it has enough."""
+    tasks = [task for task, own in runs[REFERENCE].items() if len(own) >= N_POOLED]
+    of = {
+        arm: [np.array(each) for each in scores(runs, arm, "deterministic", tasks)]
+        for arm, by_task in runs.items()
+        if all(len(by_task.get(task, [])) >= N_POOLED for task in tasks)
+    }
+    units = [iqm(each) for each in of[REFERENCE]]
+    shown = {arm: [each / unit for each, unit in zip(tasks, units, strict=True)] for arm, tasks in of.items()}
+    thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
     with picture(path) as axes:
-        for arm, each in scores.items():
+        for arm, each in shown.items():
             label, color = CONTENDERS[arm]
             part, low, high = profile(each, list(thresholds)).T
             axes.plot(thresholds, part, color=color, label=label)
@@ -121,15 +127,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the pictures there")
     arguments = parser.parse_args()
-    results = list(read(arguments.folder, in_order(STAGES.values())).values())
+    found = results(arguments.folder)
     if arguments.draw:
-        runs = grouped(results)
+        runs = grouped(found)
         draw_curves(runs, arguments.draw / "mujoco_curves.svg")
         draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
-        print(
-            "\n".join([*table(result for result in results if result["arm"] in CONTENDERS), "", *comparison(results)])
-        )
+        print("\n".join([*contenders(found), "", *comparison(found)]))
 
 
 if __name__ == "__main__":

@@ -1,90 +1,161 @@
-"""Which of many settings matter: a folded Plackett-Burman design.
+"""Which of many settings matter: folded designs of experiments.
 
-In 12 runs of Plackett and Burman (1946) each of eleven factors is high in six runs and low in six, and any two factors
-are high together in three; folded, with as many runs again of all the opposite levels, no interaction of two factors
-looks like the effect of one. So every main effect is a difference between half of all runs and the other half.
+In a design every factor is high in one half of all runs and low in the other, and any two factors are high together in
+a quarter of them. So every main effect is a difference between halves: all runs serve all factors. Folded, with as many
+runs again of all the opposite levels, no interaction of two factors looks like the effect of one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import hadamard
 from scipy.stats import t as student
-
-#: The first run; the next ones are its rotations, the last one has all low.
-GENERATOR = (1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1)
 
 
 class Factor(NamedTuple):
     """Something that may be one way or the other.
 
     :param name: what it is called
-    :param high: the settings that it changes, in the format of a settings file; low is to leave them
+    :param high: the settings that it changes, in the format of a settings file, where a setting ``a.b`` is ``b`` in the
+        dict ``a``; low is to leave them
     """
 
     name: str
     high: dict[str, Any]
 
 
-#: Rollouts are as long as SB3's, 2,048 steps, of four environments: one would take twice the time.
-BASE: dict[str, Any] = {"n_envs": 4, "n_steps": 512}
-#: Beside SB3's defaults with VecNormalize. A setting ``a.b`` is ``b`` in the dict ``a``.
-FACTORS = (
-    Factor("initial std 0.37", {"policy_kwargs.log_std_init": -1}),
-    Factor("critic of 256 units", {"policy_kwargs.net_arch.vf": [256, 256]}),
-    Factor("actor of 256 units", {"policy_kwargs.net_arch.pi": [256, 256]}),
-    Factor("ReLU", {"policy_kwargs.activation_fn": "nn.ReLU"}),
-    Factor("learning rate to 0", {"learning_rate": "lin_3e-4"}),
-    Factor("advantages anew", {"recompute_advantages": True}),
-    Factor("10 critic epochs at 1e-3", {"critic_epochs": 10, "critic_learning_rate": 1e-3}),
-    Factor("16 x 128 steps", {"n_envs": 16, "n_steps": 128}),
-    Factor("normalization's epsilon 0.01", {"normalize": "dict(epsilon=0.01)"}),
-    Factor("minibatches of 256", {"batch_size": 256}),
-    Factor("lambda 0.9", {"gae_lambda": 0.9}),
-)
+@dataclass(frozen=True)
+class Design:
+    """Factors, and their levels in each run.
+
+    :param base: settings with all factors low
+    :param factors: what may be high
+    :param levels: of each factor (columns) in each run (rows), -1 or 1
+    """
+
+    base: dict[str, Any]
+    factors: tuple[Factor, ...]
+    levels: np.ndarray
+
+    def settings(self, run: Sequence[int]) -> dict[str, Any]:
+        """The settings of a run.
+
+        :param run: the level of each factor
+        """
+        found = dict(self.base)
+        for factor, level in zip(self.factors, run, strict=True):
+            found |= factor.high if level > 0 else {}
+        architecture = {name: found.pop(f"policy_kwargs.net_arch.{name}") for name in ("pi", "vf")}
+        kwargs = {key.partition(".")[2]: found.pop(key) for key in list(found) if key.startswith("policy_kwargs.")}
+        given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        return {**found, "policy_kwargs": f"dict(net_arch={architecture}{', ' if given else ''}{given})"}
+
+    def name(self, run: Sequence[int]) -> str:
+        """The settings of a run that are not low, in words.
+
+        :param run: the level of each factor
+        """
+        high = (factor.name for factor, level in zip(self.factors, run, strict=True) if level > 0)
+        return ", ".join(name.partition(", not")[0] for name in high)
+
+    def effects(self, scores: np.ndarray, confidence: float = 0.95) -> np.ndarray:
+        r"""The main effect of each factor, and its interval.
+
+        Of each task, scores are divided by their mean over all runs, so that an effect is a part of what the task
+        usually brings; a run's score :math:`y` is the mean of these over tasks. The effect of a factor is
+        :math:`\overline{y_+} - \overline{y_-}`, by least squares for all factors at once, so that the effect of one
+        does not count as another's noise. The interval is Student's, of what no main effect explains: chance,
+        interactions.
+
+        :param scores: of each run (rows) on each task (columns), of several seeds the mean, since what a run owes to
+            interactions its seeds share; NaN where there is none yet, and such a run does not count
+        :param confidence: how often such an interval contains the true value, in (0, 1)
+        :return: effect, lower and upper bound for each factor, shape ``(n_factors, 3)``; NaN while there are too few
+            runs
+        :raises ValueError: the mean of a task is not positive: no effect can be a part of it
+        """
+        run = np.isfinite(scores).all(axis=1).nonzero()[0]
+        x = np.column_stack([np.ones(len(run)), self.levels[run]])
+        spare = len(x) - x.shape[1]
+        if spare < 1 or np.linalg.matrix_rank(x) < x.shape[1]:
+            return np.full((len(self.factors), 3), np.nan)
+        means = scores[run].mean(axis=0)
+        if (means <= 0).any():
+            raise ValueError(f"scores must be positive on average, not {means}")
+        y = (scores[run] / means).mean(axis=1)
+        found = np.linalg.lstsq(x, y)[0]
+        variance = ((y - x @ found) ** 2).sum() / spare * np.diag(np.linalg.inv(x.T @ x))
+        effect, half = 2 * found[1:], 2 * student.ppf((1 + confidence) / 2, spare) * np.sqrt(variance[1:])
+        return np.stack([effect, effect - half, effect + half], axis=1)
 
 
-def design() -> np.ndarray:
-    """The levels, -1 or 1, of each factor (columns) in each run (rows): 24 x 11."""
-    rotated = np.stack([np.roll(GENERATOR, i) for i in range(len(GENERATOR))])
-    half = np.vstack([rotated, -np.ones((1, len(GENERATOR)), dtype=int)])
+def folded(half: np.ndarray) -> np.ndarray:
+    """A design and all its opposite levels: twice the runs."""
     return np.vstack([half, -half])
 
 
-def settings(levels: Sequence[int]) -> dict[str, Any]:
-    """The settings of a run.
-
-    :param levels: of each factor
-    """
-    found: dict[str, Any] = BASE | {"policy_kwargs.net_arch.pi": [64, 64], "policy_kwargs.net_arch.vf": [64, 64]}
-    for factor, level in zip(FACTORS, levels, strict=True):
-        found |= factor.high if level > 0 else {}
-    architecture = {name: found.pop(f"policy_kwargs.net_arch.{name}") for name in ("pi", "vf")}
-    kwargs = {key.partition(".")[2]: found.pop(key) for key in list(found) if key.startswith("policy_kwargs.")}
-    given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
-    return {**found, "policy_kwargs": f"dict(net_arch={architecture}{', ' if given else ''}{given})"}
+def plackett_burman() -> np.ndarray:
+    """Plackett and Burman's (1946) 12 runs of eleven factors: a row, its rotations, and one run with all low."""
+    generator = (1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1)
+    rotated = [np.roll(generator, i) for i in range(len(generator))]
+    return np.vstack([*rotated, -np.ones((1, len(generator)), dtype=int)])
 
 
-def effects(scores: np.ndarray, confidence: float = 0.95) -> np.ndarray:
-    r"""The main effect of each factor, and its interval.
-
-    Of each task, scores are divided by their mean over all runs, so that an effect is a part of what the task usually
-    brings; a run's score :math:`y` is the mean of these over tasks. The effect of a factor is
-    :math:`\overline{y_+} - \overline{y_-}`, by least squares for all factors at once, so that the effect of one does
-    not count as another's noise. The interval is Student's, of what no main effect explains: chance, interactions.
-
-    :param scores: of each run (rows) on each task (columns); NaN where there is none yet
-    :param confidence: how often such an interval contains the true value, in (0, 1)
-    :return: effect, lower and upper bound for each factor, shape ``(11, 3)``; NaN while there are too few runs
-    """
-    seen = np.isfinite(scores).any(axis=1)
-    levels = design()[seen]
-    relative = np.nanmean(scores[seen] / np.nanmean(scores, axis=0), axis=1)
-    x = np.column_stack([np.ones(len(levels)), levels])
-    spare = len(x) - x.shape[1]
-    if spare < 1 or np.linalg.matrix_rank(x) < x.shape[1]:
-        return np.full((len(FACTORS), 3), np.nan)
-    found = np.linalg.lstsq(x, relative)[0]
-    variance = ((relative - x @ found) ** 2).sum() / spare * np.diag(np.linalg.inv(x.T @ x))
-    effect, half = 2 * found[1:], 2 * student.ppf((1 + confidence) / 2, spare) * np.sqrt(variance[1:])
-    return np.stack([effect, effect - half, effect + half], axis=1)
+#: First, eleven factors in 24 runs, beside SB3's defaults with VecNormalize. Rollouts are as long as SB3's, 2,048
+#: steps, of four environments: one would take twice the time.
+MANY = Design(
+    {
+        "normalize": True,
+        "n_envs": 4,
+        "n_steps": 512,
+        "policy_kwargs.net_arch.pi": [64, 64],
+        "policy_kwargs.net_arch.vf": [64, 64],
+    },
+    (
+        Factor("initial std 0.37, not 1", {"policy_kwargs.log_std_init": -1}),
+        Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]}),
+        Factor("actor of 256 units, not 64", {"policy_kwargs.net_arch.pi": [256, 256]}),
+        Factor("ReLU, not tanh", {"policy_kwargs.activation_fn": "nn.ReLU"}),
+        Factor("learning rate to 0, not constant", {"learning_rate": "lin_3e-4"}),
+        Factor("advantages anew", {"recompute_advantages": True}),
+        Factor("10 critic epochs at 1e-3", {"critic_epochs": 10, "critic_learning_rate": 1e-3}),
+        Factor("16 x 128 steps, not 4 x 512", {"n_envs": 16, "n_steps": 128}),
+        Factor("normalization's epsilon 0.01, not 1e-8", {"normalize": "dict(epsilon=0.01)"}),
+        Factor("minibatches of 256, not 64", {"batch_size": 256}),
+        Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9}),
+    ),
+    folded(plackett_burman()),
+)
+#: Then eight factors in 16 runs: what it left open, and new ones. The initial std is what it was clear about; of the
+#: rest, what was better in it stays, chance or not.
+FEW = Design(
+    {
+        "normalize": "dict(epsilon=0.01)",
+        "n_envs": 16,
+        "n_steps": 128,
+        "learning_rate": "lin_3e-4",
+        "policy_kwargs.log_std_init": -1,
+        "policy_kwargs.net_arch.pi": [64, 64],
+        "policy_kwargs.net_arch.vf": [64, 64],
+    },
+    (
+        Factor("initial std 0.17, not 0.37", {"policy_kwargs.log_std_init": -1.75}),
+        Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9}),
+        Factor("gamma 0.98, not 0.99", {"gamma": 0.98}),
+        Factor("clip range 0.1, not 0.2", {"clip_range": 0.1}),
+        Factor("colored noise, 1/f^0.5", {"exploration": "ColoredNoise(beta=0.5)"}),
+        Factor("advantages anew", {"recompute_advantages": True}),
+        Factor("tanh squash", {"policy_kwargs.squash_output": True}),
+        Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]}),
+    ),
+    folded(hadamard(8)),
+)
+#: Last, six of the eight ways to take the three factors of which the tasks did not agree, in full length, beside what
+#: the second one was in favor of. Left out: the larger initial std without fresh advantages.
+LAST = Design(
+    FEW.base | {"gae_lambda": 0.9, "policy_kwargs.net_arch.vf": [256, 256]},
+    (FEW.factors[0], FEW.factors[5], FEW.factors[6]),
+    np.array([(1, -1, 1), (1, 1, 1), (1, 1, -1), (-1, 1, -1), (1, -1, -1), (-1, 1, 1)]),
+)

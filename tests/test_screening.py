@@ -1,4 +1,4 @@
-"""The design that finds out which settings matter."""
+"""The designs that find out which settings matter."""
 
 import numpy as np
 import pytest
@@ -9,46 +9,82 @@ def screening(import_script):
     return import_script("screening")
 
 
-def test_effects_do_not_mix(screening):
+@pytest.fixture(params=["MANY", "FEW"])
+def design(screening, request):
+    return getattr(screening, request.param)
+
+
+def test_designs_are_those_that_the_page_names(screening):
+    assert screening.MANY.levels.shape == (24, 11) and screening.FEW.levels.shape == (16, 8)
+
+
+def test_effects_do_not_mix(design):
     """Columns are orthogonal to each other, to the mean, and to the products of any two."""
-    levels = screening.design()
-    assert levels.shape == (24, 11) and set(levels.ravel()) == {-1, 1}
-    assert (levels.T @ levels == 24 * np.eye(11)).all() and (levels.sum(axis=0) == 0).all()
-    pairs = np.stack([levels[:, i] * levels[:, j] for i in range(11) for j in range(i)], axis=1)
+    levels = design.levels
+    runs, factors = levels.shape
+    assert factors == len(design.factors) and set(levels.ravel()) == {-1, 1}
+    assert (levels.T @ levels == runs * np.eye(factors)).all() and (levels.sum(axis=0) == 0).all()
+    pairs = np.stack([levels[:, i] * levels[:, j] for i in range(factors) for j in range(i)], axis=1)
     assert (levels.T @ pairs == 0).all()
-    assert len({tuple(row) for row in levels}) == 24
+    assert len({tuple(row) for row in levels}) == runs
 
 
-def test_an_effect_is_found_and_the_others_are_not(screening):
-    levels, random = screening.design(), np.random.default_rng(1)
+def test_an_effect_is_found_and_the_others_are_not(design):
+    levels, random = design.levels, np.random.default_rng(1)
     # A task's scale means nothing; nor does an interaction, which the folding takes out.
-    relative = 1 + 0.2 * levels[:, 5] + 0.02 * levels[:, 1] * levels[:, 2]
-    scores = np.stack([scale * relative * random.normal(1, 0.03, 24) for scale in (10, 3000)], axis=1)
-    scores[3, 1] = np.nan
-    found = screening.effects(scores)
-    assert found[5] == pytest.approx([0.4, 0.4, 0.4], abs=0.1) and found[5, 1] > 0.3
+    relative = 1 + 0.2 * levels[:, 5] + 0.1 * levels[:, 1] * levels[:, 2]
+    scores = relative[:, None] * [10, 3000] * random.normal(1, 0.02, (len(levels), 2))
+    found = design.effects(scores)
+    assert found[5, 0] == pytest.approx(0.4, abs=0.05) and found[5, 1] > 0.2
     others = np.delete(found, 5, axis=0)
-    # The great effect is not in the intervals of the small ones.
-    assert (abs(others) < 0.1).all() and (others[:, 1] < others[:, 0]).all() and (others[:, 0] < others[:, 2]).all()
+    assert (abs(others[:, 0]) < 0.05).all() and (others[:, 1] < 0).all() and (others[:, 2] > 0).all()
+    # Of the great effect nothing is in the intervals of the others: only of the interaction, and of chance.
+    assert (abs(others) < 0.2).all()
 
 
-def test_intervals_of_effects_hold_what_they_are_about(screening):
+def test_an_effect_that_tasks_do_not_share_is_their_mean(design):
+    """Also without a run that one of them lacks."""
+    effects = np.array([0.3, -0.1])
+    scores = (1 + design.levels[:, [2]] * effects / 2) * [7, 50]
+    assert design.effects(scores)[2] == pytest.approx(0.1)
+    scores[3, 1] = np.nan
+    assert design.effects(scores)[2, 0] == pytest.approx(0.1, abs=0.02)
+    assert design.effects(scores[:, [0]])[2, 0] == pytest.approx(0.3)
+
+
+def test_intervals_of_effects_hold_what_they_are_about(design):
     random = np.random.default_rng(0)
-    found = np.array([screening.effects(random.normal(10, 1, (24, 1))) for _ in range(100)])
-    assert 0.92 <= ((found[..., 1] <= 0) & (0 <= found[..., 2])).mean() <= 0.98
+    found = np.array([design.effects(random.normal(10, 1, (len(design.levels), 1))) for _ in range(200)])
+    assert 0.93 <= ((found[..., 1] <= 0) & (0 <= found[..., 2])).mean() <= 0.97
 
 
-def test_few_runs_have_no_effects_yet(screening):
-    scores = np.full((24, 3), np.nan)
-    scores[:12] = 1.0
-    assert np.isnan(screening.effects(scores)).all()
+def test_few_runs_have_no_effects_yet(design):
+    scores = np.full((len(design.levels), 3), np.nan)
+    assert np.isnan(design.effects(scores)).all()
+    scores[: len(scores) // 2] = 1.0
+    assert np.isnan(design.effects(scores)).all()
+
+
+def test_a_part_of_nothing_is_no_effect(design):
+    with pytest.raises(ValueError, match="scores must be positive on average"):
+        design.effects(np.full((len(design.levels), 1), -1.0))
 
 
 def test_settings_of_the_levels(screening):
-    low, high = screening.settings([-1] * 11), screening.settings([1] * 11)
-    assert low == screening.BASE | {"policy_kwargs": "dict(net_arch={'pi': [64, 64], 'vf': [64, 64]})"}
+    low, high = (screening.MANY.settings([level] * 11) for level in (-1, 1))
+    assert low == {
+        "normalize": True,
+        "n_envs": 4,
+        "n_steps": 512,
+        "policy_kwargs": "dict(net_arch={'pi': [64, 64], 'vf': [64, 64]})",
+    }
     assert high["policy_kwargs"] == (
         "dict(net_arch={'pi': [256, 256], 'vf': [256, 256]}, log_std_init=-1, activation_fn=nn.ReLU)"
     )
     assert high["recompute_advantages"] is True and "recompute_advantages" not in low
-    assert all(each["n_envs"] * each["n_steps"] == 2048 for each in (low, high))
+    for settings in (low, high, screening.FEW.settings([-1] * 8)):
+        assert settings["n_envs"] * settings["n_steps"] == 2048
+
+
+def test_names_of_runs(screening):
+    assert screening.LAST.name([1, -1, 1]) == "initial std 0.17, tanh squash"

@@ -18,6 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
+from ppo_plus.zoo.style import COLORS
 from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan, counted
 from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline, ranking
@@ -35,8 +36,8 @@ N_RANKED = 4
 #: Finished trials per parameter below which importances come with a caution.
 N_PER_PARAMETER = 10
 
-#: Colors that color-blind readers can tell apart (Okabe and Ito 2008).
-BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#9A9A9A"
+BLUE, RED, GREEN, PURPLE, ORANGE = COLORS[:5]
+GREY = "#9A9A9A"
 
 #: Color and marker of the baselines.
 BASELINES = {"default": ("black", "s"), "settings file": (RED, "D")}

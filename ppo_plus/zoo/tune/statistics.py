@@ -55,13 +55,23 @@ def difference_interval(scores: Sequence[float], others: Sequence[float], confid
     return _estimate((scores, others), lambda x, y, axis=-1: iqm(x, axis) - iqm(y, axis), confidence)
 
 
-def pooled_interval(tasks: Sequence[Sequence[float]], confidence: float = 0.95) -> Estimate:
-    """The interquartile mean over the runs of all tasks, with its stratified bootstrap interval.
+def ratio_interval(
+    tasks: Sequence[Sequence[float]], others: Sequence[Sequence[float]], confidence: float = 0.95
+) -> Estimate:
+    """How many times as much is reached over all tasks: the interquartile mean over the runs of all of them, in units
+    of the others' interquartile mean on the same task, with its stratified bootstrap interval.
 
-    :param tasks: for each task, one score per seed, in a unit that makes tasks comparable
+    :param tasks: for each task, one score per seed
+    :param others: for each task, the scores that are compared with them, above zero
     :param confidence: how often such an interval contains the true value, in (0, 1)
     """
-    return _estimate(tuple(tasks), lambda *each, axis=-1: iqm(np.concatenate(each, axis), axis), confidence)
+    n = len(tasks)
+
+    def ratio(*each: np.ndarray, axis: int = -1) -> np.ndarray:
+        units = (np.expand_dims(iqm(y, axis), axis) for y in each[n:])
+        return iqm(np.concatenate([x / unit for x, unit in zip(each[:n], units, strict=True)], axis), axis)
+
+    return _estimate((*tasks, *others), ratio, confidence)
 
 
 def improvement_interval(

@@ -8,8 +8,8 @@ from ppo_plus.zoo.tune.statistics import (
     improvement_interval,
     iqm,
     iqm_interval,
-    pooled_interval,
     profile,
+    ratio_interval,
 )
 
 
@@ -39,13 +39,15 @@ def test_one_score_says_nothing_about_its_spread():
     assert iqm_interval([3.0] * 10) == (3.0, 3.0, 3.0)
 
 
-def test_runs_of_all_tasks_are_pooled():
-    tasks = [[1.0, 2, 3, 4], [5.0, 6, 7, 8]]
-    estimate = pooled_interval(tasks)
-    assert estimate.value == iqm(np.concatenate(tasks)) == 4.5
+def test_ratios_to_others_are_pooled_over_tasks():
+    tasks, others = [[1.0, 2, 3, 4], [50.0, 60, 70, 80]], [[1.0] * 4, [10.0] * 4]
+    estimate = ratio_interval(tasks, others)
+    assert estimate.value == iqm(np.array([1.0, 2, 3, 4, 5, 6, 7, 8])) == 4.5
     # Each task keeps as many runs as it has: a pool that were drawn from as one could be all ones or all eights.
     assert 3.0 < estimate.low < 4.5 < estimate.high < 6.0
-    assert pooled_interval([[3.0] * 10]) == iqm_interval([3.0] * 10)
+    # What the others reach is not certain either.
+    unsure = ratio_interval(tasks, [[0.5, 1.0, 1.0, 1.5], [5.0, 10.0, 10.0, 15.0]])
+    assert unsure.value == 4.5 and unsure.low < estimate.low and estimate.high < unsure.high
 
 
 def test_probability_of_improvement_counts_pairs():
