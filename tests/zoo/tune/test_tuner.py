@@ -438,13 +438,16 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, f"sqlite:///{database}", *command)
     study = wait_for_study(f"sqlite:///{database}", "CartPole-v1")
-    # Stopped, the worker cannot end while the tables go, one after the other.
-    _, pid = stop_in_a_trial(study)
     with closing(sqlite3.connect(database, timeout=600)) as connection, connection:
-        connection.execute("BEGIN IMMEDIATE")
+        # While nobody else can write, the trial cannot end. The worker is not stopped, which it could be while writing.
+        while True:
+            wait_for_report(study)
+            connection.execute("BEGIN IMMEDIATE")
+            if any(trial.intermediate_values for trial in running(study)):
+                break
+            connection.rollback()
         for table in ("trial_user_attributes", "study_user_attributes"):
             connection.execute(f"DROP TABLE {table}")
-    os.kill(pid, signal.SIGCONT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 2
     # The worker's line, and the tuner's.
