@@ -288,10 +288,14 @@ def vec_envs(name: str, titles: dict[str, str]) -> str:
 
 def effects(name: str) -> str:
     """What a screening says of each setting."""
-    return (
-        "\n".join(learning_returns.effects_table(learning_returns.results(), name))
-        + "\n"
-    )
+    runs = learning_returns.results(stages=[name])
+    return "\n".join(learning_returns.effects_table(runs, name)) + "\n"
+
+
+def returns(stage: str) -> str:
+    """What the contenders of one part of the campaign reached."""
+    runs = learning_returns.results(stages=[stage])
+    return "\n".join(learning_returns.table(runs)) + "\n"
 
 
 def returns_about() -> str:
@@ -343,22 +347,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "returns-over-tasks": lambda: (
         "\n".join(results_mujoco.comparison(learning_returns.results())) + "\n"
     ),
-    "returns-beside-sb3": lambda: (
-        "\n".join(
-            learning_returns.table(learning_returns.results(stages=["beside-sb3"]))
-        )
-        + "\n"
-    ),
+    **{
+        f"returns-{stage}": partial(returns, stage)
+        for stage in ("beside-sb3", "finalists")
+    },
     **{
         f"returns-effects-{name}": partial(effects, name)
         for name in ("screen", "survivors")
     },
-    "returns-finalists": lambda: (
-        "\n".join(
-            learning_returns.table(learning_returns.results(stages=["finalists"]))
-        )
-        + "\n"
-    ),
     "returns-about": returns_about,
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),

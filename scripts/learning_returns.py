@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import metadata
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,7 @@ SCREENS = {
     "survivors": Screen(screening.FEW, 500_000, range(10, 11)),
     "finalists": Screen(screening.LAST, STEPS, range(12, 16)),
 }
-for name, screen in SCREENS.items():
-    ARMS |= screen.arms(name)
+ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.
 NAMES = {
     arm: screen.design.name(levels)
@@ -156,8 +155,8 @@ TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "
 
 #: What is to be done, in this order.
 STAGES: dict[str, list[Cell]] = {
-    # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper's and Ant's
-    # entries are ours or SB3's as well.
+    # Whether PPO_Plus is SB3's algorithm at SB3's settings; and whether the low first returns of Hopper with rl_zoo3's
+    # settings and of Ant are ours or SB3's as well.
     "beside-sb3": [
         Cell("rl_zoo3-by-sb3", "Hopper-v5", range(2)),
         Cell("rl_zoo3", "Hopper-v5", range(2)),
@@ -373,13 +372,13 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     :param name: of :data:`SCREENS`
     """
     screen = SCREENS[name]
-    found = {(result["arm"], result["task"], result["seed"]): result for result in results}
-    jobs = list(product(screen.arms(name), SCREENED, screen.seeds))
-    shape = len(screen.design.levels), len(SCREENED), len(screen.seeds)
+    jobs = in_order([STAGES[name]])
+    found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
+    shape = len(screen.seeds), len(screen.design.levels), len(SCREENED)
 
     def effects(measure: str, tasks: Sequence[int]) -> list[str]:
         scores = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
-        there = np.ma.masked_invalid(np.reshape(scores, shape)).mean(axis=2).filled(np.nan)
+        there = np.ma.masked_invalid(np.reshape(scores, shape)).mean(axis=0).filled(np.nan)
         each = screen.design.effects(there[:, tasks])
         return [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" if np.isfinite(low) else "" for effect, low, high in each]
 
@@ -416,7 +415,7 @@ def main() -> None:
         failed = work(again, folder, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
     elif arguments.effects:
-        print("\n".join(effects_table(results(folder), arguments.effects)))
+        print("\n".join(effects_table(results(folder, [arguments.effects]), arguments.effects)))
     else:
         print("\n".join(status(folder, jobs) if arguments.list else table(results(folder, arguments.stage))))
 

@@ -50,6 +50,11 @@ def scores(runs: Runs, arm: str, measure: str, tasks: Iterable[str]) -> list[lis
     return [[run[measure]["mean"] for run in runs[arm][task]] for task in tasks]
 
 
+def enough(runs: Runs, arm: str) -> list[str]:
+    """The tasks of which there are runs enough to compare a contender over several tasks."""
+    return [task for task in TASKS if len(runs.get(arm, {}).get(task, [])) >= N_POOLED]
+
+
 def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each task and contender, those of :data:`CONTENDERS`."""
     return table(result for result in results if result["arm"] in CONTENDERS)
@@ -61,8 +66,7 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     runs = grouped(results)
     rows = []
     for arm in runs:
-        both = runs[arm], runs.get(REFERENCE, {})
-        tasks = [task for task in TASKS if all(len(each.get(task, [])) >= N_POOLED for each in both)]
+        tasks = [task for task in enough(runs, arm) if task in enough(runs, REFERENCE)]
         if not tasks or arm == REFERENCE:
             continue
         cells = []
@@ -102,14 +106,14 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -
 def draw_profile(runs: Runs, path: Path) -> None:
     """Which part of the runs reaches, in deterministic episodes, how many times what the reference's interquartile mean
     is; of contenders with enough runs of all tasks of which it has enough."""
-    tasks = [task for task, own in runs[REFERENCE].items() if len(own) >= N_POOLED]
+    tasks = enough(runs, REFERENCE)
     of = {
         arm: [np.array(each) for each in scores(runs, arm, "deterministic", tasks)]
-        for arm, by_task in runs.items()
-        if all(len(by_task.get(task, [])) >= N_POOLED for task in tasks)
+        for arm in runs
+        if set(tasks) <= set(enough(runs, arm))
     }
     units = [iqm(each) for each in of[REFERENCE]]
-    shown = {arm: [each / unit for each, unit in zip(tasks, units, strict=True)] for arm, tasks in of.items()}
+    shown = {arm: [each / unit for each, unit in zip(own, units, strict=True)] for arm, own in of.items()}
     thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
     with picture(path) as axes:
         for arm, each in shown.items():
@@ -131,7 +135,8 @@ def main() -> None:
     if arguments.draw:
         runs = grouped(found)
         draw_curves(runs, arguments.draw / "mujoco_curves.svg")
-        draw_profile(runs, arguments.draw / "mujoco_profile.svg")
+        if enough(runs, REFERENCE):
+            draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
         print("\n".join([*contenders(found), "", *comparison(found)]))
 

@@ -103,6 +103,17 @@ def plackett_burman() -> np.ndarray:
     return np.vstack([*rotated, -np.ones((1, len(generator)), dtype=int)])
 
 
+#: Factors of more than one design.
+ANEW = Factor("advantages anew", {"recompute_advantages": True})
+EPSILON = Factor("normalization's epsilon 0.01, not 1e-8", {"normalize": "dict(epsilon=0.01)"})
+LESS_NOISE = Factor("initial std 0.37, not 1", {"policy_kwargs.log_std_init": -1})
+STILL_LESS_NOISE = Factor("initial std 0.17, not 0.37", {"policy_kwargs.log_std_init": -1.75})
+MORE_ENVS = Factor("16 x 128 steps, not 4 x 512", {"n_envs": 16, "n_steps": 128})
+RATE_TO_0 = Factor("learning rate to 0, not constant", {"learning_rate": "lin_3e-4"})
+SMALL_LAMBDA = Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9})
+SQUASH = Factor("tanh squash", {"policy_kwargs.squash_output": True})
+WIDE_CRITIC = Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]})
+
 #: First, eleven factors in 24 runs, beside SB3's defaults with VecNormalize. Rollouts are as long as SB3's, 2,048
 #: steps, of four environments: one would take twice the time.
 MANY = Design(
@@ -114,48 +125,40 @@ MANY = Design(
         "policy_kwargs.net_arch.vf": [64, 64],
     },
     (
-        Factor("initial std 0.37, not 1", {"policy_kwargs.log_std_init": -1}),
-        Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]}),
+        LESS_NOISE,
+        WIDE_CRITIC,
         Factor("actor of 256 units, not 64", {"policy_kwargs.net_arch.pi": [256, 256]}),
         Factor("ReLU, not tanh", {"policy_kwargs.activation_fn": "nn.ReLU"}),
-        Factor("learning rate to 0, not constant", {"learning_rate": "lin_3e-4"}),
-        Factor("advantages anew", {"recompute_advantages": True}),
+        RATE_TO_0,
+        ANEW,
         Factor("10 critic epochs at 1e-3", {"critic_epochs": 10, "critic_learning_rate": 1e-3}),
-        Factor("16 x 128 steps, not 4 x 512", {"n_envs": 16, "n_steps": 128}),
-        Factor("normalization's epsilon 0.01, not 1e-8", {"normalize": "dict(epsilon=0.01)"}),
+        MORE_ENVS,
+        EPSILON,
         Factor("minibatches of 256, not 64", {"batch_size": 256}),
-        Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9}),
+        SMALL_LAMBDA,
     ),
     folded(plackett_burman()),
 )
 #: Then eight factors in 16 runs: what it left open, and new ones. The initial std is what it was clear about; of the
 #: rest, what was better in it stays, chance or not.
 FEW = Design(
-    {
-        "normalize": "dict(epsilon=0.01)",
-        "n_envs": 16,
-        "n_steps": 128,
-        "learning_rate": "lin_3e-4",
-        "policy_kwargs.log_std_init": -1,
-        "policy_kwargs.net_arch.pi": [64, 64],
-        "policy_kwargs.net_arch.vf": [64, 64],
-    },
+    MANY.base | EPSILON.high | MORE_ENVS.high | RATE_TO_0.high | LESS_NOISE.high,
     (
-        Factor("initial std 0.17, not 0.37", {"policy_kwargs.log_std_init": -1.75}),
-        Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9}),
+        STILL_LESS_NOISE,
+        SMALL_LAMBDA,
         Factor("gamma 0.98, not 0.99", {"gamma": 0.98}),
         Factor("clip range 0.1, not 0.2", {"clip_range": 0.1}),
         Factor("colored noise, 1/f^0.5", {"exploration": "ColoredNoise(beta=0.5)"}),
-        Factor("advantages anew", {"recompute_advantages": True}),
-        Factor("tanh squash", {"policy_kwargs.squash_output": True}),
-        Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]}),
+        ANEW,
+        SQUASH,
+        WIDE_CRITIC,
     ),
     folded(hadamard(8)),
 )
 #: Last, six of the eight ways to take the three factors of which the tasks did not agree, in full length, beside what
 #: the second one was in favor of. Left out: the larger initial std without fresh advantages.
 LAST = Design(
-    FEW.base | {"gae_lambda": 0.9, "policy_kwargs.net_arch.vf": [256, 256]},
-    (FEW.factors[0], FEW.factors[5], FEW.factors[6]),
+    FEW.base | SMALL_LAMBDA.high | WIDE_CRITIC.high,
+    (STILL_LESS_NOISE, ANEW, SQUASH),
     np.array([(1, -1, 1), (1, 1, 1), (1, 1, -1), (-1, 1, -1), (1, -1, -1), (-1, 1, 1)]),
 )

@@ -48,6 +48,7 @@ def test_ratios_to_others_are_pooled_over_tasks():
     # What the others reach is not certain either.
     unsure = ratio_interval(tasks, [[0.5, 1.0, 1.0, 1.5], [5.0, 10.0, 10.0, 15.0]])
     assert unsure.value == 4.5 and unsure.low < estimate.low and estimate.high < unsure.high
+    assert ratio_interval([[3.0] * 10], [[1.0] * 10]) == iqm_interval([3.0] * 10)
 
 
 def test_probability_of_improvement_counts_pairs():
