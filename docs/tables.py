@@ -349,11 +349,11 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     **{
         f"returns-{stage}": partial(returns, stage)
-        for stage in ("beside-sb3", "finalists")
+        for stage in ("beside-sb3", "looks")
     },
     **{
         f"returns-effects-{name}": partial(effects, name)
-        for name in ("screen", "survivors")
+        for name in ("screen", "survivors", "again")
     },
     "returns-about": returns_about,
     "actions-courier": lambda: learned("learning_actions", only="Courier"),

@@ -140,7 +140,8 @@ class Screen:
 SCREENS = {
     "screen": Screen(screening.MANY, 500_000, range(1)),
     "survivors": Screen(screening.FEW, 500_000, range(10, 11)),
-    "finalists": Screen(screening.LAST, STEPS, range(12, 16)),
+    "looks": Screen(screening.LONG, STEPS, range(12, 13)),
+    "again": Screen(screening.AGAIN, 500_000, range(11, 12)),
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.

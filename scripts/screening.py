@@ -155,10 +155,25 @@ FEW = Design(
     ),
     folded(hadamard(8)),
 )
-#: Last, six of the eight ways to take the three factors of which the tasks did not agree, in full length, beside what
-#: the second one was in favor of. Left out: the larger initial std without fresh advantages.
-LAST = Design(
+#: Two ways of what it was in favor of, to be looked at in full length.
+LONG = Design(
+    FEW.base | SMALL_LAMBDA.high | WIDE_CRITIC.high | STILL_LESS_NOISE.high | SQUASH.high,
+    (ANEW,),
+    np.array([(-1,), (1,)]),
+)
+#: Then what had been left alone (how much is collected and how often it is learned from, entropy), further steps on the
+#: ways that were clear (gamma, lambda), and again the two factors of which the tasks did not agree.
+AGAIN = Design(
     FEW.base | SMALL_LAMBDA.high | WIDE_CRITIC.high,
-    (STILL_LESS_NOISE, ANEW, SQUASH),
-    np.array([(1, -1, 1), (1, 1, 1), (1, 1, -1), (-1, 1, -1), (1, -1, -1), (-1, 1, 1)]),
+    (
+        STILL_LESS_NOISE,
+        ANEW,
+        Factor("16 x 32 steps, not 16 x 128", {"n_steps": 32}),
+        Factor("5 epochs, not 10", {"n_epochs": 5}),
+        Factor("learning rate from 1e-3, not 3e-4", {"learning_rate": "lin_1e-3"}),
+        Factor("entropy coefficient 0.005, not 0", {"ent_coef": 0.005}),
+        Factor("gamma 0.995, not 0.99", {"gamma": 0.995}),
+        Factor("lambda 0.8, not 0.9", {"gae_lambda": 0.8}),
+    ),
+    folded(hadamard(8)),
 )

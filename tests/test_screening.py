@@ -9,13 +9,13 @@ def screening(import_script):
     return import_script("screening")
 
 
-@pytest.fixture(params=["MANY", "FEW"])
+@pytest.fixture(params=["MANY", "FEW", "AGAIN"])
 def design(screening, request):
     return getattr(screening, request.param)
 
 
 def test_designs_are_those_that_the_page_names(screening):
-    assert screening.MANY.levels.shape == (24, 11) and screening.FEW.levels.shape == (16, 8)
+    assert screening.MANY.levels.shape == (24, 11) and screening.FEW.levels.shape == screening.AGAIN.levels.shape == (16, 8)
 
 
 def test_effects_do_not_mix(design):
@@ -87,4 +87,4 @@ def test_settings_of_the_levels(screening):
 
 
 def test_names_of_runs(screening):
-    assert screening.LAST.name([1, -1, 1]) == "initial std 0.17, tanh squash"
+    assert screening.AGAIN.name([1, 1, *[-1] * 6]) == "initial std 0.17, advantages anew"
