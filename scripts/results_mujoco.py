@@ -27,6 +27,16 @@ CONTENDERS = {
     "trpo": ("TRPO (sb3-contrib)", GREEN),
     "mujoco": ("PPO_Plus, `mujoco`", BLUE),
 }
+#: What ten runs of the shared entry were meant to reach, their interquartile mean.
+GOALS = {
+    "HalfCheetah-v5": 6000,
+    "Hopper-v5": 3600,
+    "Walker2d-v5": 4900,
+    "Ant-v5": 5000,
+    "Swimmer-v5": 350,
+    "Humanoid-v5": 1500,
+}
+OURS = "mujoco"
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: Fewer runs of a task are not compared, though there are several tasks.
@@ -78,6 +88,17 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
         rows.append([CONTENDERS[arm][0], str(len(tasks)), str(sum(len(runs[arm][task]) for task in tasks)), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
+
+
+def goals(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task of which there are runs enough of the shared entry: what they were meant to reach, what they
+    do reach, and in which kind of episodes that is enough."""
+    runs, rows = grouped(results), []
+    for task in enough(runs, OURS):
+        reached = {title: iqm_interval(scores(runs, OURS, measure, [task])[0]) for title, measure in COMPARED.items()}
+        enough_in = [title for title, estimate in reached.items() if estimate.value >= GOALS[task]]
+        rows.append([task, str(GOALS[task]), *map(str, reached.values()), ", ".join(enough_in) or "not reached"])
+    return markdown(["task", "goal", *COMPARED, "reached in"], rows)
 
 
 def draw_curves(runs: Runs, path: Path) -> None:

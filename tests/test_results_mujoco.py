@@ -41,3 +41,13 @@ def test_pictures_show_every_contender_and_are_the_same_each_time(script, result
         drawn.append([path.read_text() for path in paths])
     assert drawn[0] == drawn[1]
     assert all("<!-- TRPO (sb3-contrib) -->" in text and "<!-- SB3's settings -->" in text for text in drawn[0])
+
+
+def test_goals_are_reached_or_not(script):
+    found = [result("mujoco", "Swimmer-v5", score) for score in (349.0, 351.0, 353.0)]
+    found += [result("mujoco", "Ant-v5", 100.0)] * 3 + [result("mujoco", "Hopper-v5", 9999.0)]
+    found[0]["last"] = {"mean": 340.0}
+    rows = script.goals(found)[2:]
+    # Of few runs there is no row.
+    assert [row.split(" | ")[0] for row in rows] == ["| Ant-v5", "| Swimmer-v5"]
+    assert rows[0].endswith("| not reached |") and rows[1].endswith("| 20 deterministic episodes |")

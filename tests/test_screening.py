@@ -15,7 +15,10 @@ def design(screening, request):
 
 
 def test_designs_are_those_that_the_page_names(screening):
-    assert screening.MANY.levels.shape == (24, 11) and screening.FEW.levels.shape == screening.AGAIN.levels.shape == (16, 8)
+    assert screening.MANY.levels.shape == (24, 11) and screening.FEW.levels.shape == screening.AGAIN.levels.shape == (
+        16,
+        8,
+    )
 
 
 def test_effects_do_not_mix(design):
