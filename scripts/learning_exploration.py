@@ -22,19 +22,22 @@ from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
-import learning  # the scripts beside this one
 import numpy as np
 from gymnasium import spaces
-from markdown_table import markdown
+from markdown_table import markdown  # the scripts beside this one
 from runs import Result, done_before, learn, parser, rows, run
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
 
 EXPLORATIONS: dict[str, dict[str, Any]] = {
-    **learning.EXPLORATIONS,
+    "white": {},
+    "gSDE per rollout": {"use_sde": True},
+    "gSDE per episode": {"use_sde": True, "sde_sample_freq": "episode"},
     "gSDE every 4 steps": {"use_sde": True, "sde_sample_freq": 4},
     "colored, 1/f^0.5": {"exploration": ColoredNoise(0.5)},
     "colored, 1/f": {"exploration": ColoredNoise(1.0)},
@@ -152,6 +155,7 @@ TASKS: dict[str, dict[str, Task]] = {
     },
     "classic": {
         "MountainCar-v0": Task(partial(make_classic, "MountainCar-v0", True), 204_800, -130.0),
+        "MountainCar-v0, not normalized": Task(partial(make_classic, "MountainCar-v0", False), 204_800, -130.0),
         "CartPole-v1": Task(partial(make_classic, "CartPole-v1", False), 204_800, 475.0),
     },
     "multi-room": {"MultiRoom-N4-S5": Task(make_multi_room, 1_000_000, 0.5, seeds=5)},
@@ -159,7 +163,24 @@ TASKS: dict[str, dict[str, Task]] = {
 }
 
 
-class EndsAtGoal(learning.StepsToGoal):
+class StepsToGoal(BaseCallback):
+    """Remember the step at which the mean return of the last 20 training episodes first reached a goal."""
+
+    def __init__(self, goal: float):
+        super().__init__()
+        self.goal = goal
+        self.steps = float("inf")
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()][-20:]
+        if returns and safe_mean(returns) >= self.goal:
+            self.steps = min(self.steps, self.num_timesteps)
+
+
+class EndsAtGoal(StepsToGoal):
     """Training ends when the goal is reached."""
 
     def _on_step(self) -> bool:
@@ -192,8 +213,18 @@ def goal_rows(kind: str, results: list[Result]) -> list[str]:
 def reached(scores: list[float], steps: int) -> str:
     """In how many runs, and after how many thousand steps; runs that never arrived count as the whole budget."""
     n = sum(score <= steps for score in scores)
-    never, (point, low, high) = learning.arrival(scores, steps)
+    never, (point, low, high) = arrival(scores, steps)
     return f"{n} of {len(scores)}; {never}{point / 1e3:,.0f}k [{low / 1e3:,.0f}, {high / 1e3:,.0f}]"
+
+
+def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
+    """After how many steps runs reached their goal: "≥ " if that is a lower bound, and the IQM with its 95 % interval.
+
+    :param steps: of each run; runs that never arrived, infinity, count as the whole budget
+    :param budget: environment steps that a run had
+    """
+    never = "≥ " if any(s > budget for s in steps) else ""
+    return never, iqm_interval([min(s, budget) for s in steps])
 
 
 def main() -> None:
