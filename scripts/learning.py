@@ -13,15 +13,17 @@ environments (a rollout is 2048 transitions, as with one environment): after how
 from functools import partial
 
 import learning_exploration  # the scripts beside this one
-from learning_exploration import StepsToGoal, arrival, make_classic
 from markdown_table import markdown
 from runs import Result, learn, parser, run
 from scipy.stats import binomtest
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
 
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
 
 #: Environment, steps (None: those of the YAML file), seeds, goal.
 TASKS = [
@@ -34,6 +36,23 @@ TASKS = [
 EXPLORATIONS = ("white", "gSDE per rollout", "gSDE per episode")
 OBSERVATIONS = ("raw", "normalized")
 MOUNTAIN_CAR_SEEDS, MOUNTAIN_CAR_STEPS, MOUNTAIN_CAR_GOAL = 10, 102_400, -130.0
+
+
+class StepsToGoal(BaseCallback):
+    """Remember the step at which the mean return of the last 20 training episodes first reached a goal."""
+
+    def __init__(self, goal: float):
+        super().__init__()
+        self.goal = goal
+        self.steps = float("inf")
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()][-20:]
+        if returns and safe_mean(returns) >= self.goal:
+            self.steps = min(self.steps, self.num_timesteps)
 
 
 def learn_task(env_id: str, steps: int | None, seed: int) -> Result:
@@ -49,7 +68,7 @@ def learn_task(env_id: str, steps: int | None, seed: int) -> Result:
 
 def learn_mountain_car(observations: str, exploration: str, seed: int) -> Result:
     """Train with SB3's defaults; the score is the number of steps to the goal."""
-    env = make_classic("MountainCar-v0", observations == "normalized", seed)
+    env = learning_exploration.make_classic("MountainCar-v0", observations == "normalized", seed)
     noise = learning_exploration.EXPLORATIONS[exploration]
     model = PPO_Plus("MlpPolicy", env, n_steps=256, seed=seed, device="cpu", **noise)
     reached = StepsToGoal(MOUNTAIN_CAR_GOAL)
@@ -67,6 +86,16 @@ def task_rows(results: list[Result]) -> list[str]:
             of = f"{reached} of {len(runs)}"
             rows.append([env_id, f"{runs[0].steps:,}", str(len(runs)), returns, f"≥ {goal:g}", of])
     return markdown(["task", "steps", "seeds", "returns", "goal", "reached"], rows)
+
+
+def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
+    """After how many steps runs reached their goal: "≥ " if that is a lower bound, and the IQM with its 95 % interval.
+
+    :param steps: of each run; runs that never arrived, infinity, count as the whole budget
+    :param budget: environment steps that a run had
+    """
+    never = "≥ " if any(s > budget for s in steps) else ""
+    return never, iqm_interval([min(s, budget) for s in steps])
 
 
 def mountain_car_rows(results: list[Result]) -> list[str]:

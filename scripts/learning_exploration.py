@@ -12,9 +12,12 @@ swings have to be held, and CartPole-v1, which has to be balanced. **multi-room*
 behind three doors. **minatar**: Freeway and Seaquest.
 
 All learn with SB3's default hyperparameters in 8 environments (a rollout is 2,048 transitions). A run ends when the
-mean return of the last 20 training episodes reaches the goal; for MinAtar the score is that of the last 100.
+mean return of all training episodes of three successive rollouts reaches the goal; for MinAtar the score is that of the
+last 100 episodes.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +35,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
+from ppo_plus.zoo.tune.statistics import iqm_interval
 
 EXPLORATIONS: dict[str, dict[str, Any]] = {
     "white": {},
@@ -116,13 +119,11 @@ class MinAtar(gym.Env[np.ndarray, np.int64]):
         if seed is not None:
             self.game.seed(seed)
         self.game.reset()
-        self.t = 0
         return self.game.state().astype(np.int8), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         reward, is_over = self.game.act(self.actions[action])
-        self.t += 1
-        return self.game.state().astype(np.int8), float(reward), bool(is_over), self.t >= 2500, {}
+        return self.game.state().astype(np.int8), float(reward), bool(is_over), False, {}
 
 
 def make_minatar(game: str, seed: int) -> VecEnv:
@@ -135,7 +136,7 @@ class Task:
 
     :param make: makes the environments of a seed
     :param steps: environment steps at most
-    :param goal: mean return of the last 20 training episodes; ``None``: none, the score is the return at the end
+    :param goal: of :class:`EndsAtGoal`; ``None``: none, and the score is the return at the end
     :param seeds: how many
     """
 
@@ -163,28 +164,33 @@ TASKS: dict[str, dict[str, Task]] = {
 }
 
 
-class StepsToGoal(BaseCallback):
-    """Remember the step at which the mean return of the last 20 training episodes first reached a goal."""
+class EndsAtGoal(BaseCallback):
+    """Training ends, and ``steps`` are counted, when the mean return of all episodes of some successive rollouts has
+    reached a goal. All of several: noise held for a rollout makes its episodes alike, and a mean of few that differ is
+    above a goal by chance more often.
+
+    :param goal: that return; infinite: training goes on to its end
+    """
+
+    N_ROLLOUTS = 3
 
     def __init__(self, goal: float):
         super().__init__()
         self.goal = goal
         self.steps = float("inf")
+        self.returns: deque[list[float]] = deque(maxlen=self.N_ROLLOUTS)
+
+    def _on_rollout_start(self) -> None:
+        self.returns.append([])
 
     def _on_step(self) -> bool:
-        return True
+        self.returns[-1] += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
+        return self.steps == float("inf")
 
     def _on_rollout_end(self) -> None:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()][-20:]
-        if returns and safe_mean(returns) >= self.goal:
-            self.steps = min(self.steps, self.num_timesteps)
-
-
-class EndsAtGoal(StepsToGoal):
-    """Training ends when the goal is reached."""
-
-    def _on_step(self) -> bool:
-        return self.steps == float("inf")
+        returns = [each for rollout in self.returns for each in rollout]
+        if len(self.returns) == self.N_ROLLOUTS and returns and np.mean(returns) >= self.goal:
+            self.steps = self.num_timesteps
 
 
 def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
@@ -211,26 +217,28 @@ def goal_rows(kind: str, results: list[Result]) -> list[str]:
 
 
 def reached(scores: list[float], steps: int) -> str:
-    """In how many runs, and after how many thousand steps; runs that never arrived count as the whole budget."""
-    n = sum(score <= steps for score in scores)
-    never, (point, low, high) = arrival(scores, steps)
-    return f"{n} of {len(scores)}; {never}{point / 1e3:,.0f}k [{low / 1e3:,.0f}, {high / 1e3:,.0f}]"
+    """In how many runs, and after how many thousand steps, the interquartile mean and its 95 % interval; "≥" where runs
+    that never arrived make a lower bound of it.
 
-
-def arrival(steps: list[float], budget: int) -> tuple[str, Estimate]:
-    """After how many steps runs reached their goal: "≥ " if that is a lower bound, and the IQM with its 95 % interval.
-
-    :param steps: of each run; runs that never arrived, infinity, count as the whole budget
-    :param budget: environment steps that a run had
+    :param scores: steps to the goal of each run; of one that never arrived, infinity, which counts as the whole budget
+    :param steps: the budget
     """
-    never = "≥ " if any(s > budget for s in steps) else ""
-    return never, iqm_interval([min(s, budget) for s in steps])
+    n_never = sum(math.isinf(score) for score in scores)
+    share = f"{len(scores) - n_never} of {len(scores)}"
+    if n_never == len(scores):
+        return share
+    found = iqm_interval([min(score, steps) for score in scores])
+    point, low, high = (f"{value / 1e3:,.0f}" for value in found)
+    # An interquartile mean leaves out the highest quarter, its upper bound is that of draws with more of them.
+    return f"{share}; {'≥ ' * (n_never > len(scores) // 4)}{point}k [{low}, {'≥ ' * (n_never > 0)}{high}]"
 
 
 def main() -> None:
     options = parser(__doc__, TASKS)
     options.add_argument("--go-on", action="store_true", help="keep the results that are in the file of --json")
     arguments = options.parse_args()
+    if arguments.go_on and not arguments.json:
+        options.error("--go-on needs --json")
     before = done_before(arguments.json) if arguments.go_on else []
     known = {(result.task, result.contender, result.seed) for result in before}
     # The low seeds of all first: whenever it is stopped, all have about as many.

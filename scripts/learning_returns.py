@@ -30,6 +30,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
-from ppo_plus.zoo.tune.statistics import iqm_interval
+from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
 
 SCRIPT = "scripts/learning_returns.py"
 FOLDER = ROOT / "docs" / "benchmarks" / "returns"
@@ -177,7 +178,7 @@ STAGES: dict[str, list[Cell]] = {
     ],
     "baselines": [
         *(Cell("sb3-defaults", task, range(5)) for task in TASKS),
-        *(Cell("rl_zoo3", task, range(3)) for task in TASKS if task != "Ant-v5"),
+        *(Cell("rl_zoo3", task, range(3)) for task in TASKS),
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
     **{
@@ -218,15 +219,15 @@ def make_model(algorithm: type[Any], training: Experiment, env: VecEnv) -> Any:
 
 
 def episodes(env: VecEnv) -> np.ndarray:
-    """All training episodes in the order in which they ended: the step at which each did, counted over all
-    environments, its return and its length. SB3's ``Monitor`` remembers them."""
+    """All training episodes in the order in which they ended, of one step in the order of environments: the step at
+    which each did, counted over all environments, its return and its length. SB3's ``Monitor`` remembers them."""
     columns = zip(env.env_method("get_episode_rewards"), env.env_method("get_episode_lengths"), strict=True)
     found = [
         (end * env.num_envs, score, length)
         for scores, lengths in columns
         for end, score, length in zip(accumulate(lengths), scores, lengths, strict=True)
     ]
-    return np.array(sorted(found), dtype=float).reshape(-1, 3)
+    return np.array(sorted(found, key=itemgetter(0)), dtype=float).reshape(-1, 3)
 
 
 def curve(done: np.ndarray, steps: int, width: int = BIN) -> dict[str, list[Any]]:
@@ -237,7 +238,7 @@ def curve(done: np.ndarray, steps: int, width: int = BIN) -> dict[str, list[Any]
     :param width: environment steps per point
     """
     n_bins = -(-steps // width)
-    bins = np.minimum((done[:, 0] - 1) // width, n_bins - 1)
+    bins = (done[:, 0] - 1) // width
     points = [done[bins == i] for i in range(n_bins)]
     return {
         "steps": [min((i + 1) * width, steps) for i in range(n_bins)],
@@ -379,7 +380,8 @@ def _score(scores: list[float]) -> str:
 
 
 def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
-    """A line for each setting of a screening: by which part of a task's usual return it changes the return.
+    """What the runs of a screening reach on average; then a line for each setting: by which part of that it changes the
+    return.
 
     :param results: of the part
     :param name: of :data:`SCREENS`
@@ -389,16 +391,19 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
     shape = len(screen.seeds), len(screen.design.levels), len(SCREENED)
 
-    def effects(measure: str, tasks: Sequence[int]) -> list[str]:
-        scores = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
-        there = np.ma.masked_invalid(np.reshape(scores, shape)).mean(axis=0).filled(np.nan)
-        each = screen.design.effects(there[:, tasks])
-        return [f"{effect:+.0%} [{low:+.0%}, {high:+.0%}]" if np.isfinite(low) else "" for effect, low, high in each]
+    def scores(measure: str) -> np.ndarray:
+        each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
+        return np.ma.masked_invalid(np.reshape(each, shape)).mean(axis=0).filled(np.nan)
 
-    every = range(len(SCREENED))
-    columns = {task: effects("last", [i]) for i, task in enumerate(SCREENED)}
-    columns |= {f"all three, {heading}": effects(measure, every) for heading, measure in COMPARED.items()}
-    names = [factor.name for factor in screen.design.factors]
+    def effects(scores: np.ndarray) -> list[str]:
+        each = (Estimate(*row) for row in screen.design.effects(scores))
+        return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
+
+    last = scores("last")
+    means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
+    columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
+    columns |= {f"all three, {heading}": ["", *effects(scores(measure))] for heading, measure in COMPARED.items()}
+    names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
     rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
 

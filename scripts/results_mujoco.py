@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import COMPARED, FOLDER, N_INTERVAL, TASKS, results, table
+from learning_returns import COMPARED, FOLDER, N_INTERVAL, SCREENED, TASKS, results, table
 from markdown_table import markdown
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
@@ -36,11 +36,11 @@ GOALS = {
     "Swimmer-v5": 350,
     "Humanoid-v5": 1500,
 }
-OURS = "mujoco"
+OURS, N_GOAL = "mujoco", 10
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: Fewer runs of a task are not compared, though there are several tasks.
-N_POOLED = 3
+N_POOLED = 2
 
 
 def grouped(results: Iterable[dict[str, Any]]) -> Runs:
@@ -72,33 +72,35 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each contender: over the tasks of which it and the reference have enough runs, how many times the
-    reference's return it has, and how probable it is that a run of it is better than one of the reference."""
-    runs = grouped(results)
-    rows = []
-    for arm in runs:
-        tasks = [task for task in enough(runs, arm) if task in enough(runs, REFERENCE)]
-        if not tasks or arm == REFERENCE:
-            continue
-        cells = []
-        for measure in COMPARED.values():
-            own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
-            ratio, better = ratio_interval(own, reference), improvement_interval(own, reference)
-            cells.append(f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-            cells.append(f"{better.value:.0%} [{better.low:.0%}, {better.high:.0%}]")
-        rows.append([CONTENDERS[arm][0], str(len(tasks)), str(sum(len(runs[arm][task]) for task in tasks)), *cells])
+    reference's return it has, and how probable it is that a run of it is better than one of the reference. Then the
+    same over the tasks that no setting was looked for on."""
+    runs, rows = grouped(results), []
+    for which, among in (("all", TASKS), ("held out", tuple(task for task in TASKS if task not in SCREENED))):
+        for arm in runs:
+            tasks = [task for task in among if task in enough(runs, arm) and task in enough(runs, REFERENCE)]
+            if not tasks or arm == REFERENCE:
+                continue
+            cells = []
+            for measure in COMPARED.values():
+                own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
+                cells.append(f"{ratio_interval(own, reference):.2f}")
+                cells.append(f"{improvement_interval(own, reference):.0%}")
+            n_runs = sum(len(runs[arm][task]) for task in tasks)
+            rows.append([CONTENDERS[arm][0], f"{which} {len(tasks)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
 def goals(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task of which there are runs enough of the shared entry: what they were meant to reach, what they
-    do reach, and in which kind of episodes that is enough."""
+    """A line for each task: what ten runs of the shared entry were meant to reach in deterministic episodes, which is
+    what the goals were taken from, and what they do reach."""
     runs, rows = grouped(results), []
-    for task in enough(runs, OURS):
-        reached = {title: iqm_interval(scores(runs, OURS, measure, [task])[0]) for title, measure in COMPARED.items()}
-        enough_in = [title for title, estimate in reached.items() if estimate.value >= GOALS[task]]
-        rows.append([task, str(GOALS[task]), *map(str, reached.values()), ", ".join(enough_in) or "not reached"])
-    return markdown(["task", "goal", *COMPARED, "reached in"], rows)
+    for task, goal in GOALS.items():
+        if len(runs.get(OURS, {}).get(task, [])) >= N_GOAL:
+            last, played = (iqm_interval(scores(runs, OURS, name, [task])[0]) for name in ("last", "deterministic"))
+            reached = "yes" if played.low >= goal else "on average" if played.value >= goal else "no"
+            rows.append([task, str(goal), str(last), str(played), reached])
+    return markdown(["task", "goal", *COMPARED, "reached"], rows)
 
 
 def draw_curves(runs: Runs, path: Path) -> None:
@@ -159,7 +161,7 @@ def main() -> None:
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
-        print("\n".join([*contenders(found), "", *comparison(found)]))
+        print("\n".join([*contenders(found), "", *comparison(found), "", *goals(found)]))
 
 
 if __name__ == "__main__":

@@ -106,8 +106,14 @@ def run(
 
 
 def done_before(path: Path) -> list[Result]:
-    """The results in a file; none if there is no file."""
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    """The results in a file; none if there is no file. It ends the script if they are of other versions: a file says
+    them once for all its runs."""
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text())
+    if data["versions"] != facts():
+        raise SystemExit(f"{path} has results of {data['versions']}, this is {facts()}: give another file")
+    runs = data["runs"]
     return [Result(**run | {"score": math.inf if run["score"] is None else run["score"]}) for run in runs]
 
 
@@ -123,8 +129,8 @@ def _returns(runs: list[Result]) -> str:
 
 
 def _interval(runs: list[Result]) -> str:
-    point, low, high = iqm_interval([run.score for run in runs])
-    return f"{point:.2f} [{low:.2f}, {high:.2f}]" if len(runs) > 1 else f"{point:.2f}"
+    found = iqm_interval([run.score for run in runs])
+    return f"{found:.2f}" if len(runs) > 1 else f"{found.value:.2f}"
 
 
 #: Columns of a table: what stands there for the runs of one contender.

@@ -119,12 +119,15 @@ def test_every_result_has_the_settings_that_its_contender_has_now(script):
         job = script.Job(result["arm"], result["task"], result["seed"])
         made = parse_settings(job.task, result["settings"]).replace(seed=job.seed, device="cpu")
         assert made == script.experiment(job), job
+        algorithm = script.ARMS[job.arm].algorithm
+        assert result["algorithm"] == f"{algorithm.__module__.split('.')[0]}.{algorithm.__name__}", job
 
 
 def test_episodes_are_in_the_order_of_their_ends(script):
-    scores, lengths = [[1.0, 2.0], [3.0]], [[10, 20], [15]]
+    """And where several end at once, in the order of environments: not the better ones last."""
+    scores, lengths = [[1.0, 9.0], [3.0, 2.0]], [[10, 20], [15, 15]]
     env = SimpleNamespace(num_envs=2, env_method=lambda name: scores if name.endswith("rewards") else lengths)
-    expected = [[20, 1.0, 10], [30, 3.0, 15], [60, 2.0, 20]]
+    expected = [[20, 1.0, 10], [30, 3.0, 15], [60, 9.0, 20], [60, 2.0, 15]]
     np.testing.assert_array_equal(script.episodes(env), expected)
 
 

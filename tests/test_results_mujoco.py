@@ -23,13 +23,27 @@ def results(script):
 
 def test_comparison_says_how_much_and_how_probable(script, results):
     assert list(script.grouped(results)) == ["sb3-defaults", "trpo"]
-    (line,) = script.comparison(results)[2:]
-    # In units of 200, the middle of 4, 1.5 and 1; 400 is above all three, 300 and 200 above two or one and a half.
-    assert line.startswith("| TRPO (sb3-contrib) | 6 | 18 | 1.50 [") and "| 78% [" in line
+    line, held_out = script.comparison(results)[2:]
+    # In units of 200: the middle of 2, 1.5 and 1; 400 is above all three, 300 and 200 above two or one and a half.
+    assert line.startswith("| TRPO (sb3-contrib) | all 6 | 18 | 1.50 [") and "| 78% [" in line
+    assert held_out.startswith("| TRPO (sb3-contrib) | held out 3 | 9 | 1.50 [")
     # A contender with other tasks is compared on those that it has, if there are enough runs.
     fewer = [each for each in results if each["arm"] != "trpo" or each["task"] == "Ant-v5"]
-    assert script.comparison(fewer)[2].startswith("| TRPO (sb3-contrib) | 1 | 3 |")
-    assert len(script.comparison(fewer[:-2])) == 2
+    (line,) = script.comparison(fewer)[2:]
+    assert line.startswith("| TRPO (sb3-contrib) | all 1 | 3 |")
+    of_trpo = [each for each in fewer if each["arm"] == "trpo"]
+    assert len(script.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
+
+
+def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_script):
+    stages = import_script("learning_returns").STAGES
+    runs = {}
+    for job in import_script("campaign").in_order(stages[name] for name in ("baselines", "table")):
+        runs.setdefault(job.arm, {}).setdefault(job.task, []).append(job)
+    assert {arm: script.enough(runs, arm) for arm in script.CONTENDERS} == dict.fromkeys(
+        script.CONTENDERS, list(script.TASKS)
+    )
+    assert all(len(own) >= script.N_GOAL for own in runs[script.OURS].values())
 
 
 def test_pictures_show_every_contender_and_are_the_same_each_time(script, results, tmp_path):
@@ -43,11 +57,10 @@ def test_pictures_show_every_contender_and_are_the_same_each_time(script, result
     assert all("<!-- TRPO (sb3-contrib) -->" in text and "<!-- SB3's settings -->" in text for text in drawn[0])
 
 
-def test_goals_are_reached_or_not(script):
-    found = [result("mujoco", "Swimmer-v5", score) for score in (349.0, 351.0, 353.0)]
-    found += [result("mujoco", "Ant-v5", 100.0)] * 3 + [result("mujoco", "Hopper-v5", 9999.0)]
-    found[0]["last"] = {"mean": 340.0}
-    rows = script.goals(found)[2:]
-    # Of few runs there is no row.
-    assert [row.split(" | ")[0] for row in rows] == ["| Ant-v5", "| Swimmer-v5"]
-    assert rows[0].endswith("| not reached |") and rows[1].endswith("| 20 deterministic episodes |")
+@pytest.mark.parametrize(
+    "scores, reached",
+    [([351.0] * 10, "yes"), ([300.0, *[351.0] * 8, 300.0], "on average"), ([349.0] * 10, "no"), ([999.0] * 9, None)],
+)
+def test_goals_are_reached_or_not(script, scores, reached):
+    rows = script.goals([result("mujoco", "Swimmer-v5", score) for score in scores])[2:]
+    assert [row.rpartition("| ")[2] for row in rows] == ([f"{reached} |"] if reached else [])

@@ -40,6 +40,16 @@ def test_what_is_in_a_file_can_be_gone_on_with(runs, tmp_path):
     assert runs.run([], arguments, before) == before
 
 
+def test_a_file_of_other_versions_is_not_gone_on_with(runs, tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    runs.save(results_of(runs), path)
+    text = path.read_text()
+    monkeypatch.setattr(runs, "facts", lambda: {"torch": "other"})
+    with pytest.raises(SystemExit, match="this is .'torch': 'other'.: give another file"):
+        runs.done_before(path)
+    assert path.read_text() == text
+
+
 def test_rows_have_a_line_for_each_contender_in_the_order_of_runs(runs):
     lines = runs.rows(results_of(runs), runs.COLUMNS | runs.SPEED)
     assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"

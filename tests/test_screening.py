@@ -1,5 +1,7 @@
 """The designs that find out which settings matter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,10 @@ def test_few_runs_have_no_effects_yet(design):
     assert np.isnan(design.effects(scores)).all()
     scores[: len(scores) // 2] = 1.0
     assert np.isnan(design.effects(scores)).all()
+    # Enough runs, in all of which one of the settings is low.
+    scores[:] = np.where(design.levels[:, [3]] < 0, 1.0, np.nan)
+    doubled = replace(design, levels=np.vstack([design.levels] * 3))
+    assert np.isnan(doubled.effects(np.vstack([scores] * 3))).all()
 
 
 def test_a_part_of_nothing_is_no_effect(design):
@@ -91,3 +97,4 @@ def test_settings_of_the_levels(screening):
 
 def test_names_of_runs(screening):
     assert screening.AGAIN.name([1, 1, *[-1] * 6]) == "initial std 0.17, advantages anew"
+    assert screening.AGAIN.name([-1] * 8) == "base"

@@ -23,8 +23,12 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """Each of the three in a number's format."""
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
     def __str__(self) -> str:
-        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
+        return f"{self:.1f}"
 
 
 def iqm(scores: np.ndarray, axis: int = -1) -> np.ndarray:
