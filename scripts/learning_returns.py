@@ -111,10 +111,10 @@ ZOO_TRPO: dict[str, Any] = dict(
 ARMS = {
     "sb3-defaults": Arm(PPO_Plus, DEFAULTS),
     "sb3-defaults-by-sb3": Arm(PPO, DEFAULTS),
-    "rl_zoo3": Arm(PPO_Plus, entry=True, variant="rl_zoo3"),
-    "rl_zoo3-by-sb3": Arm(PPO, entry=True, variant="rl_zoo3"),
-    "mujoco": Arm(PPO_Plus, entry=True),
-    "mujoco-shared": Arm(PPO_Plus, entry=True, by_task={"Swimmer-v5": {"gamma": 0.99}}),
+    "rl_zoo3": Arm(PPO_Plus, entry=True),
+    "rl_zoo3-by-sb3": Arm(PPO, entry=True),
+    "mujoco": Arm(PPO_Plus, entry=True, variant="mujoco"),
+    "mujoco-shared": Arm(PPO_Plus, entry=True, variant="mujoco", by_task={"Swimmer-v5": {"gamma": 0.99}}),
     "entry": Arm(PPO_Plus, entry=True, steps=None),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
