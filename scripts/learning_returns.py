@@ -144,6 +144,7 @@ SCREENS = {
     "survivors": Screen(screening.FEW, 500_000, range(10, 11)),
     "looks": Screen(screening.LONG, STEPS, range(12, 13)),
     "again": Screen(screening.AGAIN, 500_000, range(11, 12)),
+    "finalists": Screen(screening.LAST, STEPS, range(13, 15)),
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.

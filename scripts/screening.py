@@ -111,6 +111,7 @@ STILL_LESS_NOISE = Factor("initial std 0.17, not 0.37", {"policy_kwargs.log_std_
 MORE_ENVS = Factor("16 x 128 steps, not 4 x 512", {"n_envs": 16, "n_steps": 128})
 RATE_TO_0 = Factor("learning rate to 0, not constant", {"learning_rate": "lin_3e-4"})
 SMALL_LAMBDA = Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9})
+SMALLER_LAMBDA = Factor("lambda 0.8, not 0.9", {"gae_lambda": 0.8})
 SQUASH = Factor("tanh squash", {"policy_kwargs.squash_output": True})
 WIDE_CRITIC = Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]})
 
@@ -174,7 +175,18 @@ AGAIN = Design(
         Factor("learning rate from 1e-3, not 3e-4", {"learning_rate": "lin_1e-3"}),
         Factor("entropy coefficient 0.005, not 0", {"ent_coef": 0.005}),
         Factor("gamma 0.995, not 0.99", {"gamma": 0.995}),
-        Factor("lambda 0.8, not 0.9", {"gae_lambda": 0.8}),
+        SMALLER_LAMBDA,
     ),
     folded(hadamard(8)),
+)
+#: Last, in full length, what is open of it, and smaller steps where larger ones were worse.
+LAST = Design(
+    AGAIN.base,
+    (
+        STILL_LESS_NOISE,
+        ANEW,
+        SMALLER_LAMBDA,
+        Factor("learning rate from 1.5e-4, not 3e-4", {"learning_rate": "lin_1.5e-4"}),
+    ),
+    folded(hadamard(4)),
 )
