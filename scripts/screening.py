@@ -179,13 +179,13 @@ AGAIN = Design(
     ),
     folded(hadamard(8)),
 )
-#: Last, in full length, what is open of it, and smaller steps where larger ones were worse.
+#: Last, in full length, what is open of it, and the other way where one was worse.
 LAST = Design(
     AGAIN.base,
     (
-        STILL_LESS_NOISE,
         ANEW,
         SMALLER_LAMBDA,
+        Factor("16 x 256 steps, not 16 x 128", {"n_steps": 256}),
         Factor("learning rate from 1.5e-4, not 3e-4", {"learning_rate": "lin_1.5e-4"}),
     ),
     folded(hadamard(4)),
