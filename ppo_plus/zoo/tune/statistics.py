@@ -24,11 +24,12 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Each of the three in a number's format."""
+        """Each of the three in a number's format, by default with one digit behind the point."""
+        spec = spec or ".1f"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def __str__(self) -> str:
-        return f"{self:.1f}"
+        return format(self)
 
 
 def iqm(scores: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ppo_plus.zoo.tune.statistics import (
+    Estimate,
     difference_interval,
     improvement_interval,
     iqm,
@@ -69,3 +70,8 @@ def test_a_profile_falls_from_all_runs_to_none():
     assert found[:, 0].tolist() == [1.0, 7 / 8, 2 / 8, 0.0]
     assert (found[:, 1] <= found[:, 0]).all() and (found[:, 0] <= found[:, 2]).all()
     assert found[1, 1] < found[1, 0]
+
+
+def test_an_estimate_is_written_with_its_interval():
+    estimate = Estimate(0.5, 0.25, 1.0)
+    assert f"{estimate}" == str(estimate) == "0.5 [0.2, 1.0]" and f"{estimate:+.0%}" == "+50% [+25%, +100%]"
