@@ -348,7 +348,8 @@ TABLES: dict[str, Callable[[], str]] = {
         "\n".join(results_mujoco.comparison(learning_returns.results())) + "\n"
     ),
     **{
-        f"returns-{stage}": partial(returns, stage) for stage in ("beside-sb3", "looks")
+        f"returns-{stage}": partial(returns, stage)
+        for stage in ("beside-sb3", "looks", "finalists")
     },
     **{
         f"returns-effects-{name}": partial(effects, name)
