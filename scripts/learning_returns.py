@@ -400,10 +400,11 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
         each = (Estimate(*row) for row in screen.design.effects(scores))
         return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
 
-    last = scores("last")
+    measured = {measure: scores(measure) for measure in COMPARED.values()}
+    last = measured["last"]
     means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
     columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
-    columns |= {f"all three, {heading}": ["", *effects(scores(measure))] for heading, measure in COMPARED.items()}
+    columns |= {f"all three, {heading}": ["", *effects(measured[measure])] for heading, measure in COMPARED.items()}
     names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
     rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
