@@ -144,7 +144,7 @@ SCREENS = {
     "survivors": Screen(screening.FEW, 500_000, range(10, 11)),
     "looks": Screen(screening.LONG, STEPS, range(12, 13)),
     "again": Screen(screening.AGAIN, 500_000, range(11, 12)),
-    "finalists": Screen(screening.LAST, STEPS, range(13, 15)),
+    "finalists": Screen(screening.LAST, STEPS, range(13, 14)),
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.
@@ -186,6 +186,8 @@ STAGES: dict[str, list[Cell]] = {
         name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in SCREENED]
         for name, screen in SCREENS.items()
     },
+    # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.
+    "deciders": [Cell(f"finalists-{i:02d}", task, range(14, 16)) for i in (2, 3, 6) for task in SCREENED],
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     # What the override of a task gains.
     "overrides": [Cell("mujoco-shared", "Swimmer-v5", range(20, 25))],
@@ -368,15 +370,15 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
         groups.setdefault((result["task"], result["arm"]), []).append(result)
     rows = []
     for (task, arm), runs in groups.items():
-        scores = [_score([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
+        scores = [score([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
         rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
     return markdown(["task", "contender", "seeds", *MEASURES], rows)
 
 
-def _score(scores: list[float]) -> str:
+def score(scores: list[float]) -> str:
     """The interquartile mean and its 95 % interval; of few runs, the score of each."""
     if len(scores) < N_INTERVAL:
-        return ", ".join(f"{score:.0f}" for score in scores)
+        return ", ".join(f"{each:.0f}" for each in scores)
     return str(iqm_interval(scores))
 
 
