@@ -22,9 +22,9 @@ sys.path.insert(0, str(DOCS.parent / "scripts"))
 import benchmark  # noqa: E402
 import benchmark_processes  # noqa: E402
 import determinism  # noqa: E402
-import learning  # noqa: E402
+import learning_exploration  # noqa: E402
 import learning_returns  # noqa: E402
-import results_mujoco  # noqa: E402
+import results_returns  # noqa: E402
 import runs  # noqa: E402
 import scaling_model  # noqa: E402
 import soak  # noqa: E402
@@ -74,11 +74,14 @@ SUPERVISED = {
 }
 
 
+def path(name: str) -> Path:
+    """A file of ``docs/benchmarks``."""
+    return DOCS / "benchmarks" / f"{name}.json"
+
+
 def read(name: str) -> dict[str, Any]:
-    """The measurements in a file of ``docs/benchmarks``."""
-    measured: dict[str, Any] = json.loads(
-        (DOCS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8")
-    )
+    """The measurements in it."""
+    measured: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
     return measured
 
 
@@ -229,14 +232,8 @@ def learning_check() -> str:
 
 
 def results(*names: str) -> list[runs.Result]:
-    """What the learning scripts have found; a run that never reached its goal has an infinite score."""
-    found = []
-    for name in names:
-        for run in read(name)["runs"]:
-            known = {"contender": "PPO_Plus", "steps_per_second": float("nan")} | run
-            known["score"] = float("inf") if run["score"] is None else run["score"]
-            found.append(runs.Result(**known))
-    return found
+    """What the learning scripts have found."""
+    return [result for name in names for result in runs.read(path(name))]
 
 
 def learned(*names: str, speed: bool = False, only: str = "") -> str:
@@ -298,6 +295,23 @@ def returns(stage: str) -> str:
     return "\n".join(learning_returns.table(runs)) + "\n"
 
 
+def goals(arm: str) -> str:
+    """What runs of a contender reach, and what they were meant to."""
+    return "\n".join(results_returns.goals(learning_returns.results(), arm)) + "\n"
+
+
+def explored_in(kind: str) -> str:
+    """The file with what ``scripts/learning_exploration.py`` found of some tasks."""
+    return f"exploration_{kind.replace('-', '_')}"
+
+
+def explored(kind: str) -> str:
+    """What they came to, by exploration."""
+    return (
+        "\n".join(learning_exploration.table(kind, results(explored_in(kind)))) + "\n"
+    )
+
+
 def returns_about() -> str:
     """With which versions all of the campaign ran."""
     seen: dict[str, set[str]] = {}
@@ -314,6 +328,9 @@ IMAGES = {
     if "Atari" in name or "image" in name
 }
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
+EXPLORED = [
+    kind for kind in learning_exploration.TASKS if path(explored_in(kind)).exists()
+]
 TABLES: dict[str, Callable[[], str]] = {
     "readme-speed": lambda: speed(
         README, "speed", "speed_images", "memory_speed", others=False
@@ -336,26 +353,27 @@ TABLES: dict[str, Callable[[], str]] = {
     "threads-about": lambda: about("threads"),
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
-    "tasks": lambda: "\n".join(learning.task_rows(results("learning"))) + "\n",
-    "mountain-car": lambda: (
-        "\n".join(learning.mountain_car_rows(results("learning"))) + "\n"
-    ),
-    "learning-about": lambda: about("learning"),
     "returns": lambda: (
-        "\n".join(results_mujoco.contenders(learning_returns.results())) + "\n"
+        "\n".join(results_returns.contenders(learning_returns.results())) + "\n"
     ),
     "returns-over-tasks": lambda: (
-        "\n".join(results_mujoco.comparison(learning_returns.results())) + "\n"
+        "\n".join(results_returns.comparison(learning_returns.results())) + "\n"
     ),
     **{
         f"returns-{stage}": partial(returns, stage)
-        for stage in ("beside-sb3", "looks", "finalists")
+        for stage in ("beside-sb3", "looks", "deciders", "overrides")
     },
     **{
         f"returns-effects-{name}": partial(effects, name)
-        for name in ("screen", "survivors", "again")
+        for name in ("screen", "survivors", "again", "finalists", "ant")
     },
     "returns-about": returns_about,
+    **{f"returns-goals-{arm}": partial(goals, arm) for arm in results_returns.GOALS},
+    **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},
+    **{
+        f"exploration-{kind}-about": partial(about, explored_in(kind))
+        for kind in EXPLORED
+    },
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
     "actions-about": lambda: about("learning_actions"),

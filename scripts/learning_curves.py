@@ -6,8 +6,8 @@
 ``learning.svg``: CartPole-v1 with SB3's default hyperparameters and 8 environments (2048 transitions a rollout), SB3's
 PPO and PPO_Plus compiled, the mean return of the last 20 training episodes over seconds of CPU time in one thread, each
 run in its own process. What compiling takes is in it, with a compiler cache that a run before has filled: the mean over
-seeds, and their range. ``exploration.svg``: MountainCar-v0 with normalized observations as ``scripts/learning.py``
-measured it (``docs/benchmarks/learning.json``): how many of 10 seeds have solved it.
+seeds, and their range. ``exploration.svg``: MountainCar-v0 as ``scripts/learning_exploration.py`` measured it
+(``docs/benchmarks/exploration_classic.json``): how many seeds have solved it.
 """
 
 import argparse
@@ -19,10 +19,11 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import learning_exploration  # the scripts beside this one
 import numpy as np
 import torch as th
-from drawing import BLUE, GREEN, ORANGE, picture  # the scripts beside this one
-from runs import facts
+from drawing import BLUE, GREEN, ORANGE, picture
+from runs import Result, facts, read
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -35,7 +36,8 @@ CONTENDERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "PPO_Plus": (PPO_Plus, {"compile": True}),
 }
 N_ENVS, N_STEPS, TIMESTEPS, SEEDS = 8, 256, 51_200, 5
-EXPLORATIONS = {"gSDE per episode": "gSDE per episode", "gSDE per rollout": "gSDE per rollout", "white": "white noise"}
+MOUNTAIN_CAR = learning_exploration.TASKS["classic"]["MountainCar-v0"]
+EXPLORATIONS = {"gSDE per episode": BLUE, "gSDE per rollout": GREEN, "white": ORANGE}
 
 
 class Curve(BaseCallback):
@@ -88,11 +90,11 @@ def _alone(contender: str, seed: int) -> list[tuple[int, float, float]]:
         return process.submit(learn, contender, seed).result()
 
 
-def draw(curves: dict[str, Any], mountain_car: Iterable[dict[str, Any]], folder: Path) -> None:
+def draw(curves: dict[str, Any], explored: Iterable[Result], folder: Path) -> None:
     """Draw ``learning.svg`` and ``exploration.svg``: side by side where there is room, one above the other elsewhere.
 
     :param curves: what :func:`measure` returned
-    :param mountain_car: the runs in ``docs/benchmarks/learning.json``
+    :param explored: the runs in ``docs/benchmarks/exploration_classic.json``
     :param folder: where the pictures go
     """
     with picture(folder / "learning.svg") as axes:
@@ -101,12 +103,14 @@ def draw(curves: dict[str, Any], mountain_car: Iterable[dict[str, Any]], folder:
         axes.set(title=f"CartPole-v1, SB3's hyperparameters, {SEEDS} seeds", xlabel="seconds of CPU time")
         axes.set(ylabel="return", xlim=(0, None), ylim=(0, 510))
         axes.legend(frameon=False, loc="lower right")
-    runs = list(mountain_car)
+    car = [result for result in explored if result.task == "MountainCar-v0"]
     with picture(folder / "exploration.svg") as axes:
-        for (case, label), color in zip(EXPLORATIONS.items(), (BLUE, GREEN, ORANGE), strict=True):
-            _draw_solved(axes, [run["score"] for run in runs if run["task"] == f"normalized, {case}"], label, color)
-        axes.set(title="MountainCar-v0, PPO_Plus by exploration", xlabel="timesteps", ylabel="solved, of 10 seeds")
-        axes.set(xlim=(0, 102_400), ylim=(0, 10.3))
+        for exploration, color in EXPLORATIONS.items():
+            label = "white noise" if exploration == "white" else exploration
+            _draw_solved(axes, [result.score for result in car if result.contender == exploration], label, color)
+        axes.set(title="MountainCar-v0, PPO_Plus by exploration", xlabel="timesteps")
+        axes.set(ylabel=f"solved, of {MOUNTAIN_CAR.seeds} seeds")
+        axes.set(xlim=(0, MOUNTAIN_CAR.steps), ylim=(0, MOUNTAIN_CAR.seeds + 0.3))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.legend(frameon=False, loc="lower right")
 
@@ -118,10 +122,11 @@ def _draw_curve(axes: Any, runs: np.ndarray, label: str, color: str) -> None:
     axes.fill_between(seconds, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def _draw_solved(axes: Any, steps: list[float | None], label: str, color: str) -> None:
-    """How many runs have reached the goal by then; ``None`` never has."""
-    reached = sorted(step for step in steps if step is not None)
-    axes.step([0, *reached, 102_400], [*range(len(reached) + 1), len(reached)], where="post", color=color, label=label)
+def _draw_solved(axes: Any, steps: list[float], label: str, color: str) -> None:
+    """How many runs have reached the goal by then; an infinite number of steps is never."""
+    reached = sorted(step for step in steps if np.isfinite(step))
+    x = [0, *reached, MOUNTAIN_CAR.steps]
+    axes.step(x, [*range(len(reached) + 1), len(reached)], where="post", color=color, label=label)
 
 
 def main() -> None:
@@ -135,7 +140,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(curves) + "\n")
     if arguments.plot:
-        draw(curves, json.loads((ROOT / "docs/benchmarks/learning.json").read_text())["runs"], arguments.plot)
+        draw(curves, read(ROOT / "docs/benchmarks/exploration_classic.json"), arguments.plot)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from markdown_table import markdown  # the scripts beside this one
-from runs import Result, done_before, learn, parser, rows, run
+from learning_returns import N_INTERVAL, score  # the scripts beside this one
+from markdown_table import markdown
+from runs import Result, done_before, learn, parser, run
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
@@ -204,30 +205,36 @@ def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
     return Result(name, exploration, seed, model.num_timesteps, speed, float(score))
 
 
-def goal_rows(kind: str, results: list[Result]) -> list[str]:
-    """A line for each task: in how many runs, and after how many steps, the goal was reached, by exploration."""
-    table = []
+def table(kind: str, results: list[Result]) -> list[str]:
+    """A line for each task, a column for each exploration: in how many runs, and after how many steps, the goal was
+    reached; of a task without one, the return at the end.
+
+    :param kind: of :data:`TASKS`
+    """
+    lines = []
     for name, task in TASKS[kind].items():
         cells = [name]
         for exploration in EXPLORATIONS:
             scores = [result.score for result in results if (result.task, result.contender) == (name, exploration)]
-            cells.append(reached(scores, task.steps) if scores else "")
-        table.append(cells)
-    return markdown(["", *EXPLORATIONS], table)
+            cells.append("" if not scores else score(scores) if task.goal is None else reached(scores, task.steps))
+        lines.append(cells)
+    return markdown(["", *EXPLORATIONS], lines)
 
 
 def reached(scores: list[float], steps: int) -> str:
     """In how many runs, and after how many thousand steps, the interquartile mean and its 95 % interval; "≥" where runs
-    that never arrived make a lower bound of it.
+    that never arrived make a lower bound of it. Of few runs, the steps of each.
 
     :param scores: steps to the goal of each run; of one that never arrived, infinity, which counts as the whole budget
     :param steps: the budget
     """
-    n_never = sum(math.isinf(score) for score in scores)
+    if len(scores) < N_INTERVAL:
+        return ", ".join("never" if math.isinf(each) else f"{each / 1e3:,.0f}k" for each in scores)
+    n_never = sum(math.isinf(each) for each in scores)
     share = f"{len(scores) - n_never} of {len(scores)}"
     if n_never == len(scores):
         return share
-    found = iqm_interval([min(score, steps) for score in scores])
+    found = iqm_interval([min(each, steps) for each in scores])
     point, low, high = (f"{value / 1e3:,.0f}" for value in found)
     # An interquartile mean leaves out the highest quarter, its upper bound is that of draws with more of them.
     return f"{share}; {'≥ ' * (n_never > len(scores) // 4)}{point}k [{low}, {'≥ ' * (n_never > 0)}{high}]"
@@ -252,8 +259,7 @@ def main() -> None:
     ]
     results = run(jobs, arguments, before)
     for kind in arguments.only:
-        own = [result for result in results if result.task in TASKS[kind]]
-        print("\n" + "\n".join(rows(own) if kind == "minatar" else goal_rows(kind, own)))
+        print("\n" + "\n".join(table(kind, results)))
 
 
 if __name__ == "__main__":

@@ -111,13 +111,18 @@ ZOO_TRPO: dict[str, Any] = dict(
 ARMS = {
     "sb3-defaults": Arm(PPO_Plus, DEFAULTS),
     "sb3-defaults-by-sb3": Arm(PPO, DEFAULTS),
-    "rl_zoo3": Arm(PPO_Plus, entry=True),
-    "rl_zoo3-by-sb3": Arm(PPO, entry=True),
-    "mujoco": Arm(PPO_Plus, entry=True, variant="mujoco"),
-    "mujoco-shared": Arm(PPO_Plus, entry=True, variant="mujoco", by_task={"Swimmer-v5": {"gamma": 0.99}}),
+    "rl_zoo3": Arm(PPO_Plus, entry=True, variant="rl_zoo3"),
+    "rl_zoo3-by-sb3": Arm(PPO, entry=True, variant="rl_zoo3"),
+    "mujoco": Arm(PPO_Plus, entry=True),
+    "mujoco-shared": Arm(PPO_Plus, entry=True, by_task={"Swimmer-v5": {"gamma": 0.99}}),
     "entry": Arm(PPO_Plus, entry=True, steps=None),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
+
+
+#: Where settings are looked for; the other tasks are held out.
+SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
+TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5")
 
 
 @dataclass(frozen=True)
@@ -127,11 +132,13 @@ class Screen:
     :param design: the settings of its arms, which are called after the part and a number
     :param steps: of each run
     :param seeds: of each arm
+    :param tasks: where they are looked for
     """
 
     design: screening.Design
     steps: int
     seeds: Sequence[int]
+    tasks: Sequence[str] = SCREENED
 
     def arms(self, name: str) -> dict[str, Arm]:
         """The contenders of the part of this name."""
@@ -145,6 +152,7 @@ SCREENS = {
     "looks": Screen(screening.LONG, STEPS, range(12, 13)),
     "again": Screen(screening.AGAIN, 500_000, range(11, 12)),
     "finalists": Screen(screening.LAST, STEPS, range(13, 14)),
+    "ant": Screen(screening.ANT, STEPS, range(14, 15), ["Ant-v5"]),
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.
@@ -153,9 +161,6 @@ NAMES = {
     for name, screen in SCREENS.items()
     for arm, levels in zip(screen.arms(name), screen.design.levels, strict=True)
 }
-#: Where that is looked for; the other tasks are held out.
-SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
-TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5", "Humanoid-v5")
 #: Tasks whose entries are measured too.
 CLASSIC = (
     "CartPole-v1",
@@ -183,7 +188,7 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
     **{
-        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in SCREENED]
+        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in screen.tasks]
         for name, screen in SCREENS.items()
     },
     # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.
@@ -392,7 +397,7 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     screen = SCREENS[name]
     jobs = in_order([STAGES[name]])
     found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
-    shape = len(screen.seeds), len(screen.design.levels), len(SCREENED)
+    shape = len(screen.seeds), len(screen.design.levels), len(screen.tasks)
 
     def scores(measure: str) -> np.ndarray:
         each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
@@ -402,11 +407,17 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
         each = (Estimate(*row) for row in screen.design.effects(scores))
         return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
 
-    measured = {measure: scores(measure) for measure in COMPARED.values()}
-    last = measured["last"]
-    means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
-    columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
-    columns |= {f"all three, {heading}": ["", *effects(measured[measure])] for heading, measure in COMPARED.items()}
+    def column(scores: np.ndarray) -> list[str]:
+        there = scores[np.isfinite(scores)]
+        return [f"{there.mean():.0f}" if there.size else "", *effects(scores)]
+
+    measured = {heading: scores(measure) for heading, measure in COMPARED.items()}
+    if len(screen.tasks) == 1:
+        columns = {heading: column(found) for heading, found in measured.items()}
+    else:
+        last = next(iter(measured.values()))
+        columns = {task: column(last[:, [i]]) for i, task in enumerate(screen.tasks)}
+        columns |= {f"all three, {heading}": ["", *effects(found)] for heading, found in measured.items()}
     names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
     rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]

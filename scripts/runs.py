@@ -110,11 +110,19 @@ def done_before(path: Path) -> list[Result]:
     them once for all its runs."""
     if not path.exists():
         return []
-    data = json.loads(path.read_text())
-    if data["versions"] != facts():
-        raise SystemExit(f"{path} has results of {data['versions']}, this is {facts()}: give another file")
-    runs = data["runs"]
-    return [Result(**run | {"score": math.inf if run["score"] is None else run["score"]}) for run in runs]
+    if (versions := json.loads(path.read_text())["versions"]) != facts():
+        raise SystemExit(f"{path} has results of {versions}, this is {facts()}: give another file")
+    return read(path)
+
+
+def read(path: Path) -> list[Result]:
+    """The results in a file; a run that never reached its goal has an infinite score, one of which it was not kept no
+    number of steps per second."""
+    found = []
+    for run in json.loads(path.read_text())["runs"]:
+        score = math.inf if run["score"] is None else run["score"]
+        found.append(Result(**{"steps_per_second": math.nan} | run | {"score": score}))
+    return found
 
 
 def save(results: list[Result], path: Path) -> None:

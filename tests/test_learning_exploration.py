@@ -91,7 +91,26 @@ def test_runs_that_never_arrived_count_as_the_whole_budget(script, n_never, cell
 
 def test_an_arrival_with_the_last_rollout_counts(script):
     """It ends a little later than the budget, since rollouts are whole."""
-    assert script.reached([51_200.0], 50_000).startswith("1 of 1; 50k")
+    assert script.reached([51_200.0] * 5, 50_000) == "5 of 5; 50k [50, 50]"
+
+
+def test_of_few_runs_each_is_shown(script):
+    assert script.reached([51_200.0, float("inf")], 60_000) == "51k, never"
+
+
+@pytest.mark.parametrize(
+    "kind, name, scores, cell",
+    [
+        ("classic", "CartPole-v1", [10_000.0] * 5, "5 of 5; 10k [10, 10]"),
+        ("minatar", "freeway", [2.0, 3.0, 4.0], "2, 3, 4"),
+    ],
+)
+def test_a_table_has_a_line_for_each_task_and_a_column_for_each_exploration(script, kind, name, scores, cell):
+    found = [script.Result(name, "gSDE per rollout", seed, 1, 1.0, score) for seed, score in enumerate(scores)]
+    header, _, *lines = script.table(kind, found)
+    assert header == f"|  | {' | '.join(script.EXPLORATIONS)} |" and len(lines) == len(script.TASKS[kind])
+    (line,) = (line for line in lines if line.startswith(f"| {name} |"))
+    assert line.strip("|").split("|")[2].strip() == cell and line.count(cell) == 1
 
 
 def test_games_end_when_they_do(script, monkeypatch):

@@ -30,6 +30,13 @@ def test_a_goal_that_was_never_reached_is_null(runs, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["score"] is None
 
 
+def test_of_what_was_not_timed_there_is_no_speed(runs, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text('{"runs": [{"task": "task", "contender": "a", "seed": 0, "steps": 1000, "score": 2.5}]}')
+    (result,) = runs.read(path)
+    assert result.score == 2.5 and math.isnan(result.steps_per_second)
+
+
 def test_what_is_in_a_file_can_be_gone_on_with(runs, tmp_path):
     path, never = tmp_path / "results.json", runs.Result("task", "c", 0, 1000, 200.0, math.inf)
     assert runs.done_before(path) == []

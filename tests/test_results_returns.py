@@ -1,17 +1,24 @@
-"""Contenders of the MuJoCo campaign beside each other."""
+"""Contenders of the campaign beside each other, and goals."""
 
 import pytest
 
 
 @pytest.fixture
 def script(import_script):
-    return import_script("results_mujoco")
+    return import_script("results_returns")
 
 
 def result(arm, task, score, curve=(1.0, None, 2.0)):
     steps = [20_000, 40_000, 60_000]
     kinds = {name: {"mean": score} for name in ("last", "deterministic", "stochastic")}
-    return {"arm": arm, "task": task, "cpu_seconds": 60.0, "curve": {"steps": steps, "return": list(curve)}, **kinds}
+    return {
+        "arm": arm,
+        "task": task,
+        "steps": 60_000,
+        "cpu_seconds": 60.0,
+        "curve": {"steps": steps, "return": list(curve)},
+        **kinds,
+    }
 
 
 @pytest.fixture
@@ -43,7 +50,15 @@ def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_s
     assert {arm: script.enough(runs, arm) for arm in script.CONTENDERS} == dict.fromkeys(
         script.CONTENDERS, list(script.TASKS)
     )
-    assert all(len(own) >= script.N_GOAL for own in runs[script.OURS].values())
+
+
+def test_every_entry_with_a_goal_is_planned_with_ten_runs_or_three_long_ones(script, import_script):
+    stages, n_runs = import_script("learning_returns").STAGES, {}
+    for job in import_script("campaign").in_order(stages[name] for name in ("table", "entries")):
+        n_runs[job.arm, job.task] = n_runs.get((job.arm, job.task), 0) + 1
+    assert n_runs == {
+        (arm, task): 3 if task == "BipedalWalker-v3" else 10 for arm, goals in script.GOALS.items() for task in goals
+    }
 
 
 def test_pictures_show_every_contender_and_are_the_same_each_time(script, results, tmp_path):
@@ -58,9 +73,16 @@ def test_pictures_show_every_contender_and_are_the_same_each_time(script, result
 
 
 @pytest.mark.parametrize(
-    "scores, reached",
-    [([351.0] * 10, "yes"), ([300.0, *[351.0] * 8, 300.0], "on average"), ([349.0] * 10, "no"), ([999.0] * 9, None)],
+    "scores, cells",
+    [
+        ([351.0] * 10, "10 | 351.0 [351.0, 351.0] | 351.0 [351.0, 351.0] | 350 | yes | 10 of 10 |"),
+        # The middle half is what counts.
+        ([300.0, 300.0, *[350.0] * 7, 400.0], "350 | yes | 8 of 10 |"),
+        ([*[349.0] * 8, 999.0, 999.0], "350 | no | 2 of 10 |"),
+        ([349.0, 400.0], "2 | 349, 400 | 349, 400 | 350 | yes | 1 of 2 |"),
+    ],
 )
-def test_goals_are_reached_or_not(script, scores, reached):
-    rows = script.goals([result("mujoco", "Swimmer-v5", score) for score in scores])[2:]
-    assert [row.rpartition("| ")[2] for row in rows] == ([f"{reached} |"] if reached else [])
+def test_goals_are_reached_or_not(script, scores, cells):
+    (row,) = script.goals([result("mujoco", "Swimmer-v5", score) for score in scores], "mujoco")[2:]
+    assert row.startswith("| Swimmer-v5 | 60,000 |") and row.endswith(cells)
+    assert len(script.goals([result("sb3-defaults", "Swimmer-v5", 1.0)], "mujoco")) == 2

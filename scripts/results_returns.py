@@ -1,7 +1,7 @@
-"""What the MuJoCo campaign found: contenders beside each other, over all tasks, in tables and pictures.
+"""What the campaign found: contenders beside each other, over all of MuJoCo's tasks, and what was meant to be reached.
 
-    python scripts/results_mujoco.py                                 # the tables
-    python scripts/results_mujoco.py --draw docs/pictures            # mujoco_curves.svg, mujoco_profile.svg
+    python scripts/results_returns.py                         # the tables
+    python scripts/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
 
 From what ``scripts/learning_returns.py`` left in ``docs/benchmarks/returns``. Over tasks, a score is in units of what
 SB3's settings reach on its task (the interquartile mean of their runs).
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import COMPARED, FOLDER, N_INTERVAL, SCREENED, TASKS, results, table
+from learning_returns import COMPARED, FOLDER, N_INTERVAL, SCREENED, TASKS, results, score, table
 from markdown_table import markdown
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
@@ -27,16 +27,26 @@ CONTENDERS = {
     "trpo": ("TRPO (sb3-contrib)", GREEN),
     "mujoco": ("PPO_Plus, `mujoco`", BLUE),
 }
-#: What ten runs of the shared entry were meant to reach, their interquartile mean.
+#: What runs of an entry were meant to reach in deterministic episodes, their interquartile mean.
 GOALS = {
-    "HalfCheetah-v5": 6000,
-    "Hopper-v5": 3600,
-    "Walker2d-v5": 4900,
-    "Ant-v5": 5000,
-    "Swimmer-v5": 350,
-    "Humanoid-v5": 1500,
+    "mujoco": {
+        "HalfCheetah-v5": 6000,
+        "Hopper-v5": 3600,
+        "Walker2d-v5": 4900,
+        "Ant-v5": 5000,
+        "Swimmer-v5": 350,
+        "Humanoid-v5": 1500,
+    },
+    "entry": {
+        "CartPole-v1": 500,
+        "Pendulum-v1": -200,
+        "MountainCar-v0": -130,
+        "MountainCarContinuous-v0": 90,
+        "Acrobot-v1": -73,
+        "LunarLander-v3": 270,
+        "BipedalWalker-v3": 300,
+    },
 }
-OURS, N_GOAL = "mujoco", 10
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: Fewer runs of a task are not compared, though there are several tasks.
@@ -91,16 +101,21 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
-def goals(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task: what ten runs of the shared entry were meant to reach in deterministic episodes, which is
-    what the goals were taken from, and what they do reach."""
-    runs, rows = grouped(results), []
-    for task, goal in GOALS.items():
-        if len(runs.get(OURS, {}).get(task, [])) >= N_GOAL:
-            last, played = (iqm_interval(scores(runs, OURS, name, [task])[0]) for name in ("last", "deterministic"))
-            reached = "yes" if played.low >= goal else "on average" if played.value >= goal else "no"
-            rows.append([task, str(goal), str(last), str(played), reached])
-    return markdown(["task", "goal", *COMPARED, "reached"], rows)
+def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
+    """A line for each task with a goal: what runs of a contender reach, and what they were meant to.
+
+    :param arm: of :data:`GOALS`
+    """
+    own = [result for result in results if result["arm"] == arm]
+    rows = []
+    for task, goal in GOALS[arm].items():
+        if runs := [result for result in own if result["task"] == task]:
+            reached = [run["deterministic"]["mean"] for run in runs]
+            scores = [score([run[measure]["mean"] for run in runs]) for measure in COMPARED.values()]
+            by = f"{sum(each >= goal for each in reached)} of {len(runs)}"
+            found = "yes" if iqm(np.array(reached)) >= goal else "no"
+            rows.append([task, f"{runs[0]['steps']:,}", str(len(runs)), *scores, str(goal), found, by])
+    return markdown(["task", "steps", "seeds", *COMPARED, "goal", "reached", "by single runs"], rows)
 
 
 def draw_curves(runs: Runs, path: Path) -> None:
@@ -161,7 +176,8 @@ def main() -> None:
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
-        print("\n".join([*contenders(found), "", *comparison(found), "", *goals(found)]))
+        tables = (contenders(found), comparison(found), *(goals(found, arm) for arm in GOALS))
+        print("\n\n".join("\n".join(rows) for rows in tables))
 
 
 if __name__ == "__main__":
