@@ -1,4 +1,4 @@
-"""The pictures of the README: the same learning in less time, and exploration that finds what white noise does not.
+"""A picture of the README: the same learning in less time.
 
     python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json --plot docs/pictures
     python scripts/learning_curves.py --draw docs/benchmarks/learning_curves.json --plot docs/pictures
@@ -6,38 +6,32 @@
 ``learning.svg``: CartPole-v1 with SB3's default hyperparameters and 8 environments (2048 transitions a rollout), SB3's
 PPO and PPO_Plus compiled, the mean return of the last 20 training episodes over seconds of CPU time in one thread, each
 run in its own process. What compiling takes is in it, with a compiler cache that a run before has filled: the mean over
-seeds, and their range. ``exploration.svg``: MountainCar-v0 as ``scripts/learning_exploration.py`` measured it
-(``docs/benchmarks/exploration_classic.json``): how many seeds have solved it.
+seeds, and their range.
 """
 
 import argparse
 import json
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-import learning_exploration  # the scripts beside this one
 import numpy as np
 import torch as th
-from drawing import BLUE, GREEN, ORANGE, picture
-from runs import Result, facts, read
+from drawing import BLUE, ORANGE, picture  # the scripts beside this one
+from runs import facts
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import PPO_Plus
 
-ROOT = Path(__file__).parents[1]
 CONTENDERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "SB3's PPO": (PPO, {}),
     "PPO_Plus": (PPO_Plus, {"compile": True}),
 }
 N_ENVS, N_STEPS, TIMESTEPS, SEEDS = 8, 256, 51_200, 5
-MOUNTAIN_CAR = learning_exploration.TASKS["classic"]["MountainCar-v0"]
-EXPLORATIONS = {"gSDE per episode": BLUE, "gSDE per rollout": GREEN, "white": ORANGE}
 
 
 class Curve(BaseCallback):
@@ -90,28 +84,17 @@ def _alone(contender: str, seed: int) -> list[tuple[int, float, float]]:
         return process.submit(learn, contender, seed).result()
 
 
-def draw(curves: dict[str, Any], explored: Iterable[Result], folder: Path) -> None:
-    """Draw ``learning.svg`` and ``exploration.svg``: side by side where there is room, one above the other elsewhere.
+def draw(curves: dict[str, Any], folder: Path) -> None:
+    """Draw ``learning.svg``.
 
     :param curves: what :func:`measure` returned
-    :param explored: the runs in ``docs/benchmarks/exploration_classic.json``
-    :param folder: where the pictures go
+    :param folder: where the picture goes
     """
     with picture(folder / "learning.svg") as axes:
         for (contender, runs), color in zip(curves["runs"].items(), (ORANGE, BLUE), strict=True):
             _draw_curve(axes, np.array(runs), contender, color)
         axes.set(title=f"CartPole-v1, SB3's hyperparameters, {SEEDS} seeds", xlabel="seconds of CPU time")
         axes.set(ylabel="return", xlim=(0, None), ylim=(0, 510))
-        axes.legend(frameon=False, loc="lower right")
-    car = [result for result in explored if result.task == "MountainCar-v0"]
-    with picture(folder / "exploration.svg") as axes:
-        for exploration, color in EXPLORATIONS.items():
-            label = "white noise" if exploration == "white" else exploration
-            _draw_solved(axes, [result.score for result in car if result.contender == exploration], label, color)
-        axes.set(title="MountainCar-v0, PPO_Plus by exploration", xlabel="timesteps")
-        axes.set(ylabel=f"solved, of {MOUNTAIN_CAR.seeds} seeds")
-        axes.set(xlim=(0, MOUNTAIN_CAR.steps), ylim=(0, MOUNTAIN_CAR.seeds + 0.3))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.legend(frameon=False, loc="lower right")
 
 
@@ -122,25 +105,18 @@ def _draw_curve(axes: Any, runs: np.ndarray, label: str, color: str) -> None:
     axes.fill_between(seconds, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
 
-def _draw_solved(axes: Any, steps: list[float], label: str, color: str) -> None:
-    """How many runs have reached the goal by then; an infinite number of steps is never."""
-    reached = sorted(step for step in steps if np.isfinite(step))
-    x = [0, *reached, MOUNTAIN_CAR.steps]
-    axes.step(x, [*range(len(reached) + 1), len(reached)], where="post", color=color, label=label)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", type=Path, metavar="JSON", help="draw what was measured before")
     parser.add_argument("--json", type=Path, help="file for the measurements")
-    parser.add_argument("--plot", type=Path, help="folder for the pictures")
+    parser.add_argument("--plot", type=Path, help="folder for the picture")
     arguments = parser.parse_args()
 
     curves = measure() if arguments.draw is None else json.loads(arguments.draw.read_text())
     if arguments.json:
         arguments.json.write_text(json.dumps(curves) + "\n")
     if arguments.plot:
-        draw(curves, read(ROOT / "docs/benchmarks/exploration_classic.json"), arguments.plot)
+        draw(curves, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python scripts/learning_exploration.py --only deep-sea --json docs/benchmarks/exploration_deep_sea.json --go-on
     python scripts/learning_exploration.py --only classic --jobs 1
     python scripts/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
+    python scripts/learning_exploration.py --draw docs/pictures --json docs/benchmarks/exploration_deep_sea.json
 
 **deep-sea**: one way through a grid of N x N is worth 1, and every step of it costs; undirected noise takes it with a
 probability of 2^-N. In *plain* grids the same action goes right everywhere, in *random* ones a coin has decided it for
@@ -22,20 +23,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from learning_returns import N_INTERVAL, score  # the scripts beside this one
+from drawing import picture  # the scripts beside this one
+from learning_returns import N_INTERVAL, score
 from markdown_table import markdown
-from runs import Result, done_before, learn, parser, run
+from runs import Result, done_before, learn, parser, read, run
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.zoo.style import COLORS
 from ppo_plus.zoo.tune.statistics import iqm_interval
 
 EXPLORATIONS: dict[str, dict[str, Any]] = {
@@ -240,12 +244,44 @@ def reached(scores: list[float], steps: int) -> str:
     return f"{share}; {'≥ ' * (n_never > len(scores) // 4)}{point}k [{low}, {'≥ ' * (n_never > 0)}{high}]"
 
 
+def arrived(results: list[Result], kind: str) -> dict[int, float]:
+    """Which part of the runs reached the goal, by the size of the grid.
+
+    :param results: of ``deep-sea``
+    :param kind: plain or random
+    """
+    of = {depth: [each.score for each in results if each.task == f"DeepSea {depth}, {kind}"] for depth in DEPTHS}
+    return {depth: float(np.isfinite(scores).mean()) for depth, scores in of.items() if scores}
+
+
+def draw(results: list[Result], folder: Path) -> None:
+    """Draw ``deep_sea.svg``: what :func:`arrived` says, plain grids beside random ones.
+
+    :param results: of ``deep-sea``
+    :param folder: where the picture goes
+    """
+    with picture(folder / "deep_sea.svg", 1, 2) as panels:
+        for kind, axes in zip(("plain", "random"), panels.flat, strict=True):
+            for exploration, color in zip(EXPLORATIONS, COLORS, strict=False):
+                shares = arrived([each for each in results if each.contender == exploration], kind)
+                axes.plot([*shares], [*shares.values()], color=color, marker="o", markersize=3, label=exploration)
+            axes.set(title=f"DeepSea, {kind}", xlabel="rows of the grid", xticks=DEPTHS, ylim=(-0.03, 1.03))
+        panels[0, 0].set_ylabel("part of the runs that arrived")
+        panels[0, 1].legend(frameon=False, fontsize=7)
+
+
 def main() -> None:
     options = parser(__doc__, TASKS)
+    options.add_argument(
+        "--draw", type=Path, metavar="FOLDER", help="learn nothing; draw deep-sea of the file of --json"
+    )
     options.add_argument("--go-on", action="store_true", help="keep the results that are in the file of --json")
     arguments = options.parse_args()
-    if arguments.go_on and not arguments.json:
-        options.error("--go-on needs --json")
+    if (arguments.go_on or arguments.draw) and not arguments.json:
+        options.error("--go-on and --draw need --json")
+    if arguments.draw:
+        draw(read(arguments.json), arguments.draw)
+        return
     before = done_before(arguments.json) if arguments.go_on else []
     known = {(result.task, result.contender, result.seed) for result in before}
     # The low seeds of all first: whenever it is stopped, all have about as many.

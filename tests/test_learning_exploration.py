@@ -146,3 +146,17 @@ def test_games_end_when_they_do(script, monkeypatch):
     assert [terminated for _, _, terminated, _, _ in steps] == [False] * 2999 + [True]
     assert not any(truncated for *_, truncated, _ in steps)
     assert set(env.game.actions) == {5} and env.observation_space.contains(steps[0][0])
+
+
+def test_the_picture_shows_the_part_of_runs_that_arrived(script, tmp_path):
+    scores = {"DeepSea 10, plain": [1.0, 2.0], "DeepSea 20, plain": [1.0, float("inf")], "DeepSea 10, random": [3.0]}
+    found = [
+        script.Result(task, exploration, seed, 1, 1.0, score)
+        for task, each in scores.items()
+        for seed, score in enumerate(each)
+        for exploration in script.EXPLORATIONS
+    ]
+    assert script.arrived(found, "plain") == {10: 1.0, 20: 0.5} and script.arrived(found, "random") == {10: 1.0}
+    script.draw(found, tmp_path)
+    text = (tmp_path / "deep_sea.svg").read_text()
+    assert all(f"<!-- {name} -->" in text for name in script.EXPLORATIONS)
