@@ -28,8 +28,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from drawing import picture  # the scripts beside this one
+from gymnasium import spaces
 from learning_returns import N_INTERVAL, score
 from markdown_table import markdown
 from runs import Result, done_before, learn, parser, read, run
