@@ -182,4 +182,4 @@ print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), defaul
     assert read["normalize"]["gamma"] == read["hyperparams"]["gamma"] == 0.95
     assert read["hyperparams"]["learning_rate"] == [0.01, 0.0025, 0.0]
     assert read["policy_kwargs"] == {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}
-    assert read["hyperparams"]["sde_sample_freq"] == "episode"
+    assert read["hyperparams"]["sde_sample_freq"] == 4
