@@ -365,7 +365,7 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     **{
         f"returns-effects-{name}": partial(effects, name)
-        for name in ("screen", "survivors", "again", "finalists", "ant")
+        for name in ("screen", "survivors", "again", "finalists", "kl")
     },
     "returns-about": returns_about,
     **{f"returns-goals-{arm}": partial(goals, arm) for arm in results_returns.GOALS},

@@ -132,13 +132,11 @@ class Screen:
     :param design: the settings of its arms, which are called after the part and a number
     :param steps: of each run
     :param seeds: of each arm
-    :param tasks: where they are looked for
     """
 
     design: screening.Design
     steps: int
     seeds: Sequence[int]
-    tasks: Sequence[str] = SCREENED
 
     def arms(self, name: str) -> dict[str, Arm]:
         """The contenders of the part of this name."""
@@ -152,7 +150,7 @@ SCREENS = {
     "looks": Screen(screening.LONG, STEPS, range(12, 13)),
     "again": Screen(screening.AGAIN, 500_000, range(11, 12)),
     "finalists": Screen(screening.LAST, STEPS, range(13, 14)),
-    "ant": Screen(screening.ANT, STEPS, range(14, 15), ["Ant-v5"]),
+    "kl": Screen(screening.KL, STEPS, range(16, 17)),
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: What they do, in words.
@@ -188,7 +186,7 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
     **{
-        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in screen.tasks]
+        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in SCREENED]
         for name, screen in SCREENS.items()
     },
     # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.
@@ -397,7 +395,7 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     screen = SCREENS[name]
     jobs = in_order([STAGES[name]])
     found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
-    shape = len(screen.seeds), len(screen.design.levels), len(screen.tasks)
+    shape = len(screen.seeds), len(screen.design.levels), len(SCREENED)
 
     def scores(measure: str) -> np.ndarray:
         each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
@@ -412,12 +410,9 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
         return [f"{there.mean():.0f}" if there.size else "", *effects(scores)]
 
     measured = {heading: scores(measure) for heading, measure in COMPARED.items()}
-    if len(screen.tasks) == 1:
-        columns = {heading: column(found) for heading, found in measured.items()}
-    else:
-        last = next(iter(measured.values()))
-        columns = {task: column(last[:, [i]]) for i, task in enumerate(screen.tasks)}
-        columns |= {f"all three, {heading}": ["", *effects(found)] for heading, found in measured.items()}
+    last = next(iter(measured.values()))
+    columns = {task: column(last[:, [i]]) for i, task in enumerate(SCREENED)}
+    columns |= {f"all three, {heading}": ["", *effects(found)] for heading, found in measured.items()}
     names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
     rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]

@@ -106,13 +106,12 @@ def plackett_burman() -> np.ndarray:
 #: Factors of more than one design.
 ANEW = Factor("advantages anew", {"recompute_advantages": True})
 EPSILON = Factor("normalization's epsilon 0.01, not 1e-8", {"normalize": "dict(epsilon=0.01)"})
-FEWER_EPOCHS = Factor("5 epochs, not 10", {"n_epochs": 5})
+LARGE_BATCHES = Factor("minibatches of 256, not 64", {"batch_size": 256})
 LESS_NOISE = Factor("initial std 0.37, not 1", {"policy_kwargs.log_std_init": -1})
 MORE_ENVS = Factor("16 x 128 steps, not 4 x 512", {"n_envs": 16, "n_steps": 128})
 RATE_TO_0 = Factor("learning rate to 0, not constant", {"learning_rate": "lin_3e-4"})
 SMALLER_LAMBDA = Factor("lambda 0.8, not 0.9", {"gae_lambda": 0.8})
 SMALL_LAMBDA = Factor("lambda 0.9, not 0.95", {"gae_lambda": 0.9})
-SMALL_STEPS = Factor("learning rate from 1.5e-4, not 3e-4", {"learning_rate": "lin_1.5e-4"})
 SQUASH = Factor("tanh squash", {"policy_kwargs.squash_output": True})
 STILL_LESS_NOISE = Factor("initial std 0.17, not 0.37", {"policy_kwargs.log_std_init": -1.75})
 WIDE_CRITIC = Factor("critic of 256 units, not 64", {"policy_kwargs.net_arch.vf": [256, 256]})
@@ -137,7 +136,7 @@ MANY = Design(
         Factor("10 critic epochs at 1e-3", {"critic_epochs": 10, "critic_learning_rate": 1e-3}),
         MORE_ENVS,
         EPSILON,
-        Factor("minibatches of 256, not 64", {"batch_size": 256}),
+        LARGE_BATCHES,
         SMALL_LAMBDA,
     ),
     folded(plackett_burman()),
@@ -173,7 +172,7 @@ AGAIN = Design(
         STILL_LESS_NOISE,
         ANEW,
         Factor("16 x 32 steps, not 16 x 128", {"n_steps": 32}),
-        FEWER_EPOCHS,
+        Factor("5 epochs, not 10", {"n_epochs": 5}),
         Factor("learning rate from 1e-3, not 3e-4", {"learning_rate": "lin_1e-3"}),
         Factor("entropy coefficient 0.005, not 0", {"ent_coef": 0.005}),
         Factor("gamma 0.995, not 0.99", {"gamma": 0.995}),
@@ -188,18 +187,18 @@ LAST = Design(
         ANEW,
         SMALLER_LAMBDA,
         Factor("16 x 256 steps, not 16 x 128", {"n_steps": 256}),
-        SMALL_STEPS,
+        Factor("learning rate from 1.5e-4, not 3e-4", {"learning_rate": "lin_1.5e-4"}),
     ),
     folded(hadamard(4)),
 )
-#: What Ant alone may gain of, beside what it was in favor of: less noise, fewer and smaller steps.
-ANT = Design(
-    LAST.base | SMALLER_LAMBDA.high | SMALL_STEPS.high,
+#: And how far an update goes: with a learning rate that is scaled to a target of the KL divergence.
+KL = Design(
+    LAST.base | ANEW.high | {"learning_rate": 3e-4, "kl_control": "adaptive_lr", "target_kl": "lin_0.01_0.002"},
     (
-        STILL_LESS_NOISE,
-        ANEW,
-        FEWER_EPOCHS,
-        Factor("learning rate from 7.5e-5, not 1.5e-4", {"learning_rate": "lin_7.5e-5"}),
+        Factor("target KL 0.02, not 0.01", {"target_kl": "lin_0.02_0.004"}),
+        Factor("a critic's rate that is not scaled", {"critic_learning_rate": 3e-4}),
+        LARGE_BATCHES,
+        SMALLER_LAMBDA,
     ),
     folded(hadamard(4)),
 )
