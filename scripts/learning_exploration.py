@@ -262,9 +262,12 @@ def draw(results: list[Result], folder: Path) -> None:
     """
     with picture(folder / "deep_sea.svg", 1, 2) as panels:
         for kind, axes in zip(("plain", "random"), panels.flat, strict=True):
-            for exploration, color in zip(EXPLORATIONS, COLORS, strict=False):
+            # Each is thinner than the one below, so that none is hidden.
+            for exploration, color, width in zip(
+                EXPLORATIONS, COLORS, np.linspace(5, 1, len(EXPLORATIONS)), strict=False
+            ):
                 shares = arrived([each for each in results if each.contender == exploration], kind)
-                axes.plot([*shares], [*shares.values()], color=color, marker="o", markersize=3, label=exploration)
+                axes.plot([*shares], [*shares.values()], color=color, linewidth=width, label=exploration)
             axes.set(title=f"DeepSea, {kind}", xlabel="rows of the grid", xticks=DEPTHS, ylim=(-0.03, 1.03))
         panels[0, 0].set_ylabel("part of the runs that arrived")
         panels[0, 1].legend(frameon=False, fontsize=7)
