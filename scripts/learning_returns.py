@@ -53,6 +53,7 @@ from campaign import (  # the script beside this one
     write,
 )
 from markdown_table import markdown
+from runs import score
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -62,7 +63,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_entry
-from ppo_plus.zoo.tune.statistics import Estimate, iqm_interval
+from ppo_plus.zoo.tune.statistics import Estimate
 
 SCRIPT = "scripts/learning_returns.py"
 FOLDER = ROOT / "docs" / "benchmarks" / "returns"
@@ -360,8 +361,6 @@ MEASURES = {
 }
 #: Those that say most: what was learned while exploring, and what is used.
 COMPARED = dict(list(MEASURES.items())[:2])
-#: An interval of fewer runs is little more than the lowest and the highest of them.
-N_INTERVAL = 5
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
@@ -376,13 +375,6 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
         scores = [score([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
         rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
     return markdown(["task", "contender", "seeds", *MEASURES], rows)
-
-
-def score(scores: list[float]) -> str:
-    """The interquartile mean and its 95 % interval; of few runs, the score of each."""
-    if len(scores) < N_INTERVAL:
-        return ", ".join(f"{each:.0f}" for each in scores)
-    return str(iqm_interval(scores))
 
 
 def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:

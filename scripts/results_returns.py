@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import COMPARED, FOLDER, N_INTERVAL, SCREENED, TASKS, results, score, table
+from learning_returns import COMPARED, FOLDER, SCREENED, TASKS, results, table
 from markdown_table import markdown
+from runs import N_INTERVAL, score
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
 

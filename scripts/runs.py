@@ -132,13 +132,24 @@ def save(results: list[Result], path: Path) -> None:
     path.write_text(json.dumps({"versions": facts(), "runs": runs}, indent=1) + "\n")
 
 
+#: An interval of fewer runs is little more than the lowest and the highest of them.
+N_INTERVAL = 5
+
+
+def score(scores: Sequence[float]) -> str:
+    """The interquartile mean and its 95 % interval; of few runs, the score of each."""
+    if len(scores) < N_INTERVAL:
+        return ", ".join(f"{each:.0f}" for each in scores)
+    return str(iqm_interval(scores))
+
+
 def _returns(runs: list[Result]) -> str:
     return ", ".join(f"{run.score:.2f}" for run in runs)
 
 
 def _interval(runs: list[Result]) -> str:
     found = iqm_interval([run.score for run in runs])
-    return f"{found:.2f}" if len(runs) > 1 else f"{found.value:.2f}"
+    return f"{found:.2f}" if len(runs) >= N_INTERVAL else f"{found.value:.2f}"
 
 
 #: Columns of a table: what stands there for the runs of one contender.

@@ -60,7 +60,14 @@ def test_a_file_of_other_versions_is_not_gone_on_with(runs, tmp_path, monkeypatc
 def test_rows_have_a_line_for_each_contender_in_the_order_of_runs(runs):
     lines = runs.rows(results_of(runs), runs.COLUMNS | runs.SPEED)
     assert lines[0] == "| task | contender | steps | returns | IQM [95 %] | steps/s |"
-    assert lines[2:] == [f"| task | {name} | 1,000 | 2.50, 2.50, 2.50 | 2.50 [2.50, 2.50] | 200 |" for name in "ba"]
+    assert lines[2:] == [f"| task | {name} | 1,000 | 2.50, 2.50, 2.50 | 2.50 | 200 |" for name in "ba"]
+
+
+@pytest.mark.parametrize("n, interval", [(1, "2.50"), (4, "2.50"), (5, "2.50 [2.50, 2.50]")])
+def test_few_runs_have_no_interval(runs, n, interval):
+    (row,) = runs.rows([runs.Result("task", "a", seed, 1_000, 200.0, 2.5) for seed in range(n)])[2:]
+    assert row.endswith(f"| {interval} |")
+    assert runs.score([2.5] * n) == (", ".join(["2"] * n) if n < 5 else "2.5 [2.5, 2.5]")
 
 
 def test_scripts_are_asked_only_for_what_they_have(runs):
