@@ -62,7 +62,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
-from ppo_plus.zoo.hyperparams import builtin_file, read_entry
+from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.tune.statistics import Estimate
 
 SCRIPT = "scripts/learning_returns.py"
@@ -79,16 +79,15 @@ class Arm:
 
     :param algorithm: who learns
     :param settings: in the format of a settings file
-    :param entry: whether these are put over the task's entry in ``hyperparams/ppo_plus.yml``
-    :param variant: of that entry
+    :param entry: the name of the entry in ``hyperparams/ppo_plus.yml`` that these are put over, in which ``{task}``
+        stands for the task; ``None``: of none
     :param by_task: further settings of some tasks
     :param steps: environment steps of a run; ``None``: those of the task's entry
     """
 
     algorithm: type[Any]
     settings: dict[str, Any] = field(default_factory=dict)
-    entry: bool = False
-    variant: str | None = None
+    entry: str | None = None
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int | None = STEPS
 
@@ -112,11 +111,11 @@ ZOO_TRPO: dict[str, Any] = dict(
 ARMS = {
     "sb3-defaults": Arm(PPO_Plus, DEFAULTS),
     "sb3-defaults-by-sb3": Arm(PPO, DEFAULTS),
-    "rl_zoo3": Arm(PPO_Plus, entry=True, variant="rl_zoo3"),
-    "rl_zoo3-by-sb3": Arm(PPO, entry=True, variant="rl_zoo3"),
-    "mujoco": Arm(PPO_Plus, entry=True),
-    "mujoco-shared": Arm(PPO_Plus, entry=True, by_task={"Swimmer-v5": {"gamma": 0.99}}),
-    "entry": Arm(PPO_Plus, entry=True, steps=None),
+    "rl_zoo3": Arm(PPO_Plus, entry="{task}/rl_zoo3"),
+    "rl_zoo3-by-sb3": Arm(PPO, entry="{task}/rl_zoo3"),
+    "mujoco": Arm(PPO_Plus, entry="{task}"),
+    "mujoco-shared": Arm(PPO_Plus, entry="mujoco"),
+    "entry": Arm(PPO_Plus, entry="{task}", steps=None),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
 
@@ -193,8 +192,8 @@ STAGES: dict[str, list[Cell]] = {
     # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.
     "deciders": [Cell(f"finalists-{i:02d}", task, range(13, 16)) for i in (2, 3, 6) for task in SCREENED],
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
-    # What the override of a task gains.
-    "overrides": [Cell("mujoco-shared", "Swimmer-v5", range(20, 25))],
+    # What the overrides of tasks gain.
+    "overrides": [Cell("mujoco-shared", task, range(20, 25)) for task in ("Ant-v5", "Swimmer-v5")],
     "entries": [
         *(Cell("entry", task, range(20, 30)) for task in CLASSIC),
         Cell("entry", "BipedalWalker-v3", range(20, 23)),
@@ -208,7 +207,7 @@ def experiment(job: Job, steps: int | None = None) -> Experiment:
     :param steps: environment steps; ``None``: those of the arm
     """
     arm = ARMS[job.arm]
-    entry = read_entry(job.task, builtin_file(), arm.variant)[1] if arm.entry else {}
+    entry = read_mapping(builtin_file())[arm.entry.format(task=job.task)] if arm.entry else {}
     settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {})}
     if budget := steps or arm.steps:
         settings["n_timesteps"] = budget
