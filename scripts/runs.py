@@ -91,15 +91,18 @@ def run(
     :param arguments: of :func:`parser`
     :param before: results that there are already
     :return: all results: those from before, then in the order of the jobs
+    :raises Exception: what a job has raised; those that have not begun are not done then, what there is before is kept
     """
     print(", ".join(f"{key} {value}" for key, value in facts().items()))
     results = [*before]
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), th.set_num_threads, (1,)) as pool:
         futures = [pool.submit(job) for job in jobs]
         for future in as_completed(futures):
+            if future.exception() is not None:
+                pool.shutdown(cancel_futures=True)
             done = future.result()
             print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
-            results = [*before, *(other.result() for other in futures if other.done())]
+            results = [*before, *(each.result() for each in futures if each.done() and each.exception() is None)]
             if arguments.json:
                 save(results, arguments.json)
     return results
@@ -127,9 +130,9 @@ def read(path: Path) -> list[Result]:
 
 def save(results: list[Result], path: Path) -> None:
     # JSON has no infinity: null stands for a goal that was never reached.
-    runs = [asdict(result) | {"score": result.score if math.isfinite(result.score) else None} for result in results]
+    runs = [asdict(result) | {"score": None if result.score == math.inf else result.score} for result in results]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"versions": facts(), "runs": runs}, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": facts(), "runs": runs}, indent=1, allow_nan=False) + "\n")
 
 
 #: An interval of fewer runs is little more than the lowest and the highest of them.
@@ -139,7 +142,7 @@ N_INTERVAL = 5
 def score(scores: Sequence[float]) -> str:
     """The interquartile mean and its 95 % interval; of few runs, the score of each."""
     if len(scores) < N_INTERVAL:
-        return ", ".join(f"{each:.0f}" for each in scores)
+        return ", ".join(f"{each:.1f}" for each in scores)
     return str(iqm_interval(scores))
 
 

@@ -80,6 +80,7 @@ def test_a_goal_is_that_of_all_episodes_of_three_rollouts(script):
         (0, "10 of 10; 10k [10, 10]"),
         (2, "8 of 10; 10k [10, ≥ "),
         (3, "7 of 10; ≥ 13k [10, ≥ "),
+        (8, "2 of 10; ≥ 30k [≥ 2"),
         (10, "0 of 10"),
     ],
 )
@@ -102,7 +103,7 @@ def test_of_few_runs_each_is_shown(script):
     "kind, name, scores, cell",
     [
         ("classic", "CartPole-v1", [10_000.0] * 5, "5 of 5; 10k [10, 10]"),
-        ("minatar", "freeway", [2.0, 3.0, 4.0], "2, 3, 4"),
+        ("minatar", "freeway", [2.0, 3.0, 4.0], "2.0, 3.0, 4.0"),
     ],
 )
 def test_a_table_has_a_line_for_each_task_and_a_column_for_each_exploration(script, kind, name, scores, cell):

@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,31 @@ def test_jobs_run_in_other_processes_and_results_keep_their_order(runs, tmp_path
     expected = results_of(runs)
     assert runs.run([partial(runs.Result, **vars(result)) for result in expected], arguments) == expected
     assert json.loads(path.read_text()) == {"versions": runs.facts(), "runs": [vars(result) for result in expected]}
+
+
+def fail():
+    raise RuntimeError("no such task")
+
+
+def test_an_error_ends_it_and_loses_nothing(runs, tmp_path):
+    path, done = tmp_path / "results.json", tmp_path / "done"
+    arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])
+    first = runs.Result("task", "a", 0, 1000, 200.0, 2.5)
+    jobs = [
+        partial(runs.Result, **vars(first)),
+        fail,
+        *(partial(Path.mkdir, done / str(i), parents=True) for i in range(9)),
+    ]
+    with pytest.raises(RuntimeError, match="no such task"):
+        runs.run(jobs, arguments)
+    assert runs.read(path) == [first]
+    # One or two may have been on their way to the process already.
+    assert len(list(done.glob("*"))) < 9
+
+
+def test_what_is_no_number_is_no_result(runs, tmp_path):
+    with pytest.raises(ValueError, match="nan"):
+        runs.save([runs.Result("task", "a", 0, 1000, 200.0, math.nan)], tmp_path / "results.json")
 
 
 def test_a_goal_that_was_never_reached_is_null(runs, tmp_path):
@@ -67,7 +93,7 @@ def test_rows_have_a_line_for_each_contender_in_the_order_of_runs(runs):
 def test_few_runs_have_no_interval(runs, n, interval):
     (row,) = runs.rows([runs.Result("task", "a", seed, 1_000, 200.0, 2.5) for seed in range(n)])[2:]
     assert row.endswith(f"| {interval} |")
-    assert runs.score([2.5] * n) == (", ".join(["2"] * n) if n < 5 else "2.5 [2.5, 2.5]")
+    assert runs.score([2.5] * n) == (", ".join(["2.5"] * n) if n < 5 else "2.5 [2.5, 2.5]")
 
 
 def test_scripts_are_asked_only_for_what_they_have(runs):
