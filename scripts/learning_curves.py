@@ -1,7 +1,7 @@
 """A picture of the README: the same learning in less time.
 
-    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json --plot docs/pictures
-    python scripts/learning_curves.py --draw docs/benchmarks/learning_curves.json --plot docs/pictures
+    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json
+    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json --draw docs/pictures
 
 ``learning.svg``: CartPole-v1 with SB3's default hyperparameters and 8 environments (2048 transitions a rollout), SB3's
 PPO and PPO_Plus compiled, the mean return of the last 20 training episodes over seconds of CPU time in one thread, each
@@ -93,7 +93,7 @@ def draw(curves: dict[str, Any], folder: Path) -> None:
     with picture(folder / "learning.svg") as axes:
         for (contender, runs), color in zip(curves["runs"].items(), (ORANGE, BLUE), strict=True):
             _draw_curve(axes, np.array(runs), contender, color)
-        axes.set(title=f"CartPole-v1, SB3's hyperparameters, {SEEDS} seeds", xlabel="seconds of CPU time")
+        axes.set(title=f"{curves['env']}, SB3's hyperparameters, {len(runs)} seeds", xlabel="seconds of CPU time")
         axes.set(ylabel="return", xlim=(0, None), ylim=(0, 510))
         axes.legend(frameon=False, loc="lower right")
 
@@ -107,16 +107,14 @@ def _draw_curve(axes: Any, runs: np.ndarray, label: str, color: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw what was measured before")
-    parser.add_argument("--json", type=Path, help="file for the measurements")
-    parser.add_argument("--plot", type=Path, help="folder for the picture")
+    parser.add_argument("--json", type=Path, required=True, help="file for the measurements")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="measure nothing; draw what is in that file")
     arguments = parser.parse_args()
 
-    curves = measure() if arguments.draw is None else json.loads(arguments.draw.read_text())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(curves) + "\n")
-    if arguments.plot:
-        draw(curves, arguments.plot)
+    if arguments.draw:
+        draw(json.loads(arguments.json.read_text()), arguments.draw)
+    else:
+        arguments.json.write_text(json.dumps(measure()) + "\n")
 
 
 if __name__ == "__main__":

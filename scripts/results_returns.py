@@ -14,20 +14,15 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import COMPARED, FOLDER, SCREENED, TASKS, results, table
+from learning_returns import BIN, COMPARED, FOLDER, NAMES, OVERRIDDEN, SCREENED, TASKS, results, table
 from markdown_table import markdown
 from runs import N_INTERVAL, score
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
 
 REFERENCE = "sb3-defaults"
-#: Contenders of the pictures and of the comparison over tasks: what they are called, and their color.
-CONTENDERS = {
-    "sb3-defaults": ("SB3's settings", ORANGE),
-    "rl_zoo3": ("rl_zoo3's settings", PURPLE),
-    "trpo": ("TRPO (sb3-contrib)", GREEN),
-    "mujoco": ("PPO_Plus, `mujoco`", BLUE),
-}
+#: Contenders of the pictures and of the comparison over tasks, and their colors.
+CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
 #: What runs of an entry were meant to reach in deterministic episodes, their interquartile mean.
 GOALS = {
     "mujoco": {
@@ -84,9 +79,9 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each contender: over the tasks of which it and the reference have enough runs, how many times the
     reference's return it has, and how probable it is that a run of it is better than one of the reference. Then the
-    same over the tasks that no setting was looked for on."""
+    same over the tasks that no setting was looked for on, and that have none of their own."""
     runs, rows = grouped(results), []
-    for which, among in (("all", TASKS), ("held out", tuple(task for task in TASKS if task not in SCREENED))):
+    for which, among in (("all", TASKS), ("held out", [t for t in TASKS if t not in {*SCREENED, *OVERRIDDEN}])):
         for arm in runs:
             tasks = [task for task in among if task in enough(runs, arm) and task in enough(runs, REFERENCE)]
             if not tasks or arm == REFERENCE:
@@ -97,7 +92,7 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
                 cells.append(f"{ratio_interval(own, reference):.2f}")
                 cells.append(f"{improvement_interval(own, reference):.0%}")
             n_runs = sum(len(runs[arm][task]) for task in tasks)
-            rows.append([CONTENDERS[arm][0], f"{which} {len(tasks)}", str(n_runs), *cells])
+            rows.append([NAMES[arm], f"{which} {len(tasks)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 
@@ -125,7 +120,7 @@ def draw_curves(runs: Runs, path: Path) -> None:
         for task, axes in zip(TASKS, panels.flat, strict=True):
             for arm, by_task in runs.items():
                 if task in by_task:
-                    _draw_curve(axes, by_task[task], *CONTENDERS[arm])
+                    _draw_curve(axes, by_task[task], NAMES[arm], CONTENDERS[arm])
             axes.set(title=task, xlim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
@@ -135,7 +130,8 @@ def draw_curves(runs: Runs, path: Path) -> None:
 def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
     steps = np.array(runs[0]["curve"]["steps"])
     returns = np.array([run["curve"]["return"] for run in runs], dtype=float)
-    has = np.isfinite(returns).all(axis=0)
+    # The last point may be of a few steps only.
+    has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
     bands = np.array([iqm_interval(column) for column in returns[:, has].T])
     axes.plot(steps[has], bands[:, 0], color=color, label=label, linewidth=1)
     if len(runs) >= N_INTERVAL:
@@ -156,7 +152,7 @@ def draw_profile(runs: Runs, path: Path) -> None:
     thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
     with picture(path) as axes:
         for arm, each in shown.items():
-            label, color = CONTENDERS[arm]
+            label, color = NAMES[arm], CONTENDERS[arm]
             part, low, high = profile(each, list(thresholds)).T
             axes.plot(thresholds, part, color=color, label=label)
             axes.fill_between(thresholds, low, high, color=color, alpha=0.2, linewidth=0)

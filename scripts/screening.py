@@ -60,8 +60,8 @@ class Design:
         high = (factor.name for factor, level in zip(self.factors, run, strict=True) if level > 0)
         return ", ".join(name.partition(", not")[0] for name in high) or "base"
 
-    def effects(self, scores: np.ndarray, confidence: float = 0.95) -> np.ndarray:
-        r"""The main effect of each factor, and its interval.
+    def effects(self, scores: np.ndarray) -> np.ndarray:
+        r"""The main effect of each factor, and its 95 % interval.
 
         Of each task, scores are divided by their mean over all runs, so that an effect is a part of what the task
         usually brings; a run's score :math:`y` is the mean of these over tasks. The effect of a factor is
@@ -69,9 +69,8 @@ class Design:
         does not count as another's noise. The interval is Student's, of what no main effect explains: chance,
         interactions.
 
-        :param scores: of each run (rows) on each task (columns), of several seeds the mean, since what a run owes to
-            interactions its seeds share; NaN where there is none yet, and such a run does not count
-        :param confidence: how often such an interval contains the true value, in (0, 1)
+        :param scores: of each run (rows) on each task (columns); NaN where there is none yet, and such a run does not
+            count
         :return: effect, lower and upper bound for each factor, shape ``(n_factors, 3)``; NaN while there are too few
             runs
         :raises ValueError: the mean of a task is not positive: no effect can be a part of it
@@ -87,7 +86,7 @@ class Design:
         y = (scores[run] / means).mean(axis=1)
         found = np.linalg.lstsq(x, y)[0]
         variance = ((y - x @ found) ** 2).sum() / spare * np.diag(np.linalg.inv(x.T @ x))
-        effect, half = 2 * found[1:], 2 * student.ppf((1 + confidence) / 2, spare) * np.sqrt(variance[1:])
+        effect, half = 2 * found[1:], 2 * student.ppf(0.975, spare) * np.sqrt(variance[1:])
         return np.stack([effect, effect - half, effect + half], axis=1)
 
 
@@ -157,7 +156,7 @@ FEW = Design(
     ),
     folded(hadamard(8)),
 )
-#: Two looks at full length: lambda 0.9 and a wide critic, which it was in favor of, with what the best run on Ant had
+#: Two looks at full length: lambda 0.9, which it was in favor of, and a wide critic, with what the best run on Ant had
 #: beside them, and with advantages anew, which Walker2d was in favor of.
 LONG = Design(
     FEW.base | SMALL_LAMBDA.high | WIDE_CRITIC.high | STILL_LESS_NOISE.high | SQUASH.high,

@@ -235,7 +235,7 @@ def test_effects_are_of_each_task_and_of_all(script):
     screen = script.SCREENS[name]
     high = dict(zip(screen.arms(name), screen.design.levels[:, 0] > 0, strict=True))
     results = [
-        {"arm": arm, "task": task, "seed": screen.seeds[0], **dict.fromkeys(("last", "deterministic"), {"mean": score})}
+        {"arm": arm, "task": task, "seed": screen.seed, **dict.fromkeys(("last", "deterministic"), {"mean": score})}
         for task in script.SCREENED
         for arm, score in zip(high, (3.0 if each else 1.0 for each in high.values()), strict=True)
     ]

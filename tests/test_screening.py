@@ -17,12 +17,14 @@ def design(screening, request):
 
 
 def test_designs_are_those_that_the_page_names(screening):
-    designs = screening.MANY, screening.FEW, screening.AGAIN, screening.LAST
-    assert [design.levels.shape for design in designs] == [(24, 11), (16, 8), (16, 8), (8, 4)]
+    designs = screening.MANY, screening.FEW, screening.AGAIN, screening.LAST, screening.KL
+    assert [design.levels.shape for design in designs] == [(24, 11), (16, 8), (16, 8), (8, 4), (8, 4)]
 
 
-def test_effects_do_not_mix(design):
+@pytest.mark.parametrize("name", ["MANY", "FEW", "AGAIN", "LAST", "KL"])
+def test_effects_do_not_mix(screening, name):
     """Columns are orthogonal to each other, to the mean, and to the products of any two."""
+    design = getattr(screening, name)
     levels = design.levels
     runs, factors = levels.shape
     assert factors == len(design.factors) and set(levels.ravel()) == {-1, 1}
