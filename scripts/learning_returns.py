@@ -162,8 +162,8 @@ NAMES = {
     "rl_zoo3": "rl_zoo3's settings",
     "rl_zoo3-by-sb3": "rl_zoo3's settings, by SB3",
     "trpo": "TRPO (sb3-contrib)",
-    "mujoco": "our settings",
-    "mujoco-shared": "our settings, what is shared of them",
+    "mujoco": "ppo_plus's settings",
+    "mujoco-shared": "ppo_plus's settings, those that tasks share",
 } | {
     arm: screen.design.name(levels)
     for name, screen in SCREENS.items()

@@ -124,7 +124,8 @@ def draw_curves(runs: Runs, path: Path) -> None:
             axes.set(title=task, xlim=(0, None))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
         lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
-        panels[0, 0].legend(lines.values(), lines.keys(), frameon=False, fontsize=7)
+        figure = panels[0, 0].figure
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
 
 
 def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
