@@ -281,9 +281,9 @@ def main() -> None:
         "--draw", type=Path, metavar="FOLDER", help="learn nothing; draw deep-sea of the file of --json"
     )
     arguments = options.parse_args()
-    if arguments.draw and not arguments.json:
-        options.error("--draw needs --json")
     if arguments.draw:
+        if not arguments.json:
+            options.error("--draw needs --json")
         draw(read(arguments.json), arguments.draw)
         return
     before = done_before(arguments.json) if arguments.json else []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import BIN, COMPARED, FOLDER, NAMES, OVERRIDDEN, SCREENED, TASKS, results, table
+from learning_returns import BIN, COMPARED, FOLDER, GOALS, NAMES, OVERRIDDEN, SCREENED, TASKS, results, table
 from markdown_table import markdown
 from runs import N_INTERVAL, score
 
@@ -23,26 +23,6 @@ from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval
 REFERENCE = "sb3-defaults"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
-#: What runs of an entry were meant to reach in deterministic episodes, their interquartile mean.
-GOALS = {
-    "mujoco": {
-        "HalfCheetah-v5": 6000,
-        "Hopper-v5": 3600,
-        "Walker2d-v5": 4900,
-        "Ant-v5": 5000,
-        "Swimmer-v5": 350,
-        "Humanoid-v5": 1500,
-    },
-    "entry": {
-        "CartPole-v1": 500,
-        "Pendulum-v1": -200,
-        "MountainCar-v0": -130,
-        "MountainCarContinuous-v0": 90,
-        "Acrobot-v1": -73,
-        "LunarLander-v3": 270,
-        "BipedalWalker-v3": 300,
-    },
-}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 #: Fewer runs of a task are not compared, though there are several tasks.
