@@ -361,7 +361,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     **{
         f"returns-{stage}": partial(returns, stage)
-        for stage in ("beside-sb3", "looks", "deciders", "overrides")
+        for stage in ("beside-sb3", "looks", "deciders", "own", "overrides")
     },
     **{
         f"returns-effects-{name}": partial(effects, name)

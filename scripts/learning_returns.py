@@ -175,6 +175,49 @@ SCREENS = {
     "finalists": Screen(screening.LAST, STEPS, 13),
     "kl": Screen(screening.KL, STEPS, 16),
 }
+#: What single tasks were tried with, put over the shared settings, in words.
+CRITIC = {"net_arch": {"pi": [64, 64], "vf": [256, 256]}}
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "Humanoid-v5": {
+        "lambda 0.8, std 0.17": {"gae_lambda": 0.8, "policy_kwargs": {"log_std_init": -1.75, **CRITIC}},
+        "lambda 0.8, std 0.1": {"gae_lambda": 0.8, "policy_kwargs": {"log_std_init": -2.3, **CRITIC}},
+        "std 0.17": {"policy_kwargs": {"log_std_init": -1.75, **CRITIC}},
+        "lambda 0.8": {"gae_lambda": 0.8},
+    },
+    "Ant-v5": {
+        "lambda 0.8, std 0.17": {"gae_lambda": 0.8, "policy_kwargs": {"log_std_init": -1.75, **CRITIC}},
+        "lambda 0.8, std 0.1": {"gae_lambda": 0.8, "policy_kwargs": {"log_std_init": -2.3, **CRITIC}},
+        "lambda 0.8, std 0.17, rate from 3e-4": {
+            "gae_lambda": 0.8,
+            "policy_kwargs": {"log_std_init": -1.75, **CRITIC},
+            "learning_rate": "lin_3e-4",
+        },
+    },
+    "Swimmer-v5": {
+        "gamma 0.9999, lambda 0.98, std 1": {
+            "gamma": 0.9999,
+            "gae_lambda": 0.98,
+            "policy_kwargs": {"log_std_init": 0, **CRITIC},
+        },
+        "gamma 0.9999, lambda 0.98, 16 x 512 steps": {"gamma": 0.9999, "gae_lambda": 0.98, "n_steps": 512},
+        "gamma 0.9999, 16 x 512 steps": {"gamma": 0.9999, "n_steps": 512},
+        "gamma 0.9999, 16 x 512 steps, rate from 6e-4": {
+            "gamma": 0.9999,
+            "n_steps": 512,
+            "learning_rate": "lin_6e-4",
+        },
+    },
+    "Hopper-v5": {
+        "lambda 0.95": {"gae_lambda": 0.95},
+        "gamma 0.999, lambda 0.98": {"gamma": 0.999, "gae_lambda": 0.98},
+        "std 1": {"policy_kwargs": {"log_std_init": 0, **CRITIC}},
+        "rate from 3e-4": {"learning_rate": "lin_3e-4"},
+    },
+}
+OWN_ARMS = {task: {f"own-{task}-{i:02d}": name for i, name in enumerate(own)} for task, own in OWN.items()}
+ARMS |= {
+    arm: Arm(PPO_Plus, OWN[task][name], entry="mujoco") for task, arms in OWN_ARMS.items() for arm, name in arms.items()
+}
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: Contenders, in words.
 NAMES = {
@@ -185,6 +228,7 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's settings, those that tasks share",
+    **{arm: name for arms in OWN_ARMS.values() for arm, name in arms.items()},
 } | {
     arm: screen.design.name(levels)
     for name, screen in SCREENS.items()
@@ -212,6 +256,11 @@ STAGES: dict[str, list[Cell]] = {
     },
     # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.
     "deciders": [Cell(f"finalists-{i:02d}", task, range(14, 16)) for i in (2, 3, 6) for task in SCREENED],
+    # Settings of single tasks: one run each; more of Swimmer, of whose runs some are caught early.
+    "own": [
+        *(Cell(arm, task, [17]) for task, arms in OWN_ARMS.items() for arm in ("mujoco-shared", *arms)),
+        *(Cell(arm, "Swimmer-v5", range(18, 20)) for arm in OWN_ARMS["Swimmer-v5"]),
+    ],
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     # What the overrides of tasks gain.
     "overrides": [Cell(arm, task, range(20, 25)) for task in OVERRIDDEN for arm in ("mujoco-shared", "mujoco")],
