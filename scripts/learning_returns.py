@@ -212,6 +212,9 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "gamma 0.999, lambda 0.98": {"gamma": 0.999, "gae_lambda": 0.98},
         "std 1": {"policy_kwargs": {"log_std_init": 0, **CRITIC}},
         "rate from 3e-4": {"learning_rate": "lin_3e-4"},
+        "std 0.17": {"policy_kwargs": {"log_std_init": -1.75, **CRITIC}},
+        "lambda 0.8, std 0.17": {"gae_lambda": 0.8, "policy_kwargs": {"log_std_init": -1.75, **CRITIC}},
+        "minibatches of 256": {"batch_size": 256},
     },
 }
 OWN_ARMS = {task: {f"own-{task}-{i:02d}": name for i, name in enumerate(own)} for task, own in OWN.items()}

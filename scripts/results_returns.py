@@ -20,7 +20,7 @@ from runs import N_INTERVAL, score
 
 from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
 
-REFERENCE = "sb3-defaults"
+REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
 #: Runs by contender and task.
@@ -36,6 +36,15 @@ def grouped(results: Iterable[dict[str, Any]]) -> Runs:
         if result["arm"] in found:
             found[result["arm"]].setdefault(result["task"], []).append(result)
     return {arm: by_task for arm, by_task in found.items() if by_task}
+
+
+def shared(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """By task, those with the settings that tasks share: where these are a task's only ones, those of the table."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        if result["arm"] == (SHARED if result["task"] in OVERRIDDEN else "mujoco"):
+            found.setdefault(result["task"], []).append(result)
+    return found
 
 
 def scores(runs: Runs, arm: str, measure: str, tasks: Iterable[str]) -> list[list[float]]:
@@ -58,11 +67,13 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each contender: over the tasks of which it and the reference have enough runs, how many times the
-    reference's return it has, and how probable it is that a run of it is better than one of the reference. Then the
-    same over the tasks that no setting was looked for on, and that have none of their own."""
-    runs, rows = grouped(results), []
-    for which, among in (("all", TASKS), ("held out", [t for t in TASKS if t not in {*SCREENED, *OVERRIDDEN}])):
-        for arm in runs:
+    reference's return it has, and how probable it is that a run of it is better than one of the reference. The settings
+    that tasks share are compared once more over the tasks on which they were not looked for."""
+    results = list(results)
+    runs, rows = {**grouped(results), SHARED: shared(results)}, []
+    held_out = [task for task in TASKS if task not in SCREENED]
+    for which, arms, among in (("all", runs, TASKS), ("held out", [SHARED], held_out)):
+        for arm in arms:
             tasks = [task for task in among if task in enough(runs, arm) and task in enough(runs, REFERENCE)]
             if not tasks or arm == REFERENCE:
                 continue
