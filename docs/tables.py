@@ -361,8 +361,12 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     **{
         f"returns-{stage}": partial(returns, stage)
-        for stage in ("beside-sb3", "looks", "deciders", "own", "overrides")
+        for stage in ("beside-sb3", "looks", "deciders", "own")
     },
+    "returns-overrides": lambda: (
+        "\n".join(results_returns.gains(learning_returns.results(stages=["overrides"])))
+        + "\n"
+    ),
     **{
         f"returns-effects-{name}": partial(effects, name)
         for name in ("screen", "survivors", "again", "finalists", "kl")

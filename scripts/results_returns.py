@@ -88,6 +88,21 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
+def gains(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task that has settings of its own: what runs with these reach and what those with the shared
+    settings do, and how many times as much that is; an interval beside 1 is a gain that chance does not explain."""
+    results, rows = list(results), []
+    for task in OVERRIDDEN:
+        runs = {arm: [run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in ("mujoco", SHARED)}
+        if min(map(len, runs.values())) < N_POOLED:
+            continue
+        for title, measure in COMPARED.items():
+            own, common = ([run[measure]["mean"] for run in each] for each in runs.values())
+            seeds = f"{len(own)} and {len(common)}"
+            rows.append([task, title, seeds, score(own), score(common), f"{ratio_interval([own], [common]):.2f}"])
+    return markdown(["task", "return of", "seeds", "its own settings", "the shared settings", "times as much"], rows)
+
+
 def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
     """A line for each task with a goal: what runs of a contender reach, and what they were meant to.
 
@@ -165,7 +180,12 @@ def main() -> None:
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
-        tables = (contenders(found), comparison(found), *(goals(found, arm) for arm in GOALS))
+        tables = (
+            contenders(found),
+            comparison(found),
+            gains(results(arguments.folder, ["overrides"])),
+            *(goals(found, arm) for arm in GOALS),
+        )
         print("\n\n".join("\n".join(rows) for rows in tables))
 
 

@@ -52,6 +52,16 @@ def test_shared_settings_are_not_those_of_single_tasks(script, results, monkeypa
     assert held_out.startswith("| ppo_plus's settings, those that tasks share | held out 3 | 6 | 1.00 [")
 
 
+def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
+    found = [result("mujoco-shared", "Ant-v5", score) for score in (100.0, 200.0, 300.0)]
+    found += [result("mujoco", "Ant-v5", score) for score in (400.0, 600.0)]
+    found += [result("mujoco", "Hopper-v5", 1.0), result("mujoco", "Swimmer-v5", 1.0)]
+    last, deterministic = script.gains(found)[2:]
+    start = "| 2 and 3 | 400.0, 600.0 | 100.0, 200.0, 300.0 | 2.50 ["
+    assert last.startswith(f"| Ant-v5 | last 100 training episodes {start}")
+    assert deterministic.startswith(f"| Ant-v5 | 20 deterministic episodes {start}")
+
+
 def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_script):
     stages = import_script("learning_returns").STAGES
     runs = {}
