@@ -268,7 +268,7 @@ STAGES: dict[str, list[Cell]] = {
     ],
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     # What the overrides of tasks gain.
-    "overrides": [Cell(arm, task, range(20, 25)) for task in OVERRIDDEN for arm in ("mujoco-shared", "mujoco")],
+    "overrides": [Cell(arm, task, range(20, 30)) for task in OVERRIDDEN for arm in ("mujoco-shared", "mujoco")],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
 }
