@@ -100,11 +100,12 @@ def run(
         for future in as_completed(futures):
             if future.exception() is not None:
                 pool.shutdown(cancel_futures=True)
-            done = future.result()
-            print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
-            results = [*before, *(each.result() for each in futures if each.done() and each.exception() is None)]
+            ended = [each for each in futures if each.done() and not each.cancelled() and each.exception() is None]
+            results = [*before, *(each.result() for each in ended)]
             if arguments.json:
                 save(results, arguments.json)
+            done = future.result()
+            print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
     return results
 
 
