@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import BIN, COMPARED, FOLDER, GOALS, NAMES, OVERRIDDEN, SCREENED, TASKS, results, table
+from learning_returns import BIN, COMPARED, FOLDER, GOALS, NAMES, OVERRIDES, SCREENED, TASKS, results, shared_arm, table
 from markdown_table import markdown
 from runs import N_INTERVAL, score
 
@@ -42,7 +42,7 @@ def shared(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
     """By task, those with the settings that tasks share: where these are a task's only ones, those of the table."""
     found: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        if result["arm"] == (SHARED if result["task"] in OVERRIDDEN else "mujoco"):
+        if result["arm"] == shared_arm(result["task"]):
             found.setdefault(result["task"], []).append(result)
     return found
 
@@ -89,11 +89,13 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task that has settings of its own: what runs with these reach and what those with the shared
-    settings do, and how many times as much that is; an interval beside 1 is a gain that chance does not explain."""
+    """A line for each task of which settings of its own were measured: what runs with these reach and what those with
+    the shared settings do, and how many times as much that is; an interval beside 1 is a gain that chance does not
+    explain."""
     results, rows = list(results), []
-    for task in OVERRIDDEN:
-        runs = {arm: [run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in ("mujoco", SHARED)}
+    for task, arm in OVERRIDES.items():
+        arms = arm, shared_arm(task)
+        runs = {arm: [run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in arms}
         if min(map(len, runs.values())) < N_POOLED:
             continue
         for title, measure in COMPARED.items():
