@@ -20,6 +20,7 @@ from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.rollout.fastest import BATCHED, pick
 from ppo_plus.rollout.normalization import VecNormalizeTransitions
 from ppo_plus.zoo.experiment import Experiment, Part
+from ppo_plus.zoo.mujoco import warnings_once
 from ppo_plus.zoo.registry import find_env, is_atari
 
 #: Kinds of vector environments that step single environments.
@@ -75,10 +76,11 @@ def make_envs(
     check_supervision(experiment.vec_env, restarts, timeout)
     if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-    if together:
-        env = _make_batched(experiment, n_envs, seed, monitor_dir, append, first, kwargs)
-    else:
-        env = _make_each(experiment, n_envs, seed, monitor_dir, append, first, kwargs, restarts, timeout)
+    with warnings_once(experiment.env_id):
+        if together:
+            env = _make_batched(experiment, n_envs, seed, monitor_dir, append, first, kwargs)
+        else:
+            env = _make_each(experiment, n_envs, seed, monitor_dir, append, first, kwargs, restarts, timeout)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -115,9 +117,10 @@ def settle(experiment: Experiment, restarts: int = 0, timeout: float | None = No
     if timeout is not None:
         kind, why = "subproc", "--env-timeout ends environments in processes of their own"
     else:
-        kind, why = pick(
-            experiment.env_id, experiment.n_envs, partial(_make_one, experiment), _single(experiment, restarts)
-        )
+        with warnings_once(experiment.env_id):
+            kind, why = pick(
+                experiment.env_id, experiment.n_envs, partial(_make_one, experiment), _single(experiment, restarts)
+            )
     _tell(f"--vec-env auto: {kind} ({why})")
     return experiment.replace(vec_env=kind)
 

@@ -17,6 +17,7 @@ from ppo_plus.zoo.cli.arguments import (
 )
 from ppo_plus.zoo.folders import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_packages
+from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing, require_screen
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.enjoy import Player
@@ -62,6 +63,8 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
     mode = {} if args.no_render else {"render_mode": "human"}
     monitor_dir = None if args.reward_log is None else Path(args.reward_log)
     player = _player(args, folder, model, mode, monitor_dir)
+    if not args.no_render:
+        require_screen(args.env)
     return partial(enjoy, player, args.n_timesteps, verbose=args.verbose > 0, progress=args.progress)
 
 
@@ -72,7 +75,9 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
 
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
     check_recording(path)
+    draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"}, None)
+    require_drawing(args.env)
 
     def work() -> None:
         record(player, args.n_timesteps, path)
