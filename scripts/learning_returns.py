@@ -24,10 +24,12 @@ The queue runs the files that there are: leave the package alone meanwhile, for 
 """
 
 import argparse
+import json
 import time
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import metadata
 from itertools import accumulate
 from operator import itemgetter
@@ -60,6 +62,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
 from ppo_plus import PPO_Plus
+from ppo_plus.zoo.callbacks import Progress
+from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
@@ -280,6 +284,22 @@ STAGES: dict[str, list[Cell]] = {
 }
 
 
+def parse_job(arm: str, task: str, seed: str) -> Job:
+    """A run as it is typed.
+
+    :raises ValueError: there is no such contender, it has no settings for the task, or the seed is no whole number
+    """
+    if arm not in ARMS:
+        near = get_close_matches(arm, ARMS) or ["mujoco", "entry", "sb3-defaults"]
+        raise ValueError(f"there is no contender ARM={arm!r}: {', '.join(near)} are some of those that --list shows")
+    entry = (ARMS[arm].entry or "").format(task=task)
+    if entry and entry not in read_mapping(builtin_file()):
+        raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
+    if not seed.isdecimal():
+        raise ValueError(f"SEED={seed!r} must be a whole number, 0 or above")
+    return Job(arm, task, int(seed))
+
+
 def experiment(job: Job, steps: int | None = None) -> Experiment:
     """What a run trains.
 
@@ -366,7 +386,7 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     env = make_envs(training)
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
-    model.learn(training.n_timesteps)
+    model.learn(training.n_timesteps, Progress() if isinstance(model, PPO_Plus) else None)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     done = episodes(env)
     result = {
@@ -397,12 +417,17 @@ def command(job: Job, steps: int | None = None) -> str:
 def run(job: Job, folder: Path = FOLDER, steps: int | None = None) -> None:
     """Do a run, unless it is done or another process is about it."""
     with claim(lock_path(folder, job)) as mine:
-        if not mine or result_path(folder, job).exists():
-            print(f"{job}: {'done already' if mine else 'another process is about it'}", flush=True)
+        path = result_path(folder, job)
+        if not mine:
+            print(f"{job}: another process is about it", flush=True)
+            return
+        if path.exists():
+            done = json.loads(path.read_text())["steps"]
+            print(f"{job}: done already, {done:,} steps in {path}; --folder takes another folder", flush=True)
             return
         print(f"{time.strftime('%d %b %H:%M:%S')} {job}", flush=True)
         result = learn(job, steps)
-        write(result_path(folder, job), result)
+        write(path, result)
     print(
         f"{time.strftime('%d %b %H:%M:%S')} {job}: last 100 {result['last']['mean']}, deterministic "
         f"{result['deterministic']['mean']}, stochastic {result['stochastic']['mean']}, {result['cpu_seconds']} s",
@@ -494,15 +519,16 @@ def main() -> None:
     what.add_argument("--effects", choices=SCREENS, help="what a screening says of each setting")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
-    parser.add_argument("--steps", type=int, help="environment steps of a run (default: those of its arm)")
+    parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
     folder, jobs = arguments.folder.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
     if arguments.run:
-        arm, task, seed = arguments.run
-        if arm not in ARMS:
-            parser.error(f"ARM={arm!r} must be one of {', '.join(ARMS)}")
+        try:
+            job = parse_job(*arguments.run)
+        except ValueError as error:
+            parser.error(str(error))
         th.set_num_threads(1)
-        run(Job(arm, task, int(seed)), folder, arguments.steps)
+        run(job, folder, arguments.steps)
     elif arguments.queue:
         steps = ["--steps", str(arguments.steps)] if arguments.steps else []
         again = [*python(SCRIPT), "--folder", str(folder), *steps, "--run"]

@@ -142,9 +142,27 @@ def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
     assert script.curve(np.zeros((0, 3)), 20, 20)["return"] == [None]
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["mujocco", "Ant-v5", "1"], "there is no contender ARM='mujocco': mujoco, "),
+        (["?", "Ant-v5", "1"], "there is no contender ARM='?': mujoco, entry, sb3-defaults are some of those"),
+        (["mujoco", "Nope-v5", "1"], "ARM=mujoco TASK=Nope-v5: ppo_plus.yml has no entry Nope-v5"),
+        (["rl_zoo3", "Nope-v5", "1"], "ppo_plus.yml has no entry Nope-v5/rl_zoo3"),
+        (["mujoco", "Ant-v5", "x"], "SEED='x' must be a whole number, 0 or above"),
+        (["mujoco", "Ant-v5", "1", "--steps", "0"], "argument --steps: it must be "),
+    ],
+)
+def test_mistakes_in_a_run_are_named(script, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["learning_returns.py", "--run", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arm", ["entry", "sb3-defaults-by-sb3"])
 @pytest.mark.slow
-def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypatch):
+def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "N_EPISODES", 4)
     monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
     job = script.Job(arm, "Pendulum-v1", 3)
@@ -167,7 +185,9 @@ def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypa
         assert -2000 < result[name]["mean"] < 0
     assert result["deterministic"] != result["stochastic"]
     before = path.read_text()
+    capsys.readouterr()
     script.run(job, tmp_path, 4096)
+    assert capsys.readouterr().out == f"{job}: done already, 4,096 steps in {path}; --folder takes another folder\n"
     assert path.read_text() == before
     assert script.status(tmp_path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
 
