@@ -21,6 +21,7 @@ from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from ppo_plus import __version__
+from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.tune.statistics import iqm_interval
 
 
@@ -54,8 +55,8 @@ def parser(
     if contenders:
         result.add_argument("--without", nargs="+", choices=contenders, default=[], help="contenders to leave out")
     if seeds is not None:
-        result.add_argument("--seeds", type=int, default=seeds, help="runs of each contender")
-    result.add_argument("--jobs", type=int, default=cpu_count(), help="runs at a time")
+        result.add_argument("--seeds", type=whole_number, default=seeds, help="runs of each contender")
+    result.add_argument("--jobs", type=whole_number, default=cpu_count(), help="runs at a time")
     result.add_argument("--json", type=Path, help="file for all results")
     return result
 
@@ -105,7 +106,11 @@ def run(
             if arguments.json:
                 save(results, arguments.json)
             done = future.result()
-            print(f"{done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}", flush=True)
+            n_done = len(results) - len(before)
+            print(
+                f"{n_done} of {len(futures)}: {done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}",
+                flush=True,
+            )
     return results
 
 
@@ -114,8 +119,10 @@ def done_before(path: Path) -> list[Result]:
     them once for all its runs."""
     if not path.exists():
         return []
-    if (versions := json.loads(path.read_text())["versions"]) != facts():
-        raise SystemExit(f"{path} has results of {versions}, this is {facts()}: give another file")
+    versions, now = json.loads(path.read_text())["versions"], facts()
+    if others := [name for name in now if versions.get(name) != now[name]]:
+        differ = ", ".join(f"{name} {versions.get(name)}, and not {now[name]}" for name in others)
+        raise SystemExit(f"{path} has results of {differ}: give another file to --json")
     return read(path)
 
 

@@ -150,7 +150,7 @@ def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
         (["mujoco", "Nope-v5", "1"], "ARM=mujoco TASK=Nope-v5: ppo_plus.yml has no entry Nope-v5"),
         (["rl_zoo3", "Nope-v5", "1"], "ppo_plus.yml has no entry Nope-v5/rl_zoo3"),
         (["mujoco", "Ant-v5", "x"], "SEED='x' must be a whole number, 0 or above"),
-        (["mujoco", "Ant-v5", "1", "--steps", "0"], "argument --steps: it must be "),
+        (["mujoco", "Ant-v5", "1", "--steps", "0"], "argument --steps: it must be a positive whole number, not '0'"),
     ],
 )
 def test_mistakes_in_a_run_are_named(script, arguments, message, monkeypatch, capsys):

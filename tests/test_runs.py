@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -48,6 +49,13 @@ def test_an_error_ends_it_and_loses_nothing(runs, tmp_path, monkeypatch):
     assert 1 <= len(results) < 19
 
 
+@pytest.mark.parametrize("option", ["--jobs", "--seeds"])
+def test_fewer_than_one_is_refused(runs, option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        runs.parser("doc", ["task"], seeds=3).parse_args([option, "0"])
+    assert f"argument {option}: it must be a positive whole number, not '0'" in capsys.readouterr().err
+
+
 def test_what_is_no_number_is_no_result(runs, tmp_path):
     with pytest.raises(ValueError, match="nan"):
         runs.save([runs.Result("task", "a", 0, 1000, 200.0, math.nan)], tmp_path / "results.json")
@@ -79,8 +87,12 @@ def test_a_file_of_other_versions_is_not_gone_on_with(runs, tmp_path, monkeypatc
     path = tmp_path / "results.json"
     runs.save(results_of(runs), path)
     text = path.read_text()
-    monkeypatch.setattr(runs, "facts", lambda: {"torch": "other"})
-    with pytest.raises(SystemExit, match="this is .'torch': 'other'.: give another file"):
+    before = runs.facts()
+    monkeypatch.setattr(runs, "facts", lambda: {**before, "torch": "other"})
+    expected = (
+        f"results.json has results of torch {re.escape(before['torch'])}, and not other: give another file to --json"
+    )
+    with pytest.raises(SystemExit, match=expected):
         runs.done_before(path)
     assert path.read_text() == text
 
