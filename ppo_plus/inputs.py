@@ -1,6 +1,7 @@
 """Checks of what :class:`~ppo_plus.PPO_Plus` is given besides its settings: names, environments, devices, callbacks."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -31,7 +32,9 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         if unknown is None:
             return init(*args, **kwargs)
         of_policy = accepted_names(MlpLstmPolicy) or set()
-        likely = nearest(unknown, [*own, *of_policy])
+        # Short for it in most of what is written about learning.
+        written_out = re.sub(r"(?<![a-z])lr(?![a-z])", "learning_rate", unknown)
+        likely = nearest(written_out, [*own, *of_policy])
         if likely is not None and likely not in own:
             likely = f"policy_kwargs=dict({likely}=...)"
         remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"

@@ -24,6 +24,8 @@ def make(**kwargs):
         ("learn_rate", "did you mean learning_rate?"),
         ("nsteps", "did you mean n_steps?"),
         ("cliprange", "did you mean clip_range?"),
+        ("lr", "did you mean learning_rate?"),
+        ("critic_lr", "did you mean critic_learning_rate?"),
         ("net_arch", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("net_archi", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("lstm_hidden", "did you mean policy_kwargs=dict(lstm_hidden_size=...)?"),

@@ -4,6 +4,7 @@ A schedule maps the remaining progress, which falls from 1 to 0 during ``learn()
 here are plain dataclasses, so a model that uses them can be saved, loaded and sent to another process.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether ``low`` is refused at the start of training; schedules may decay to it
-    :raises TypeError: neither number, string nor callable
+    :raises TypeError: neither number, string nor callable, or one that does not take the remaining progress alone
     :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
@@ -158,6 +159,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     if isinstance(value, str):
         schedule: Schedule = _parse(name, value)
     elif callable(value):
+        _check_takes_progress(name, value)
         schedule = value
     else:
         schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
@@ -167,6 +169,20 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         for step in range(100, -1, -1):
             bounded(step / 100)
     return bounded
+
+
+def _check_takes_progress(name: str, function: Callable[..., Any]) -> None:
+    try:
+        of = inspect.signature(function)
+    except ValueError:  # some that are not written in Python do not say
+        return
+    try:
+        of.bind(1.0)
+    except TypeError:
+        raise TypeError(
+            f"{name}={function!r} takes {of}, but is called with the remaining progress alone, which falls from 1 to 0: "
+            "write lambda progress: ..."
+        ) from None
 
 
 def _is_pure(schedule: Any) -> bool:

@@ -124,6 +124,17 @@ def test_a_function_is_checked_when_it_is_asked(bad):
         schedule(0.37)
 
 
+@pytest.mark.parametrize("function", [lambda: 1.0, lambda progress, steps: 1.0, lambda *, progress: 1.0])
+def test_a_function_of_something_else_is_refused(function):
+    with pytest.raises(TypeError, match=r"^ent_coef=.* is called with the remaining progress alone"):
+        make_schedule("ent_coef", function)
+
+
+@pytest.mark.parametrize("function", [lambda progress, scale=2.0: scale * progress, lambda *all: 1.0, math.sqrt, float])
+def test_a_function_may_take_more_or_not_say_what_it_takes(function):
+    assert make_schedule("ent_coef", function)(1.0) in (1.0, 2.0)
+
+
 @pytest.mark.parametrize("returned", [None, "fast", [1, 2]])
 def test_a_function_that_returns_no_number_is_refused(returned):
     with pytest.raises(TypeError, match="ent_coef: .* must return a number"):
