@@ -180,8 +180,8 @@ def _check_takes_progress(name: str, function: Callable[..., Any]) -> None:
         of.bind(1.0)
     except TypeError:
         raise TypeError(
-            f"{name}={function!r} takes {of}, but is called with the remaining progress alone, which falls from 1 to 0: "
-            "write lambda progress: ..."
+            f"{name}={function!r} takes {of}, but is called with the remaining progress alone, which falls from 1 to "
+            "0: write lambda progress: ..."
         ) from None
 
 
