@@ -83,7 +83,7 @@ def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
                 cells.append(f"{ratio_interval(own, reference):.2f}")
                 cells.append(f"{improvement_interval(own, reference):.0%}")
             n_runs = sum(len(runs[arm][task]) for task in tasks)
-            rows.append([NAMES[arm], f"{which} {len(tasks)}", str(n_runs), *cells])
+            rows.append([NAMES[arm], f"{which}, {len(tasks)} of {len(among)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 

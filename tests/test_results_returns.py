@@ -31,11 +31,11 @@ def test_comparison_says_how_much_and_how_probable(script, results):
     assert list(script.grouped(results)) == ["sb3-defaults", "trpo"]
     (line,) = script.comparison(results)[2:]
     # In units of 200: the middle of 2, 1.5 and 1; 400 is above all three, 300 and 200 above two or one and a half.
-    assert line.startswith("| TRPO (sb3-contrib) | all 6 | 18 | 1.50 [") and "| 78% [" in line
+    assert line.startswith("| TRPO (sb3-contrib) | all, 6 of 6 | 18 | 1.50 [") and "| 78% [" in line
     # A contender with other tasks is compared on those that it has, if there are enough runs.
     fewer = [each for each in results if each["arm"] != "trpo" or each["task"] == "Ant-v5"]
     (line,) = script.comparison(fewer)[2:]
-    assert line.startswith("| TRPO (sb3-contrib) | all 1 | 3 |")
+    assert line.startswith("| TRPO (sb3-contrib) | all, 1 of 6 | 3 |")
     of_trpo = [each for each in fewer if each["arm"] == "trpo"]
     assert len(script.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
 
@@ -48,9 +48,9 @@ def test_shared_settings_are_not_those_of_single_tasks(script, import_script, re
         results += [result("mujoco", task, 400.0)] * 2
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
     own, shared, held_out = script.comparison(results)[-3:]
-    assert own.startswith("| ppo_plus's settings | all 6 | 12 | 2.00 [")
-    assert shared.startswith("| ppo_plus's settings, those that tasks share | all 6 | 12 | 1.50 [")
-    assert held_out.startswith("| ppo_plus's settings, those that tasks share | held out 3 | 6 | 1.00 [")
+    assert own.startswith("| ppo_plus's settings | all, 6 of 6 | 12 | 2.00 [")
+    assert shared.startswith("| ppo_plus's settings, those that tasks share | all, 6 of 6 | 12 | 1.50 [")
+    assert held_out.startswith("| ppo_plus's settings, those that tasks share | held out, 3 of 3 | 6 | 1.00 [")
 
 
 def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
