@@ -176,6 +176,8 @@ def main() -> None:
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the pictures there")
     arguments = parser.parse_args()
     found = results(arguments.folder)
+    if not found:
+        parser.error(f"--folder {arguments.folder}: there are no results of scripts/learning_returns.py")
     if arguments.draw:
         runs = grouped(found)
         draw_curves(runs, arguments.draw / "mujoco_curves.svg")
