@@ -295,6 +295,11 @@ def returns(stage: str) -> str:
     return "\n".join(learning_returns.table(runs)) + "\n"
 
 
+def reported() -> list[dict[str, Any]]:
+    """The runs by which nothing was chosen."""
+    return learning_returns.results(stages=results_returns.REPORTED)
+
+
 def goals(arm: str) -> str:
     """What runs of a contender reach, and what they were meant to."""
     return "\n".join(results_returns.goals(learning_returns.results(), arm)) + "\n"
@@ -357,7 +362,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "\n".join(results_returns.contenders(learning_returns.results())) + "\n"
     ),
     "returns-over-tasks": lambda: (
-        "\n".join(results_returns.comparison(learning_returns.results())) + "\n"
+        "\n".join(results_returns.comparison(reported())) + "\n"
+    ),
+    "returns-each-task": lambda: (
+        "\n".join(results_returns.each_task(reported())) + "\n"
     ),
     **{
         f"returns-{stage}": partial(returns, stage)

@@ -25,6 +25,8 @@ REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
+#: The parts of the campaign with seeds by which nothing was chosen.
+REPORTED = ("baselines", "table", "overrides")
 #: Fewer runs of a task are not compared, though there are several tasks.
 N_POOLED = 2
 
@@ -66,32 +68,51 @@ def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each contender: over the tasks of which it and the reference have enough runs, how many times the
-    reference's return it has, and how probable it is that a run of it is better than one of the reference. The settings
-    that tasks share are compared once more over the tasks on which they were not looked for."""
+    """A line for each contender: over the tasks of which it and the reference have enough runs, with settings that
+    differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
+    the reference."""
     results = list(results)
     runs, rows = {**grouped(results), SHARED: shared(results)}, []
-    held_out = [task for task in TASKS if task not in SCREENED]
-    for which, arms, among in (("all", runs, TASKS), ("held out", [SHARED], held_out)):
-        for arm in arms:
-            tasks = [task for task in among if task in enough(runs, arm) and task in enough(runs, REFERENCE)]
-            if not tasks or arm == REFERENCE:
-                continue
-            cells = []
-            for measure in COMPARED.values():
-                own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
-                cells.append(f"{ratio_interval(own, reference):.2f}")
-                cells.append(f"{improvement_interval(own, reference):.0%}")
-            n_runs = sum(len(runs[arm][task]) for task in tasks)
-            rows.append([NAMES[arm], f"{which}, {len(tasks)} of {len(among)}", str(n_runs), *cells])
+    for arm in runs:
+        tasks = [
+            task
+            for task in enough(runs, arm)
+            if task in enough(runs, REFERENCE)
+            and runs[arm][task][0]["settings"] != runs[REFERENCE][task][0]["settings"]
+        ]
+        if not tasks:
+            continue
+        cells = []
+        for measure in COMPARED.values():
+            own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
+            cells.append(f"{ratio_interval(own, reference):.2f}")
+            cells.append(f"{improvement_interval(own, reference):.0%}")
+        n_runs = sum(len(runs[arm][task]) for task in tasks)
+        rows.append([NAMES[arm], f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
     named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
     return markdown(["contender", "tasks", "runs", *named], rows)
 
 
+def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task: how many times the reference's return the settings that tasks share have, and those of the
+    task itself where it has some; of runs that are enough for an interval."""
+    results = list(results)
+    runs, rows = {**grouped(results), SHARED: shared(results)}, []
+    for task in TASKS:
+        for arm in (SHARED, "mujoco") if shared_arm(task) == SHARED else (SHARED,):
+            if min(len(runs.get(each, {}).get(task, [])) for each in (arm, REFERENCE)) >= N_INTERVAL:
+                cells = []
+                for measure in COMPARED.values():
+                    own, reference = (scores(runs, each, measure, [task]) for each in (arm, REFERENCE))
+                    cells.append(f"{ratio_interval(own, reference):.2f}")
+                rows.append([task, "no" if task in SCREENED else "yes", NAMES[arm], *cells])
+    return markdown(["task", "held out", "settings", *(f"{title}, SB3's = 1" for title in COMPARED)], rows)
+
+
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each task of which settings of its own were measured: what runs with these reach and what those with
-    the shared settings do, and how many times as much that is; an interval beside 1 is a gain that chance does not
-    explain."""
+    the shared settings do, and how many times as much that is; an interval without 1 is a gain that chance does
+    not explain."""
     results, rows = list(results), []
     for task, arm in OVERRIDES.items():
         arms = arm, shared_arm(task)
@@ -186,7 +207,8 @@ def main() -> None:
     else:
         tables = (
             contenders(found),
-            comparison(found),
+            comparison(results(arguments.folder, REPORTED)),
+            each_task(results(arguments.folder, REPORTED)),
             gains(results(arguments.folder, ["overrides"])),
             *(goals(found, arm) for arm in GOALS),
         )

@@ -15,6 +15,7 @@ def result(arm, task, score, curve=(1.0, None, 2.0)):
         "arm": arm,
         "task": task,
         "steps": 60_000,
+        "settings": {"of": arm},
         "curve": {"steps": steps, "return": list(curve)},
         **kinds,
     }
@@ -31,26 +32,45 @@ def test_comparison_says_how_much_and_how_probable(script, results):
     assert list(script.grouped(results)) == ["sb3-defaults", "trpo"]
     (line,) = script.comparison(results)[2:]
     # In units of 200: the middle of 2, 1.5 and 1; 400 is above all three, 300 and 200 above two or one and a half.
-    assert line.startswith("| TRPO (sb3-contrib) | all, 6 of 6 | 18 | 1.50 [") and "| 78% [" in line
+    assert line.startswith("| TRPO (sb3-contrib) | 6 of 6 | 18 | 1.50 [") and "| 78% [" in line
     # A contender with other tasks is compared on those that it has, if there are enough runs.
     fewer = [each for each in results if each["arm"] != "trpo" or each["task"] == "Ant-v5"]
     (line,) = script.comparison(fewer)[2:]
-    assert line.startswith("| TRPO (sb3-contrib) | all, 1 of 6 | 3 |")
+    assert line.startswith("| TRPO (sb3-contrib) | 1 of 6 | 3 |")
     of_trpo = [each for each in fewer if each["arm"] == "trpo"]
     assert len(script.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
 
 
+def test_what_has_the_settings_of_the_reference_is_not_compared_with_it(script, results):
+    for each in results:
+        if (each["arm"], each["task"]) == ("trpo", "Ant-v5"):
+            each["settings"] = {"of": "sb3-defaults"}
+    (line,) = script.comparison(results)[2:]
+    assert line.startswith("| TRPO (sb3-contrib) | 5 of 6 | 15 |")
+
+
 def test_shared_settings_are_not_those_of_single_tasks(script, import_script, results, monkeypatch):
-    """Nor are they compared by looked-for tasks alone: once more over those that were held out."""
     overridden = "Hopper-v5", "Humanoid-v5", "Swimmer-v5"
     monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", dict.fromkeys(overridden, "mujoco"))
     for task in script.TASKS:
         results += [result("mujoco", task, 400.0)] * 2
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
-    own, shared, held_out = script.comparison(results)[-3:]
-    assert own.startswith("| ppo_plus's settings | all, 6 of 6 | 12 | 2.00 [")
-    assert shared.startswith("| ppo_plus's settings, those that tasks share | all, 6 of 6 | 12 | 1.50 [")
-    assert held_out.startswith("| ppo_plus's settings, those that tasks share | held out, 3 of 3 | 6 | 1.00 [")
+    own, shared = script.comparison(results)[-2:]
+    assert own.startswith("| ppo_plus's settings | 6 of 6 | 12 | 2.00 [")
+    assert shared.startswith("| ppo_plus's settings, those that tasks share | 6 of 6 | 12 | 1.50 [")
+
+
+def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_script, results, monkeypatch):
+    monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", {"Ant-v5": "mujoco"})
+    assert len(script.each_task(results)) == 2
+    results += [result("sb3-defaults", task, 200.0) for task in script.TASKS for _ in range(2)]
+    for task in ("Ant-v5", "Hopper-v5"):
+        results += [result("mujoco", task, 400.0)] * 5
+    results += [result("mujoco-shared", "Ant-v5", 300.0)] * 5
+    hopper, shared, own = script.each_task(results)[2:]
+    assert hopper.startswith("| Hopper-v5 | yes | ppo_plus's settings, those that tasks share | 2.00 [")
+    assert shared.startswith("| Ant-v5 | no | ppo_plus's settings, those that tasks share | 1.50 [")
+    assert own.startswith("| Ant-v5 | no | ppo_plus's settings | 2.00 [")
 
 
 def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
