@@ -227,9 +227,39 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "minibatches of 256": {"batch_size": 256},
     },
 }
-OWN_ARMS = {task: {f"own-{task}-{i:02d}": name for i, name in enumerate(own)} for task, own in OWN.items()}
+#: The same of tasks that have their own entries, put over rl_zoo3's.
+OWN_ENTRY: dict[str, dict[str, dict[str, Any]]] = {
+    "LunarLander-v3": {
+        "rl_zoo3's": {},
+        "16 x 256 steps, 10 epochs, rate from 3e-4": {"n_steps": 256, "n_epochs": 10, "learning_rate": "lin_3e-4"},
+        "16 x 256 steps, 10 epochs, rate from 6e-4": {"n_steps": 256, "n_epochs": 10, "learning_rate": "lin_6e-4"},
+        "16 x 256 steps, 10 epochs, rate from 3e-4, gamma 0.995": {
+            "n_steps": 256,
+            "n_epochs": 10,
+            "learning_rate": "lin_3e-4",
+            "gamma": 0.995,
+        },
+    },
+    "BipedalWalker-v3": {
+        "rate from 3e-4": {"learning_rate": "lin_3e-4"},
+        "32 x 512 steps, rate from 3e-4": {"n_steps": 512, "learning_rate": "lin_3e-4"},
+    },
+}
+
+
+def own_arms(tried: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, str]]:
+    """By task: what its contenders are called, and their names in words."""
+    return {task: {f"own-{task}-{i:02d}": name for i, name in enumerate(own)} for task, own in tried.items()}
+
+
+OWN_ARMS, OWN_ENTRY_ARMS = own_arms(OWN), own_arms(OWN_ENTRY)
 ARMS |= {
     arm: Arm(PPO_Plus, OWN[task][name], entry="mujoco") for task, arms in OWN_ARMS.items() for arm, name in arms.items()
+}
+ARMS |= {
+    arm: Arm(PPO_Plus, OWN_ENTRY[task][name], entry="{task}/rl_zoo3", steps=None)
+    for task, arms in OWN_ENTRY_ARMS.items()
+    for arm, name in arms.items()
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
 #: Contenders, in words.
@@ -241,7 +271,7 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's settings, those that tasks share",
-    **{arm: name for arms in OWN_ARMS.values() for arm, name in arms.items()},
+    **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {
     arm: screen.design.name(levels)
     for name, screen in SCREENS.items()
@@ -279,6 +309,10 @@ STAGES: dict[str, list[Cell]] = {
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     # What the overrides of tasks gain.
     "overrides": [Cell(arm, task, range(20, 30)) for task, own in OVERRIDES.items() for arm in (shared_arm(task), own)],
+    # Settings of tasks that have entries of their own.
+    "own-entry": [
+        Cell(arm, task, range(1 if "Bipedal" in task else 4)) for task, arms in OWN_ENTRY_ARMS.items() for arm in arms
+    ],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
 }
