@@ -229,6 +229,12 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 }
 #: The same of tasks that have their own entries, put over rl_zoo3's.
 OWN_ENTRY: dict[str, dict[str, dict[str, Any]]] = {
+    "Acrobot-v1": {
+        "rl_zoo3's": {},
+        "rate to 0": {"learning_rate": "lin_3e-4"},
+        "10 epochs, rate to 0": {"n_epochs": 10, "learning_rate": "lin_3e-4"},
+        "rate from 1e-3": {"learning_rate": "lin_1e-3"},
+    },
     "LunarLander-v3": {
         "rl_zoo3's": {},
         "16 x 256 steps, 10 epochs, rate from 3e-4": {"n_steps": 256, "n_epochs": 10, "learning_rate": "lin_3e-4"},
