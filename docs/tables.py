@@ -296,7 +296,7 @@ def returns(stage: str) -> str:
 
 
 def reported() -> list[dict[str, Any]]:
-    """The runs by which nothing was chosen."""
+    """The runs that contenders are compared by."""
     return learning_returns.results(stages=results_returns.REPORTED)
 
 
@@ -358,9 +358,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "threads-about": lambda: about("threads"),
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
-    "returns": lambda: (
-        "\n".join(results_returns.contenders(learning_returns.results())) + "\n"
-    ),
+    "returns": lambda: "\n".join(results_returns.contenders(reported())) + "\n",
     "returns-over-tasks": lambda: (
         "\n".join(results_returns.comparison(reported())) + "\n"
     ),

@@ -114,6 +114,8 @@ def main() -> None:
     if arguments.draw:
         draw(json.loads(arguments.json.read_text()), arguments.draw)
     else:
+        # Before hours of work, not after.
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(measure()) + "\n")
 
 

@@ -284,7 +284,10 @@ def main() -> None:
     if arguments.draw:
         if not arguments.json:
             options.error("--draw needs --json")
-        draw(read(arguments.json), arguments.draw)
+        found = read(arguments.json) if arguments.json.exists() else []
+        if not any(each.task in TASKS["deep-sea"] for each in found):
+            options.error(f"--json {arguments.json} has no runs of deep-sea, which is what --draw shows")
+        draw(found, arguments.draw)
         return
     before = done_before(arguments.json) if arguments.json else []
     known = {(result.task, result.contender, result.seed) for result in before}

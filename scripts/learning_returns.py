@@ -36,6 +36,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import screening
 import torch as th
@@ -333,7 +334,8 @@ STAGES: dict[str, list[Cell]] = {
 def parse_job(arm: str, task: str, seed: str) -> Job:
     """A run as it is typed.
 
-    :raises ValueError: there is no such contender, it has no settings for the task, or the seed is no whole number
+    :raises ValueError: there is no such contender or task, the one has no settings for the other, or the seed is no
+        whole number
     """
     if arm not in ARMS:
         near = get_close_matches(arm, ARMS) or ["mujoco", "entry", "sb3-defaults"]
@@ -341,6 +343,10 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     entry = (ARMS[arm].entry or "").format(task=task)
     if entry and entry not in read_mapping(builtin_file()):
         raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
+    if task not in gym.registry:
+        raise ValueError(f"TASK={task!r} is no environment that Gymnasium has registered")
+    if arm.startswith("own-") and not arm.startswith(f"own-{task}-"):
+        raise ValueError(f"ARM={arm} has settings of its own task only, not of TASK={task}")
     if not seed.isdecimal():
         raise ValueError(f"SEED={seed!r} must be a whole number, 0 or above")
     return Job(arm, task, int(seed))
@@ -512,6 +518,15 @@ MEASURES = {
 COMPARED = {heading: name for heading, name in MEASURES.items() if name != "stochastic"}
 
 
+def reached(runs: Iterable[dict[str, Any]], measure: str) -> str:
+    """What runs came to; nothing of one that was too short for an episode to end.
+
+    :param measure: of :data:`MEASURES`
+    """
+    means = [run[measure]["mean"] for run in runs]
+    return score([mean for mean in means if mean is not None]) if any(mean is not None for mean in means) else ""
+
+
 def table(results: Iterable[dict[str, Any]]) -> list[str]:
     """A line for each task and contender, tasks together, in the order in which tasks and contenders come."""
     results = list(results)
@@ -521,7 +536,7 @@ def table(results: Iterable[dict[str, Any]]) -> list[str]:
         groups.setdefault((result["task"], result["arm"]), []).append(result)
     rows = []
     for (task, arm), runs in groups.items():
-        scores = [score([result[name]["mean"] for result in runs]) for name in MEASURES.values()]
+        scores = [reached(runs, name) for name in MEASURES.values()]
         rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
     return markdown(["task", "contender", "seeds", *MEASURES], rows)
 

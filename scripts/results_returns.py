@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import BIN, COMPARED, FOLDER, GOALS, NAMES, OVERRIDES, SCREENED, TASKS, results, shared_arm, table
+from learning_returns import (
+    BIN,
+    COMPARED,
+    FOLDER,
+    GOALS,
+    NAMES,
+    OVERRIDES,
+    SCREENED,
+    TASKS,
+    reached,
+    results,
+    shared_arm,
+    table,
+)
 from markdown_table import markdown
 from runs import N_INTERVAL, score
 
@@ -25,7 +38,7 @@ REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
 CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
 #: Runs by contender and task.
 Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
-#: The parts of the campaign with seeds by which nothing was chosen.
+#: The parts of the campaign by whose runs nothing was chosen, but whether tasks keep settings of their own.
 REPORTED = ("baselines", "table", "overrides")
 #: Fewer runs of a task are not compared, though there are several tasks.
 N_POOLED = 2
@@ -105,7 +118,8 @@ def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
                 for measure in COMPARED.values():
                     own, reference = (scores(runs, each, measure, [task]) for each in (arm, REFERENCE))
                     cells.append(f"{ratio_interval(own, reference):.2f}")
-                rows.append([task, "no" if task in SCREENED else "yes", NAMES[arm], *cells])
+                held_out = arm == SHARED and task not in SCREENED
+                rows.append([task, "yes" if held_out else "no", NAMES[arm], *cells])
     return markdown(["task", "held out", "settings", *(f"{title}, SB3's = 1" for title in COMPARED)], rows)
 
 
@@ -135,10 +149,10 @@ def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
     rows = []
     for task, goal in GOALS[arm].items():
         if runs := [result for result in own if result["task"] == task]:
-            reached = [run["deterministic"]["mean"] for run in runs]
-            scores = [score([run[measure]["mean"] for run in runs]) for measure in COMPARED.values()]
-            by = f"{sum(each >= goal for each in reached)} of {len(runs)}"
-            found = "yes" if iqm(np.array(reached)) >= goal else "no"
+            means = [run["deterministic"]["mean"] for run in runs]
+            scores = [reached(runs, measure) for measure in COMPARED.values()]
+            by = f"{sum(each >= goal for each in means)} of {len(runs)}"
+            found = "yes" if iqm(np.array(means)) >= goal else "no"
             rows.append([task, f"{runs[0]['steps']:,}", str(len(runs)), *scores, str(goal), found, by])
     return markdown(["task", "steps", "seeds", *COMPARED, "goal", "reached", "by single runs"], rows)
 
@@ -158,10 +172,13 @@ def draw_curves(runs: Runs, path: Path) -> None:
 
 
 def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
-    steps = np.array(runs[0]["curve"]["steps"])
-    returns = np.array([run["curve"]["return"] for run in runs], dtype=float)
+    # What all of them have: runs of fewer steps have a shorter curve.
+    steps = np.array(min((run["curve"]["steps"] for run in runs), key=len))
+    returns = np.array([run["curve"]["return"][: len(steps)] for run in runs], dtype=float)
     # The last point may be of a few steps only.
     has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
+    if not has.any():
+        return
     bands = np.array([iqm_interval(column) for column in returns[:, has].T])
     axes.plot(steps[has], bands[:, 0], color=color, label=label, linewidth=1)
     if len(runs) >= N_INTERVAL:
@@ -170,7 +187,8 @@ def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -
 
 def draw_profile(runs: Runs, path: Path) -> None:
     """Which part of the runs reaches, in deterministic episodes, how many times what the reference's interquartile mean
-    is; of contenders with enough runs of all tasks of which it has enough."""
+    is; of contenders with enough runs of all tasks of which it has enough. Bands are of the contenders' seeds: the unit
+    is taken as exact."""
     tasks = enough(runs, REFERENCE)
     of = {
         arm: [np.array(each) for each in scores(runs, arm, "deterministic", tasks)]
@@ -198,15 +216,21 @@ def main() -> None:
     arguments = parser.parse_args()
     found = results(arguments.folder)
     if not found:
-        parser.error(f"--folder {arguments.folder}: there are no results of scripts/learning_returns.py")
+        parser.error(
+            f"--folder {arguments.folder}: there are no results of runs that scripts/learning_returns.py --list shows"
+        )
     if arguments.draw:
         runs = grouped(found)
+        if not runs:
+            parser.error(
+                f"--folder {arguments.folder}: no runs there of {', '.join(CONTENDERS)}, which the pictures show"
+            )
         draw_curves(runs, arguments.draw / "mujoco_curves.svg")
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
         tables = (
-            contenders(found),
+            contenders(results(arguments.folder, REPORTED)),
             comparison(results(arguments.folder, REPORTED)),
             each_task(results(arguments.folder, REPORTED)),
             gains(results(arguments.folder, ["overrides"])),

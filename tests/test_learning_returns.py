@@ -105,7 +105,7 @@ def test_every_planned_run_can_be_built(script):
         training = script.experiment(job)
         steps = script.ARMS[job.arm].steps or load_experiment(job.task).n_timesteps
         assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, steps)
-        assert training.normalize is not None or job.arm == "entry"
+        assert training.normalize is not None or job.arm == "entry" or job.task in script.OWN_ENTRY
     for arm in ("rl_zoo3", "sb3-defaults"):
         ours, theirs = (script.experiment(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
         assert ours == theirs
@@ -149,6 +149,12 @@ def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
         (["?", "Ant-v5", "1"], "there is no contender ARM='?': mujoco, entry, sb3-defaults are some of those"),
         (["mujoco", "Nope-v5", "1"], "ARM=mujoco TASK=Nope-v5: ppo_plus.yml has no entry Nope-v5"),
         (["rl_zoo3", "Nope-v5", "1"], "ppo_plus.yml has no entry Nope-v5/rl_zoo3"),
+        (["sb3-defaults", "Nope-v5", "1"], "TASK='Nope-v5' is no environment that Gymnasium has registered"),
+        (["entry", "mujoco", "1"], "TASK='mujoco' is no environment that Gymnasium has registered"),
+        (
+            ["own-Ant-v5-00", "Hopper-v5", "1"],
+            "ARM=own-Ant-v5-00 has settings of its own task only, not of TASK=Hopper-v5",
+        ),
         (["mujoco", "Ant-v5", "x"], "SEED='x' must be a whole number, 0 or above"),
         (["mujoco", "Ant-v5", "1", "--steps", "0"], "argument --steps: it must be a positive whole number, not '0'"),
     ],

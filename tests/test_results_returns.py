@@ -60,17 +60,24 @@ def test_shared_settings_are_not_those_of_single_tasks(script, import_script, re
     assert shared.startswith("| ppo_plus's settings, those that tasks share | 6 of 6 | 12 | 1.50 [")
 
 
+OWN = ["Ant-v5", "Swimmer-v5"]
+
+
 def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_script, results, monkeypatch):
-    monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", {"Ant-v5": "mujoco"})
+    monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", dict.fromkeys(OWN, "mujoco"))
     assert len(script.each_task(results)) == 2
     results += [result("sb3-defaults", task, 200.0) for task in script.TASKS for _ in range(2)]
-    for task in ("Ant-v5", "Hopper-v5"):
+    for task in ("Hopper-v5", *OWN):
         results += [result("mujoco", task, 400.0)] * 5
-    results += [result("mujoco-shared", "Ant-v5", 300.0)] * 5
-    hopper, shared, own = script.each_task(results)[2:]
+    for task in OWN:
+        results += [result("mujoco-shared", task, 300.0)] * 5
+    hopper, shared, own, shared_of_held_out, own_of_held_out = script.each_task(results)[2:]
     assert hopper.startswith("| Hopper-v5 | yes | ppo_plus's settings, those that tasks share | 2.00 [")
     assert shared.startswith("| Ant-v5 | no | ppo_plus's settings, those that tasks share | 1.50 [")
     assert own.startswith("| Ant-v5 | no | ppo_plus's settings | 2.00 [")
+    assert shared_of_held_out.startswith("| Swimmer-v5 | yes | ppo_plus's settings, those that tasks share | 1.50 [")
+    # They were looked for on the task itself.
+    assert own_of_held_out.startswith("| Swimmer-v5 | no | ppo_plus's settings | 2.00 [")
 
 
 def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
