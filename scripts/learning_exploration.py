@@ -164,7 +164,7 @@ TASKS: dict[str, dict[str, Task]] = {
         "MountainCar-v0, not normalized": Task(partial(make_classic, "MountainCar-v0", False), 204_800, -130.0),
         "CartPole-v1": Task(partial(make_classic, "CartPole-v1", False), 204_800, 475.0),
     },
-    "multi-room": {"MultiRoom-N4-S5": Task(make_multi_room, 1_000_000, 0.5, seeds=5)},
+    "multi-room": {"MultiRoom-N4-S5": Task(make_multi_room, 1_000_000, 0.5, seeds=3)},
     "minatar": {game: Task(partial(make_minatar, game), 5_000_000, None, seeds=3) for game in ("freeway", "seaquest")},
 }
 
