@@ -366,8 +366,10 @@ def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch)
     check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb")
 
 
-def test_an_environment_that_cannot_draw(folder, check_one_line_error, capsys):
+def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypatch, capsys):
     """Most find out when they are to draw, not when they are made."""
+    # Another test of this process may have imported it; then it would need a screen.
+    monkeypatch.delitem(sys.modules, "mujoco", raising=False)
 
     class Undrawable(CartPoleEnv):
         def render(self):
