@@ -261,11 +261,12 @@ def own_arms(tried: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
 
 OWN_ARMS, OWN_ENTRY_ARMS = own_arms(OWN), own_arms(OWN_ENTRY)
 ARMS |= {
-    arm: Arm(PPO_Plus, OWN[task][name], entry="mujoco") for task, arms in OWN_ARMS.items() for arm, name in arms.items()
-}
-ARMS |= {
-    arm: Arm(PPO_Plus, OWN_ENTRY[task][name], entry="{task}/rl_zoo3", steps=None)
-    for task, arms in OWN_ENTRY_ARMS.items()
+    arm: Arm(PPO_Plus, tried[task][name], entry=entry, steps=steps)
+    for tried, named, entry, steps in (
+        (OWN, OWN_ARMS, "mujoco", STEPS),
+        (OWN_ENTRY, OWN_ENTRY_ARMS, "{task}/rl_zoo3", None),
+    )
+    for task, arms in named.items()
     for arm, name in arms.items()
 }
 ARMS |= {arm: contender for name, screen in SCREENS.items() for arm, contender in screen.arms(name).items()}
@@ -523,8 +524,8 @@ def reached(runs: Iterable[dict[str, Any]], measure: str) -> str:
 
     :param measure: of :data:`MEASURES`
     """
-    means = [run[measure]["mean"] for run in runs]
-    return score([mean for mean in means if mean is not None]) if any(mean is not None for mean in means) else ""
+    means = (run[measure]["mean"] for run in runs)
+    return score([mean for mean in means if mean is not None])
 
 
 def table(results: Iterable[dict[str, Any]]) -> list[str]:

@@ -229,10 +229,11 @@ def main() -> None:
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
+        reported = results(arguments.folder, REPORTED)
         tables = (
-            contenders(results(arguments.folder, REPORTED)),
-            comparison(results(arguments.folder, REPORTED)),
-            each_task(results(arguments.folder, REPORTED)),
+            contenders(reported),
+            comparison(reported),
+            each_task(reported),
             gains(results(arguments.folder, ["overrides"])),
             *(goals(found, arm) for arm in GOALS),
         )
