@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import sqlalchemy
@@ -24,6 +25,10 @@ JOURNAL = "journal:"
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
+
+Method = Callable[..., Any]
+#: Where the result of a call, or its error, is put.
+Answer = SimpleQueue[tuple[Any, Exception | None]]
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
@@ -84,9 +89,9 @@ def open_storage(
             "workers would count as dead"
         )
     if url.startswith(JOURNAL):
-        return _open_journal(Path(url.removeprefix(JOURNAL)), must_exist)
+        return _never_interrupted(_open_journal(Path(url.removeprefix(JOURNAL)), must_exist))
     try:
-        return _open_database(make_url(url), heartbeat_interval, grace_period, must_exist)
+        return _never_interrupted(_open_database(make_url(url), heartbeat_interval, grace_period, must_exist))
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
@@ -200,7 +205,7 @@ def _open_database(address: URL, heartbeat_interval: int, grace_period: int, mus
         _lock_at_begin(storage.engine)
     else:
         _wait_for_server(storage.engine)
-        _repeat_when_cut_off(cached)
+        _wrap_methods(cached, _repeated_when_cut_off)
     return cached
 
 
@@ -239,29 +244,72 @@ def _wait_for_server(engine: sqlalchemy.Engine) -> None:
                 time.sleep(1)
 
 
-def _repeat_when_cut_off(storage: BaseStorage) -> None:
-    """Repeat calls that lose their connection, once, on a new connection.
+def _wrap_methods(storage: BaseStorage, wrap: Callable[[Method], Method]) -> None:
+    """Have all calls of a storage made by what ``wrap`` makes of its methods."""
+    for name in {*vars(BaseStorage), *vars(BaseHeartbeat)}:
+        if not name.startswith("__") and callable(getattr(storage, name, None)):
+            setattr(storage, name, wrap(getattr(storage, name)))
+
+
+def _repeated_when_cut_off(method: Method) -> Method:
+    """Repeat a call that loses its connection, once, on a new connection.
 
     A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that are added for
     one job, one counts; a trial that was set to running but that no process owns counts as dead after the grace period;
     and a trial that has ended already stays as it is.
     """
 
-    def repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return method(*args, **options)
+        except StorageInternalError as error:
+            if not getattr(error.__cause__, "connection_invalidated", False):
+                raise
+            return method(*args, **options)
+
+    return call
+
+
+def _never_interrupted(storage: BaseStorage) -> BaseStorage:
+    """Make the main thread's calls of a storage in another thread, one after another.
+
+    Ctrl-C and SIGTERM raise ``KeyboardInterrupt`` in the main thread, between any two instructions. Raised within a
+    transaction it may leave the database locked, also for putting the job back, or be lost in a callback of SQLAlchemy's.
+    In this way it ends the waiting for a call, at once, and the call itself comes to its end.
+    """
+    calls: SimpleQueue[tuple[Callable[[], Any], Answer]] = SimpleQueue()
+    # A daemon: a process that ends does not wait for a server that does not answer.
+    threading.Thread(target=_answer, args=(calls,), daemon=True).start()
+
+    def wrap(method: Method) -> Method:
         @wraps(method)
         def call(*args: Any, **options: Any) -> Any:
-            try:
+            if threading.current_thread() is not threading.main_thread():
                 return method(*args, **options)
-            except StorageInternalError as error:
-                if not getattr(error.__cause__, "connection_invalidated", False):
-                    raise
-                return method(*args, **options)
+            # Nothing interrupts this queue in the middle: unlike ``Future`` and ``Thread.start``, it is written in C.
+            answer: Answer = SimpleQueue()
+            calls.put((partial(method, *args, **options), answer))
+            result, error = answer.get()
+            if error is not None:
+                raise error
+            return result
 
         return call
 
-    for name in {*vars(BaseStorage), *vars(BaseHeartbeat)}:
-        if not name.startswith("__") and callable(getattr(storage, name, None)):
-            setattr(storage, name, repeated(getattr(storage, name)))
+    _wrap_methods(storage, wrap)
+    return storage
+
+
+def _answer(calls: "SimpleQueue[tuple[Callable[[], Any], Answer]]") -> None:
+    while True:
+        call, answer = calls.get()
+        try:
+            answer.put((call(), None))
+        except Exception as error:
+            answer.put((None, error))
+        # Else this thread would keep the storage until the next call.
+        del call, answer
 
 
 def reason(error: BaseException) -> str:

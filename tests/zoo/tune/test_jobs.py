@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -283,3 +284,29 @@ def test_lost_is_what_failed_without_a_reason():
     assert not is_lost(trial(reason="NaN"))
     assert not is_lost(trial(TrialState.COMPLETE))
     assert is_done(trial(reason="NaN")) and is_done(trial(TrialState.COMPLETE)) and not is_done(trial())
+
+
+def test_an_interrupt_ends_no_call_in_the_middle(jobs):
+    """Within a transaction it would leave the database locked, also for the one who was interrupted."""
+    jobs.fill([{}])
+    claimed = jobs.claim()
+    interrupted, threads = threading.Event(), []
+
+    @sqlalchemy.event.listens_for(jobs.storage._backend.engine, "before_cursor_execute")
+    def interrupt(*_):
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert interrupted.wait(60)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            jobs.storage.set_trial_user_attr(claimed._trial_id, "told", True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    interrupted.set()
+    jobs.interrupt(claimed)
+    (trial,) = jobs.study().get_trials()
+    assert (trial.state, trial.user_attrs["told"], is_lost(trial)) == (TrialState.FAIL, True, True)
+    assert threading.main_thread() not in threads

@@ -182,10 +182,11 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     command = ["tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path)]
     process = start(tmp_path, url, *command)
     study = wait_for_study(url, "CartPole-v1")
-    # Stopped, it finds the signal when it goes on, before it can end its trial.
     interrupted, pid = stop_in_a_trial(study)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
+    # Stopped, it finds the tuner's signal when it goes on, before it can end its trial.
+    wait_until(has_a_sigterm_to_come, pid)
     os.kill(pid, signal.SIGCONT)
     resume = interruption(process)
     assert not running(study)
@@ -250,7 +251,16 @@ def wait_until(condition, pid):
 
 def catches_sigterm(pid):
     """Whether a process has a handler of its own: Python has none."""
-    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return sigterm_in("SigCgt", pid)
+
+
+def has_a_sigterm_to_come(pid):
+    """Whether a process was sent one that it has not received yet."""
+    return sigterm_in("ShdPnd", pid)
+
+
+def sigterm_in(signals, pid):
+    (mask,) = re.findall(rf"{signals}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(mask, 16) >> signal.SIGTERM - 1 & 1)
 
 
