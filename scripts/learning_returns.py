@@ -1,4 +1,4 @@
-"""What is learned, run by run, over many hours: MuJoCo's tasks (version 5) in a million steps, and classic ones.
+"""What is learned, run by run, over many hours: MuJoCo's tasks (version 5) in a million steps, classic ones, and Pong.
 
     python scripts/learning_returns.py --list                           # what is done, going on, and left
     python scripts/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
@@ -31,8 +31,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import metadata
-from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +57,7 @@ from markdown_table import markdown
 from runs import score
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
@@ -68,6 +67,7 @@ from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
+from ppo_plus.zoo.registry import is_atari
 from ppo_plus.zoo.tune.statistics import Estimate
 
 SCRIPT = "scripts/learning_returns.py"
@@ -88,6 +88,7 @@ class Arm:
         stands for the task; ``None``: of none
     :param by_task: further settings of some tasks
     :param steps: environment steps of a run; ``None``: those of the task's entry
+    :param vec_env: how training environments are stepped
     """
 
     algorithm: type[Any]
@@ -95,6 +96,7 @@ class Arm:
     entry: str | None = None
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int | None = STEPS
+    vec_env: str = "dummy"
 
 
 #: SB3's own defaults, with observations and rewards normalized.
@@ -121,6 +123,8 @@ ARMS = {
     "mujoco": Arm(PPO_Plus, entry="{task}"),
     "mujoco-shared": Arm(PPO_Plus, entry="mujoco"),
     "entry": Arm(PPO_Plus, entry="{task}", steps=None),
+    # Ten million frames, of which each action lasts four.
+    "atari": Arm(PPO_Plus, entry="atari", steps=2_500_000, vec_env="envpool"),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
 
@@ -329,6 +333,8 @@ STAGES: dict[str, list[Cell]] = {
     ],
     # Runs of BipedalWalker are five times as long.
     "entries": [Cell("entry", task, range(20, 23 if "Bipedal" in task else 30)) for task in GOALS["entry"]],
+    # pip install envpool
+    "atari": [Cell("atari", "PongNoFrameskip-v4", range(20, 21))],
 }
 
 
@@ -344,7 +350,7 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     entry = (ARMS[arm].entry or "").format(task=task)
     if entry and entry not in read_mapping(builtin_file()):
         raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
-    if task not in gym.registry:
+    if task not in gym.registry and not is_atari(task):
         raise ValueError(f"TASK={task!r} is no environment that Gymnasium has registered")
     if arm.startswith("own-") and not arm.startswith(f"own-{task}-"):
         raise ValueError(f"ARM={arm} has settings of its own task only, not of TASK={task}")
@@ -363,7 +369,7 @@ def experiment(job: Job, steps: int | None = None) -> Experiment:
     settings = {**entry, **arm.settings, **arm.by_task.get(job.task, {})}
     if budget := steps or arm.steps:
         settings["n_timesteps"] = budget
-    return parse_settings(job.task, settings).replace(seed=job.seed, device="cpu")
+    return parse_settings(job.task, settings).replace(seed=job.seed, device="cpu", vec_env=arm.vec_env)
 
 
 def make_model(algorithm: type[Any], training: Experiment, env: VecEnv) -> Any:
@@ -376,22 +382,28 @@ def make_model(algorithm: type[Any], training: Experiment, env: VecEnv) -> Any:
     )
 
 
-def episodes(env: VecEnv) -> np.ndarray:
-    """All training episodes in the order in which they ended, of one step in the order of environments: the step at
-    which each did, counted over all environments, its return and its length. SB3's ``Monitor`` remembers them."""
-    columns = zip(env.env_method("get_episode_rewards"), env.env_method("get_episode_lengths"), strict=True)
-    found = [
-        (end * env.num_envs, score, length)
-        for scores, lengths in columns
-        for end, score, length in zip(accumulate(lengths), scores, lengths, strict=True)
-    ]
-    return np.array(sorted(found, key=itemgetter(0)), dtype=float).reshape(-1, 3)
+class Episodes(BaseCallback):
+    """Keeps all training episodes in the order in which they end, of one step in the order of environments: the step at
+    which each does, counted over all environments, its return and its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: list[tuple[float, float, float]] = []
+
+    def _on_step(self) -> bool:
+        ended = (info["episode"] for info in self.locals["infos"] if "episode" in info)
+        self._done += [(self.num_timesteps, episode["r"], episode["l"]) for episode in ended]
+        return True
+
+    def rows(self) -> np.ndarray:
+        """An array ``(n, 3)``."""
+        return np.array(self._done, dtype=float).reshape(-1, 3)
 
 
 def curve(done: np.ndarray, steps: int, width: int = BIN) -> dict[str, list[Any]]:
     """Means over the episodes that ended within each ``width`` steps; ``None`` where none did.
 
-    :param done: of :func:`episodes`
+    :param done: of :class:`Episodes`
     :param steps: how many were trained
     :param width: environment steps per point
     """
@@ -435,13 +447,15 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     :return: what is kept of it
     """
     training, algorithm = experiment(job, steps), ARMS[job.arm].algorithm
-    version = versions() | {name: metadata.version(name) for name in ("gymnasium", "mujoco", "numpy")}
+    simulator = "envpool" if training.vec_env == "envpool" else "mujoco"
+    version = versions() | {name: metadata.version(name) for name in ("gymnasium", simulator, "numpy")}
     env = make_envs(training)
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
-    model.learn(training.n_timesteps, Progress() if isinstance(model, PPO_Plus) else None)
+    episodes = Episodes()
+    model.learn(training.n_timesteps, [episodes, Progress()] if isinstance(model, PPO_Plus) else episodes)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    done = episodes(env)
+    done = episodes.rows()
     result = {
         "arm": job.arm,
         "task": job.task,

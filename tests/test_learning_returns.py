@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,18 +116,27 @@ def test_every_result_has_the_settings_that_its_contender_has_now(script):
     """A result is known by its place: one of other settings would count as one of these."""
     for result in script.results():
         job = script.Job(result["arm"], result["task"], result["seed"])
-        made = parse_settings(job.task, result["settings"]).replace(seed=job.seed, device="cpu")
+        arm = script.ARMS[job.arm]
+        made = parse_settings(job.task, result["settings"]).replace(seed=job.seed, device="cpu", vec_env=arm.vec_env)
         assert made == script.experiment(job), job
-        algorithm = script.ARMS[job.arm].algorithm
+        algorithm = arm.algorithm
         assert result["algorithm"] == f"{algorithm.__module__.split('.')[0]}.{algorithm.__name__}", job
 
 
 def test_episodes_are_in_the_order_of_their_ends(script):
     """And where several end at once, in the order of environments: not the better ones last."""
-    scores, lengths = [[1.0, 9.0], [3.0, 2.0]], [[10, 20], [15, 15]]
-    env = SimpleNamespace(num_envs=2, env_method=lambda name: scores if name.endswith("rewards") else lengths)
-    expected = [[20, 1.0, 10], [30, 3.0, 15], [60, 9.0, 20], [60, 2.0, 15]]
-    np.testing.assert_array_equal(script.episodes(env), expected)
+    episodes = script.Episodes()
+    for steps, ended in (
+        (20, [(1.0, 10), None]),
+        (30, [None, (3.0, 15)]),
+        (40, [None] * 2),
+        (60, [(9.0, 20), (2.0, 15)]),
+    ):
+        episodes.num_timesteps = steps
+        episodes.locals["infos"] = [{"episode": {"r": each[0], "l": each[1]}} if each else {} for each in ended]
+        assert episodes._on_step()
+    np.testing.assert_array_equal(episodes.rows(), [[20, 1.0, 10], [30, 3.0, 15], [60, 9.0, 20], [60, 2.0, 15]])
+    assert script.Episodes().rows().shape == (0, 3)
 
 
 def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
@@ -232,8 +240,9 @@ def test_at_equal_settings_ppo_plus_and_sb3_begin_alike(script):
         model = script.make_model(algorithm, training, env)
         model.learning_rate, model.n_epochs = 0.0, 1
         model._setup_lr_schedule()
-        model.learn(512)
-        models.append((model, script.episodes(env)))
+        episodes = script.Episodes()
+        model.learn(512, episodes)
+        models.append((model, episodes.rows()))
     (ours, our_episodes), (theirs, their_episodes) = models
     np.testing.assert_allclose(our_episodes, their_episodes, rtol=1e-5)
     actions = [model.rollout_buffer.actions.reshape(512, 3) for model in (ours, theirs)]
