@@ -104,7 +104,7 @@ def test_every_planned_run_can_be_built(script):
         training = script.experiment(job)
         steps = script.ARMS[job.arm].steps or load_experiment(job.task).n_timesteps
         assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, steps)
-        assert training.normalize is not None or job.arm == "entry" or job.task in script.OWN_ENTRY
+        assert training.normalize is not None or job.arm in ("entry", "atari") or job.task in script.OWN_ENTRY
     for arm in ("rl_zoo3", "sb3-defaults"):
         ours, theirs = (script.experiment(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
         assert ours == theirs
