@@ -274,9 +274,9 @@ def _repeated_when_cut_off(method: Method) -> Method:
 def _never_interrupted(storage: BaseStorage) -> BaseStorage:
     """Make the main thread's calls of a storage in another thread, one after another.
 
-    Ctrl-C and SIGTERM raise ``KeyboardInterrupt`` in the main thread, between any two instructions. Within a transaction
-    that may leave the database locked, also for putting the job back, or be lost in a callback of SQLAlchemy's. In this
-    way it ends the waiting for a call, at once, and the call itself comes to its end.
+    Ctrl-C and SIGTERM raise ``KeyboardInterrupt`` in the main thread, between any two instructions. Within a
+    transaction that may leave the database locked, also for putting the job back, or be lost in a callback of
+    SQLAlchemy's. In this way it ends the waiting for a call, at once, and the call itself comes to its end.
     """
     calls: SimpleQueue[tuple[Callable[[], Any], Answer]] = SimpleQueue()
     # A daemon: a process that ends does not wait for a server that does not answer.
