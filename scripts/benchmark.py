@@ -45,7 +45,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from markdown_table import markdown  # the script beside this one
+from machine import processor  # the scripts beside this one
+from markdown_table import markdown
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
@@ -494,14 +495,6 @@ def draw(results: Results, path: Path) -> None:
 
 
 # --- the whole -----------------------------------------------------------------------------------------------------
-
-
-def processor() -> str:
-    """The CPU's model; ``platform`` does not know it on Linux."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
 
 
 def installed(package: str) -> str:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runs import facts  # the script beside this one
+import torch as th
+from machine import processor  # the scripts beside this one
+from runs import facts
 
 from ppo_plus.files.lock import claim as claim
 from ppo_plus.files.whole import write_text
@@ -119,7 +121,12 @@ def work(command: Sequence[str], folder: Path, jobs: Iterable[Job]) -> list[Job]
 
 def versions() -> dict[str, str | None]:
     """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files."""
-    return {**facts(), "commit": _git("describe", "--always", "--dirty", "--abbrev=40"), "package": _package()}
+    return {
+        **facts(),
+        "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
+        "package": _package(),
+    }
 
 
 def _package() -> str | None:

@@ -25,6 +25,7 @@ The queue runs the files that there are: leave the package alone meanwhile, for 
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable
 from copy import deepcopy
@@ -283,6 +284,7 @@ NAMES = {
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
     "mujoco-shared": "ppo_plus's settings, those that tasks share",
+    "atari": "rl_zoo3's settings, in 10M frames",
     **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {
     arm: screen.design.name(levels)
@@ -447,9 +449,9 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     :return: what is kept of it
     """
     training, algorithm = experiment(job, steps), ARMS[job.arm].algorithm
+    env = make_envs(training)
     simulator = "envpool" if training.vec_env == "envpool" else "mujoco"
     version = versions() | {name: metadata.version(name) for name in ("gymnasium", simulator, "numpy")}
-    env = make_envs(training)
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = Episodes()
@@ -604,7 +606,11 @@ def main() -> None:
         except ValueError as error:
             parser.error(str(error))
         th.set_num_threads(1)
-        run(job, folder, arguments.steps)
+        try:
+            run(job, folder, arguments.steps)
+        except KeyboardInterrupt:
+            print(f"{job}: interrupted; the same command begins it anew", file=sys.stderr)
+            raise SystemExit(130) from None
     elif arguments.queue:
         steps = ["--steps", str(arguments.steps)] if arguments.steps else []
         again = [*python(SCRIPT), "--folder", str(folder), *steps, "--run"]

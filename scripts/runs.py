@@ -4,6 +4,8 @@ import argparse
 import json
 import math
 import platform
+import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -93,25 +95,38 @@ def run(
     :param before: results that there are already
     :return: all results: those from before, then in the order of the jobs
     :raises Exception: what a job has raised; those that have not begun are not done then, what there is before is kept
+    :raises SystemExit: Ctrl-C, which ends the jobs that are going on as well
     """
     print(", ".join(f"{key} {value}" for key, value in facts().items()))
-    results = [*before]
-    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), th.set_num_threads, (1,)) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        for future in as_completed(futures):
-            if future.exception() is not None:
-                pool.shutdown(cancel_futures=True)
-            ended = [each for each in futures if each.done() and not each.cancelled() and each.exception() is None]
-            results = [*before, *(each.result() for each in ended)]
-            if arguments.json:
-                save(results, arguments.json)
-            done = future.result()
-            n_done = len(results) - len(before)
-            print(
-                f"{n_done} of {len(futures)}: {done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}",
-                flush=True,
-            )
+    results, futures = [*before], []
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), _begin) as pool:
+        try:
+            futures += [pool.submit(job) for job in jobs]
+            for future in as_completed(futures):
+                if future.exception() is not None:
+                    pool.shutdown(cancel_futures=True)
+                ended = [each for each in futures if each.done() and not each.cancelled() and each.exception() is None]
+                results = [*before, *(each.result() for each in ended)]
+                if arguments.json:
+                    save(results, arguments.json)
+                done = future.result()
+                n_done = len(results) - len(before)
+                print(
+                    f"{n_done} of {len(futures)}: {done.task}, {done.contender}, seed {done.seed}: {done.score:.2f}",
+                    flush=True,
+                )
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            kept = f", kept in {arguments.json}" if arguments.json else ""
+            print(f"interrupted: {len(results) - len(before)} of {len(futures)} runs are done{kept}", file=sys.stderr)
+            raise SystemExit(130) from None
     return results
+
+
+def _begin() -> None:
+    """In each process. Ctrl-C ends it at once: what it was about is not kept, and what would follow is not wanted."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    th.set_num_threads(1)
 
 
 def done_before(path: Path) -> list[Result]:

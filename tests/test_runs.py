@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -47,6 +51,41 @@ def test_an_error_ends_it_and_loses_nothing(runs, tmp_path, monkeypatch):
     assert results == [first, *further][: len(results)]
     # One or two more may have been on their way to the process already.
     assert 1 <= len(results) < 19
+
+
+#: Runs for ever after the first.
+ENDLESS = """
+import runs, sys, time
+from functools import partial
+
+def job(seed):
+    time.sleep(1e6 if seed else 0)
+    return runs.Result("task", "a", seed, 1000, 200.0, 2.5)
+
+if __name__ == "__main__":
+    runs.run([partial(job, seed) for seed in range(9)], runs.parser("doc", ["task"]).parse_args(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_and_keeps_what_is_done(runs, tmp_path):
+    script, path = tmp_path / "endless.py", tmp_path / "results.json"
+    script.write_text(ENDLESS)
+    process = subprocess.Popen(
+        [sys.executable, script, "--jobs", "1", "--json", path],
+        env={**os.environ, "PYTHONPATH": str(Path(runs.__file__).parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A process group of its own, as a terminal gives it to each command.
+        start_new_session=True,
+    )
+    while not process.stdout.readline().startswith("1 of 9: task, a, seed 0"):
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=600)
+    assert (process.returncode, err) == (130, f"interrupted: 1 of 9 runs are done, kept in {path}\n")
+    assert [result.seed for result in runs.read(path)] == [0]
 
 
 @pytest.mark.parametrize("option", ["--jobs", "--seeds"])

@@ -28,7 +28,7 @@ STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
 Method = Callable[..., Any]
 #: Where the result of a call, or its error, is put.
-Answer = SimpleQueue[tuple[Any, Exception | None]]
+Answer = SimpleQueue[tuple[Any, BaseException | None]]
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
@@ -306,7 +306,7 @@ def _answer(calls: "SimpleQueue[tuple[Callable[[], Any], Answer]]") -> None:
         call, answer = calls.get()
         try:
             answer.put((call(), None))
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the caller waits for it
             answer.put((None, error))
         # Else this thread would keep the storage until the next call.
         del call, answer
