@@ -68,7 +68,7 @@ from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
-from ppo_plus.zoo.registry import is_atari
+from ppo_plus.zoo.registry import find_env
 from ppo_plus.zoo.tune.statistics import Estimate
 
 SCRIPT = "scripts/learning_returns.py"
@@ -124,7 +124,7 @@ ARMS = {
     "mujoco": Arm(PPO_Plus, entry="{task}"),
     "mujoco-shared": Arm(PPO_Plus, entry="mujoco"),
     "entry": Arm(PPO_Plus, entry="{task}", steps=None),
-    # Ten million frames, of which each action lasts four.
+    # Ten million frames, four to each action: training episodes are as long as their actions, others as their frames.
     "atari": Arm(PPO_Plus, entry="atari", steps=2_500_000, vec_env="envpool"),
     "trpo": Arm(TRPO, ZOO_TRPO, by_task={"HalfCheetah-v5": {"target_kl": 0.04}, "Swimmer-v5": {"gamma": 0.9999}}),
 }
@@ -352,8 +352,10 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     entry = (ARMS[arm].entry or "").format(task=task)
     if entry and entry not in read_mapping(builtin_file()):
         raise ValueError(f"ARM={arm} TASK={task}: {builtin_file().name} has no entry {entry}")
-    if task not in gym.registry and not is_atari(task):
-        raise ValueError(f"TASK={task!r} is no environment that Gymnasium has registered")
+    try:
+        find_env(task)
+    except (gym.error.Error, ImportError):
+        raise ValueError(f"TASK={task!r} is no environment that Gymnasium has registered") from None
     if arm.startswith("own-") and not arm.startswith(f"own-{task}-"):
         raise ValueError(f"ARM={arm} has settings of its own task only, not of TASK={task}")
     if not seed.isdecimal():
@@ -450,8 +452,8 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     """
     training, algorithm = experiment(job, steps), ARMS[job.arm].algorithm
     env = make_envs(training)
-    simulator = "envpool" if training.vec_env == "envpool" else "mujoco"
-    version = versions() | {name: metadata.version(name) for name in ("gymnasium", simulator, "numpy")}
+    simulators = ["envpool", "ale-py"] if training.vec_env == "envpool" else ["mujoco"]
+    version = versions() | {name: metadata.version(name) for name in ("gymnasium", *simulators, "numpy")}
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = Episodes()

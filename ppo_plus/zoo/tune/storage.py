@@ -3,6 +3,7 @@
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -29,9 +30,14 @@ STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 Method = Callable[..., Any]
 #: Where the result of a call, or its error, is put.
 Answer = SimpleQueue[tuple[Any, BaseException | None]]
+#: Calls to make, and where their answers are put; ``None``: no more come.
+Calls = SimpleQueue[tuple[Callable[[], Any], Answer] | None]
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
+
+#: Seconds that a call may take at the end of the process.
+END_PATIENCE = 5
 
 
 class Database(RDBStorage):
@@ -278,22 +284,28 @@ def _never_interrupted(storage: BaseStorage) -> BaseStorage:
     transaction that may leave the database locked, also for putting the job back, or be lost in a callback of
     SQLAlchemy's. In this way it ends the waiting for a call, at once, and the call itself comes to its end.
     """
-    calls: SimpleQueue[tuple[Callable[[], Any], Answer]] = SimpleQueue()
-    # A daemon: a process that ends does not wait for a server that does not answer.
-    threading.Thread(target=_answer, args=(calls,), daemon=True).start()
+    calls: Calls = SimpleQueue()
+    # A daemon: a process that ends does not wait for ever for a server that does not answer.
+    thread = threading.Thread(target=_answer, args=(calls,), daemon=True)
+    thread.start()
+    weakref.finalize(storage, _end, calls, thread)
 
     def wrap(method: Method) -> Method:
         @wraps(method)
         def call(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is not threading.main_thread():
+            # The thread is not there in forked processes and at the very end of this one.
+            if threading.current_thread() is not threading.main_thread() or not thread.is_alive():
                 return method(*args, **options)
             # Nothing interrupts this queue in the middle: unlike ``Future`` and ``Thread.start``, it is written in C.
             answer: Answer = SimpleQueue()
             calls.put((partial(method, *args, **options), answer))
             result, error = answer.get()
-            if error is not None:
+            if error is None:
+                return result
+            try:
                 raise error
-            return result
+            finally:
+                del error  # which has this frame in its traceback
 
         return call
 
@@ -301,15 +313,23 @@ def _never_interrupted(storage: BaseStorage) -> BaseStorage:
     return storage
 
 
-def _answer(calls: "SimpleQueue[tuple[Callable[[], Any], Answer]]") -> None:
-    while True:
-        call, answer = calls.get()
+def _answer(calls: Calls) -> None:
+    while (asked := calls.get()) is not None:
+        call, answer = asked
         try:
             answer.put((call(), None))
         except BaseException as error:  # whatever it is, the caller waits for it
             answer.put((None, error))
         # Else this thread would keep the storage until the next call.
-        del call, answer
+        del asked, call, answer
+
+
+def _end(calls: Calls, thread: threading.Thread) -> None:
+    """Of a storage that is dropped, or a process that ends: what is being written is written to its end, or a journal
+    would stay locked."""
+    calls.put(None)
+    if thread is not threading.current_thread():
+        thread.join(END_PATIENCE)
 
 
 def reason(error: BaseException) -> str:

@@ -1,6 +1,13 @@
 """Storages that cannot be used say so in one line, without their password."""
 
+import gc
+import os
+import subprocess
+import sys
+import threading
+
 import pytest
+from optuna.study import StudyDirection
 
 from ppo_plus.zoo.tune.storage import StorageError, has_heartbeats, open_storage
 
@@ -46,3 +53,53 @@ def test_a_file_that_must_exist_is_not_created(url, tmp_path):
 def test_nobody_may_count_as_dead_between_two_signs_of_life(tmp_path):
     with pytest.raises(StorageError, match="grace_period=15 must be longer"):
         open_storage(f"sqlite:///{tmp_path / 'study.db'}", 15, 15)
+
+
+def test_a_storage_that_is_dropped_leaves_no_thread(url):
+    before = set(threading.enumerate())
+    opened = open_storage(url)
+    assert len(set(threading.enumerate()) - before) == 1
+    del opened
+    gc.collect()
+    assert set(threading.enumerate()) <= before
+
+
+#: Writes until the process ends, which it does in the middle.
+ENDING = """
+import os, signal, sys, threading, time
+import optuna
+from optuna.study import StudyDirection
+from ppo_plus.zoo.tune.interrupts import exit_codes
+from ppo_plus.zoo.tune.storage import open_storage
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+with exit_codes({}):
+    storage = open_storage(f"journal:{sys.argv[1]}")
+    study = storage.create_new_study([StudyDirection.MAXIMIZE], "study")
+    sync = os.fsync
+    def interrupted(file):
+        # The first may come just before the main thread waits. Long enough for the process to be at its end.
+        for _ in range(20):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+            time.sleep(0.1)
+        sync(file)
+    os.fsync = interrupted
+    storage.set_study_user_attr(study, "told", True)
+"""
+
+
+def test_a_process_that_ends_while_it_writes_leaves_no_lock(tmp_path):
+    path = tmp_path / "study.log"
+    ended = subprocess.run([sys.executable, "-c", ENDING, path], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+    assert [file.name for file in tmp_path.iterdir()] == ["study.log"]
+    assert open_storage(f"journal:{path}").get_all_studies()[0].user_attrs == {"told": True}
+
+
+def test_a_forked_process_can_use_it(tmp_path):
+    opened = open_storage(f"journal:{tmp_path / 'study.log'}")
+    opened.create_new_study([StudyDirection.MAXIMIZE], "study")
+    pid = os.fork()
+    if not pid:
+        os._exit(len(opened.get_all_studies()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

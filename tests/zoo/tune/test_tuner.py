@@ -67,19 +67,20 @@ def finish(process):
 
 
 def stop_in_a_trial(study):
-    """Stop a worker that is in the middle of a trial: it has reported, and not ended.
+    """Stop a worker that is in the middle of a trial: it has reported once, and will again before the trial ends.
 
     :return: the number of the trial, and the worker's process id
     """
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for trial in running(study):
-            if trial.intermediate_values:
+            if len(trial.intermediate_values) == 1:
                 pid = int(trial.user_attrs[WORKER].split(":")[1])
                 os.kill(pid, signal.SIGSTOP)
                 # It may have been stopped while nobody else can read.
                 with suppress(StorageInternalError):
-                    if trial.number in {now.number for now in trials_running(study)}:
+                    reports = {now.number: len(now.intermediate_values) for now in trials_running(study)}
+                    if reports.get(trial.number) == 1:
                         return trial.number, pid
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.02)
