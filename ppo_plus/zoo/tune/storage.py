@@ -1,5 +1,6 @@
 """Storages of studies: Optuna's own, opened so that reading and then writing is one atomic step."""
 
+import os
 import threading
 import time
 import warnings
@@ -288,13 +289,16 @@ def _never_interrupted(storage: BaseStorage) -> BaseStorage:
     # A daemon: a process that ends does not wait for ever for a server that does not answer.
     thread = threading.Thread(target=_answer, args=(calls,), daemon=True)
     thread.start()
-    weakref.finalize(storage, _end, calls, thread)
+    process, ended = os.getpid(), threading.Event()
+    weakref.finalize(storage, _end, calls, thread, ended)
 
     def wrap(method: Method) -> Method:
         @wraps(method)
         def call(*args: Any, **options: Any) -> Any:
-            # The thread is not there in forked processes and at the very end of this one.
-            if threading.current_thread() is not threading.main_thread() or not thread.is_alive():
+            # The thread is not there in forked processes and at the very end of this one. (`Thread.is_alive` would say
+            # so too, but interrupted in the middle it takes the thread for dead from then on.)
+            is_there = os.getpid() == process and not ended.is_set()
+            if threading.current_thread() is not threading.main_thread() or not is_there:
                 return method(*args, **options)
             # Nothing interrupts this queue in the middle: unlike ``Future`` and ``Thread.start``, it is written in C.
             answer: Answer = SimpleQueue()
@@ -324,12 +328,13 @@ def _answer(calls: Calls) -> None:
         del asked, call, answer
 
 
-def _end(calls: Calls, thread: threading.Thread) -> None:
+def _end(calls: Calls, thread: threading.Thread, ended: threading.Event) -> None:
     """Of a storage that is dropped, or a process that ends: what is being written is written to its end, or a journal
     would stay locked."""
     calls.put(None)
     if thread is not threading.current_thread():
         thread.join(END_PATIENCE)
+    ended.set()
 
 
 def reason(error: BaseException) -> str:
