@@ -367,7 +367,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     **{
         f"returns-{stage}": partial(returns, stage)
-        for stage in ("beside-sb3", "looks", "deciders", "own", "own-entry")
+        for stage in ("beside-sb3", "looks", "deciders", "own", "own-entry", "atari")
     },
     "returns-overrides": lambda: (
         "\n".join(results_returns.gains(learning_returns.results(stages=["overrides"])))
