@@ -5,8 +5,9 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,8 +42,42 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
 
 @contextmanager
 def shielded_children() -> Iterator[None]:
-    """Start processes that Ctrl-C in the terminal does not reach. They inherit the blocked signal; in this process it
-    arrives when the block ends."""
+    """Start processes that Ctrl-C in the terminal does not reach. Nothing interrupts their start, or this process might
+    not know of one that runs: what arrives in the block does so when it ends."""
+    with _postponed(), _blocked():
+        yield
+
+
+@contextmanager
+def _postponed() -> Iterator[None]:
+    """Keep signals that have a handler in Python until the block ends.
+
+    Blocking them in this thread would not do: another thread takes them, and Python runs the handler in this one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which nothing interrupts
+        return
+    before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    arrived: list[int] = []
+
+    def postpone(number: int, _: object) -> None:
+        arrived.append(number)
+
+    try:
+        for number in before:
+            signal.signal(number, postpone)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        with ExitStack() as stack:  # one raises, and the others arrive nevertheless
+            for one in arrived:
+                stack.callback(signal.raise_signal, one)
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Processes that start in the block inherit the blocked signal."""
     if not hasattr(signal, "pthread_sigmask"):
         yield  # Windows
         return

@@ -100,7 +100,10 @@ def run_worker() -> None:
     """The main function of a worker process. It reads what to do from standard input, which the tuner keeps open as
     long as it lives."""
     with exit_codes({StudyStopped: 1, CannotCompile: 1, StorageError: 2}):
-        order = json.loads(sys.stdin.readline())
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            return  # the tuner was killed before it had said what to do
+        order = json.loads(line)
         threading.Thread(target=_end_with_tuner, daemon=True).start()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for package in order["gym_packages"]:

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ppo_plus.zoo.tune import interrupts
-from ppo_plus.zoo.tune.interrupts import exit_codes, without_password
+from ppo_plus.zoo.tune.interrupts import exit_codes, shielded_children, without_password
 
 #: The module alone, without the package, which takes seconds to import.
 LOAD = f"import runpy; exit_codes = runpy.run_path({interrupts.__file__!r})['exit_codes']"
@@ -57,6 +59,62 @@ def test_handlers_are_put_back(error):
     except ZeroDivisionError:
         pass
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+@pytest.fixture
+def handlers():
+    """Puts back what a test changes."""
+    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
+    yield
+    for number, handler in zip(interrupts.SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def thread():
+    """Another thread, which may take this process's signals."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_no_start_of_a_process_is_interrupted(number, handlers, thread):
+    """What arrives meanwhile interrupts when the block ends."""
+    started = []
+    with pytest.raises(SystemExit, match="130"), exit_codes({}), shielded_children():
+        os.kill(os.getpid(), number)
+        started.append(is_shielded())
+    assert started == [True]
+
+
+def test_all_that_arrived_is_handled(handlers):
+    """Also where the first one raises."""
+    handled = []
+    signal.signal(signal.SIGTERM, lambda *_: handled.append("SIGTERM"))
+    with pytest.raises(KeyboardInterrupt), shielded_children():
+        for number in interrupts.SIGNALS:
+            signal.raise_signal(number)
+    assert handled == ["SIGTERM"]
+
+
+def test_processes_are_started_in_any_thread():
+    def start():
+        with shielded_children():
+            return is_shielded()
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(start).result()
+    assert not is_shielded()
+
+
+def is_shielded():
+    """Whether Ctrl-C does not reach a process that is started now."""
+    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    return subprocess.check_output([sys.executable, "-S", "-c", code], text=True, timeout=600) == "True\n"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,16 @@ def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch
     assert not is_alive(int(marker.read_text()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["", '{"workers": '])
+def test_a_worker_without_a_tuner_ends_in_silence(said):
+    """The tuner may be killed before it has said what to do."""
+    code = "from ppo_plus.zoo.tune.processes import run_worker; run_worker()"
+    options = {"input": said, "capture_output": True, "text": True, "timeout": 600}
+    ended = subprocess.run([sys.executable, "-c", code], **options, env={**os.environ, "PYTHONPATH": str(TESTS.parent)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_a_run_is_timed_by_itself(url, monkeypatch):
     """Not with the trial's earlier runs, nor with the time before it was seen."""
     study, task = make(url)
