@@ -386,9 +386,12 @@ def _one_interrupt() -> Iterator[list[int]]:
     # A shell's background job ignores Ctrl-C, which is left so.
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
-    yield came
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    try:
+        yield came
+    finally:
+        if not came:  # else further signals stay ignored: the exit takes a while, too
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def describe(experiment: "Experiment", options: Options) -> str:

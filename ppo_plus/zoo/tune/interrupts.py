@@ -58,10 +58,10 @@ def _postponed() -> Iterator[None]:
         yield  # which nothing interrupts
         return
     before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
-    arrived: list[int] = []
+    arrived: list[signal.Signals] = []
 
     def postpone(number: int, _: object) -> None:
-        arrived.append(number)
+        arrived.append(signal.Signals(number))
 
     try:
         for number in before:
@@ -71,8 +71,8 @@ def _postponed() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         with ExitStack() as stack:  # one raises, and the others arrive nevertheless
-            for one in arrived:
-                stack.callback(signal.raise_signal, one)
+            for number in arrived:
+                stack.callback(before[number], number, None)
 
 
 @contextmanager

@@ -391,8 +391,10 @@ def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
         raise ValueError("a bug")
 
     monkeypatch.setattr("ppo_plus.zoo.train.train", fail)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(ValueError, match="a bug"):
         main(TRAIN)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_version(capsys):

@@ -94,6 +94,7 @@ def test_no_start_of_a_process_is_interrupted(number, handlers, thread):
 def test_all_that_arrived_is_handled(handlers):
     """Also where the first one raises."""
     handled = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: handled.append("SIGTERM"))
     with pytest.raises(KeyboardInterrupt), shielded_children():
         for number in interrupts.SIGNALS:
