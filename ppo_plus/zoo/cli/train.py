@@ -376,15 +376,15 @@ def _one_interrupt() -> Iterator[list[int]]:
     :return: the signal that came, once it has
     """
     came: list[int] = []
+    # A shell's background job ignores Ctrl-C, which is left so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(number: int, _: object) -> NoReturn:
         came.append(number)
-        for each in before:
+        for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    # A shell's background job ignores Ctrl-C, which is left so.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield came
