@@ -296,7 +296,7 @@ TUNED = (
 ).split()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tuned(tmp_path_factory):
     """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
     update, the settings file's entry a low learning rate."""
