@@ -43,14 +43,16 @@ def run(arguments, cwd, path=()):
 @pytest.fixture
 def minigrid(tmp_path, monkeypatch):
     """A folder in which Python finds a package called minigrid."""
+    stand_in = tmp_path / "stand_in"
     if importlib.util.find_spec("minigrid") is None:
-        (tmp_path / "stand_in" / "minigrid").mkdir(parents=True)
-        (tmp_path / "stand_in" / "minigrid" / "__init__.py").touch()
-        (tmp_path / "stand_in" / "minigrid" / "wrappers.py").write_text(MINIGRID)
-        monkeypatch.syspath_prepend(tmp_path / "stand_in")
+        (stand_in / "minigrid").mkdir(parents=True)
+        (stand_in / "minigrid" / "__init__.py").touch()
+        (stand_in / "minigrid" / "wrappers.py").write_text(MINIGRID)
+        monkeypatch.syspath_prepend(stand_in)
+    yield [str(stand_in)]
+    if stand_in.exists():
         for name in ("minigrid", "minigrid.wrappers"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-    return [str(tmp_path / "stand_in")]
+            sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -77,6 +77,8 @@ def stop_in_a_trial(study):
             if len(trial.intermediate_values) == 1:
                 pid = int(trial.user_attrs[WORKER].split(":")[1])
                 os.kill(pid, signal.SIGSTOP)
+                # On a busy machine that takes a while, in which it would take other signals first.
+                wait_until(lambda pid: state(pid) in "TZ", pid)
                 # It may have been stopped while nobody else can read.
                 with suppress(StorageInternalError):
                     reports = {now.number: len(now.intermediate_values) for now in trials_running(study)}
@@ -271,10 +273,15 @@ def children(pid):
 
 
 def is_alive(pid):
+    return state(pid) != "Z"
+
+
+def state(pid):
+    """The letter of a process's state: T if it is stopped, Z if it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
 
 
 def write_space(folder):
