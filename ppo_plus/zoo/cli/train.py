@@ -382,16 +382,17 @@ def _one_interrupt() -> Iterator[list[int]]:
     def interrupt(number: int, _: object) -> NoReturn:
         came.append(number)
         for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+            # Not SIG_IGN: Python prints a traceback for a signal that has come already.
+            signal.signal(each, lambda *_: None)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield came
     finally:
-        if not came:  # else further signals stay ignored: the exit takes a while, too
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            # After one, others stay ignored: the exit takes a while, too.
+            signal.signal(number, signal.SIG_IGN if came else handler)
 
 
 def describe(experiment: "Experiment", options: Options) -> str:

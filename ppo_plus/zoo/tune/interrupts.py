@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 #: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
@@ -58,21 +59,27 @@ def _postponed() -> Iterator[None]:
         yield  # which nothing interrupts
         return
     before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
-    arrived: list[signal.Signals] = []
+    arrived: list[tuple[int, FrameType | None]] = []
 
-    def postpone(number: int, _: object) -> None:
-        arrived.append(signal.Signals(number))
+    def postpone(number: int, frame: FrameType | None) -> None:
+        arrived.append((number, frame))
 
-    try:
+    def put_back(number: signal.Signals) -> None:
+        if signal.getsignal(number) is postpone:  # else one came before this, and all others are ignored
+            signal.signal(number, before[number])
+
+    def hand_over() -> None:
+        with ExitStack() as handed:
+            for number, frame in reversed(arrived):
+                handed.callback(before[signal.Signals(number)], number, frame)
+
+    # Stacks, since a handler may raise, and the rest is done nevertheless; what is put on them last is done first.
+    with ExitStack() as end:
+        end.callback(hand_over)
         for number in before:
+            end.callback(put_back, number)
             signal.signal(number, postpone)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        with ExitStack() as stack:  # one raises, and the others arrive nevertheless
-            for number in arrived:
-                stack.callback(before[number], number, None)
 
 
 @contextmanager

@@ -92,14 +92,44 @@ def test_no_start_of_a_process_is_interrupted(number, handlers, thread):
 
 
 def test_all_that_arrived_is_handled(handlers):
-    """Also where the first one raises."""
+    """In its order, although each handler raises."""
     handled = []
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: handled.append("SIGTERM"))
+
+    def handler(number, frame):
+        handled.append((number, frame is not None))
+        raise KeyboardInterrupt
+
+    for number in interrupts.SIGNALS:
+        signal.signal(number, handler)
     with pytest.raises(KeyboardInterrupt), shielded_children():
         for number in interrupts.SIGNALS:
             signal.raise_signal(number)
-    assert handled == ["SIGTERM"]
+    # Ctrl-C is blocked in the block.
+    assert handled == [(signal.SIGTERM, True), (signal.SIGINT, True)]
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == [handler] * 2
+
+
+@pytest.mark.parametrize("n_calls", [1, 2])
+def test_one_that_comes_as_the_block_begins_is_the_only_one(n_calls, handlers, monkeypatch):
+    """Interrupted after any change of a handler, the way out is not interrupted again."""
+    install, calls = signal.signal, []
+
+    def signal_after(number, handler):
+        previous = install(number, handler)
+        calls.append(number)
+        if len(calls) == n_calls:
+            signal.raise_signal(signal.SIGTERM)
+        return previous
+
+    with pytest.raises(SystemExit, match="130"), exit_codes({}):
+        monkeypatch.setattr(signal, "signal", signal_after)
+        try:
+            with shielded_children():
+                pass
+        finally:
+            monkeypatch.undo()
+            for number in interrupts.SIGNALS:
+                signal.raise_signal(number)
 
 
 def test_processes_are_started_in_any_thread():
