@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ppo_plus.files.whole import replacing
 from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
+from ppo_plus.zoo.interrupts import raise_if_lost
 from ppo_plus.zoo.models import save_statistics
 
 
@@ -199,6 +200,14 @@ class SavedModels(CheckpointCallback):
             return False
         if self.n_calls % self.save_freq == 0:
             save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
+        return True
+
+
+class Interruptible(BaseCallback):
+    """Ends training by an interrupt that came and was lost; see :func:`ppo_plus.zoo.interrupts.raise_if_lost`."""
+
+    def _on_step(self) -> bool:
+        raise_if_lost()
         return True
 
 

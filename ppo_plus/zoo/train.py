@@ -19,7 +19,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.files.whole import write_text
 from ppo_plus.ranks import Ranks
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Progress, SavedModels
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs, settle
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
@@ -117,7 +117,7 @@ def _take_part(run: Run) -> bool:
     try:
         run.model.learn(
             run.experiment.n_timesteps,
-            callback=[checkpoints, *evaluations],
+            callback=[checkpoints, *evaluations, Interruptible()],
             log_interval=None,  # type: ignore[arg-type]
             reset_num_timesteps=not run.options.keep_timesteps,
         )
@@ -135,7 +135,7 @@ def _train(run: Run) -> bool:
     progress = [Progress()] if run.options.progress else []
     checkpoints, evaluations = _checkpoints(run), _evaluations(run)
     own = make_callbacks(run.experiment)
-    callbacks: list[BaseCallback] = [checkpoints, *progress, *_saved_models(run), *own, *evaluations]
+    callbacks: list[BaseCallback] = [checkpoints, *progress, *_saved_models(run), *own, *evaluations, Interruptible()]
     start, finished = time.monotonic(), False
     if run.options.progress:
         print(_beginning(run), file=sys.stderr, flush=True)

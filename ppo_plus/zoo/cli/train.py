@@ -26,6 +26,7 @@ from ppo_plus.zoo.cli.arguments import (
 )
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
+from ppo_plus.zoo.interrupts import ignore
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.torchrun import job, launch, launched
 from ppo_plus.zoo.tracking import run_name, track
@@ -383,7 +384,7 @@ def _one_interrupt() -> Iterator[list[int]]:
         came.append(number)
         for each in numbers:
             # Not SIG_IGN: Python prints a traceback for a signal that has come already.
-            signal.signal(each, lambda *_: None)
+            signal.signal(each, ignore)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in numbers}

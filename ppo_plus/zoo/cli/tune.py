@@ -20,7 +20,7 @@ from ppo_plus.zoo.cli.arguments import (
 )
 from ppo_plus.zoo.cli.train import OFF_POLICY, add_experiment_arguments, make_experiment
 from ppo_plus.zoo.folders import file_name
-from ppo_plus.zoo.tune.interrupts import exit_codes, this_command
+from ppo_plus.zoo.interrupts import exit_codes, this_command
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import CompileError, EnvFault
 from ppo_plus.process import worth_threads
-from ppo_plus.zoo.callbacks import EvalAfterUpdates
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import make_callbacks, make_model
@@ -51,7 +51,8 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
             warn=False,
         )
         model = make_model(experiment, envs)
-        model.learn(plan.n_timesteps, callback=[evaluation, *make_callbacks(experiment)], log_interval=None)  # type: ignore[arg-type]
+        callbacks = [evaluation, *make_callbacks(experiment), Interruptible()]
+        model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
     except FloatingPointError as error:
         raise Diverged(str(error)) from None
     except EnvFault as error:

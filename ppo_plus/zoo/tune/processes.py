@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.interrupts import exit_codes, shielded_children
+from ppo_plus.zoo.interrupts import exit_codes, raise_if_lost, shielded_children
 from ppo_plus.zoo.tune.jobs import WORKER, Jobs, worker_name
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
@@ -162,6 +162,7 @@ def _wait(study: Study, task: Task, workers: Workers, processes: list[Process]) 
                 for line in runs.end_overdue():
                     watch.tell(line)
             time.sleep(1)
+            raise_if_lost()
         _tell_lost(watch, processes, told)
         with suppress(*STORAGE_ERRORS):
             watch.update()

@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ppo_plus import CompileError
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
+from ppo_plus.zoo.interrupts import raise_if_lost
 from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
@@ -109,6 +110,7 @@ class Worker:
 
     def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         while not all_done(jobs):
+            raise_if_lost()
             self._check()
             claimed = jobs.claim()
             if claimed is None:

@@ -26,6 +26,7 @@ from ppo_plus.zoo import envs
 from ppo_plus.zoo.cli import main, make_parser
 from ppo_plus.zoo.cli import train as train_command
 from ppo_plus.zoo.cli.arguments import Parser, key_value
+from ppo_plus.zoo.interrupts import SIGNALS
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ["train", "--env", "CartPole-v1", "--device", "cpu"]
@@ -123,6 +124,27 @@ def test_signals_save_what_was_learned(tmp_path, number):
     assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
     assert (folder / "CartPole-v1_vecnormalize.zip").is_file()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_interrupt_that_is_lost_ends_the_training_nevertheless(folder, handlers, loses_interrupt, number):
+    loses_interrupt(number)
+    with pytest.raises(SystemExit) as stop:
+        main([*TRAIN, "-n", "2048", "--eval-freq", "-1", "--no-progress", "-params", "n_steps:128"])
+    assert stop.value.code == 128 + number
+    assert PPO_Plus.load(folder / "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip").num_timesteps < 2048
+
+
+def test_both_signals_at_once_are_one_interrupt_of_training(handlers, monkeypatch):
+    """Python would tell of the second one, were it ignored by the system's own handler."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with pytest.raises(KeyboardInterrupt), train_command._one_interrupt() as came:
+        for number in SIGNALS:
+            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert len(came) == 1 and not told
 
 
 def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):

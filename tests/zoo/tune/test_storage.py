@@ -69,7 +69,7 @@ ENDING = """
 import os, signal, sys, threading, time
 import optuna
 from optuna.study import StudyDirection
-from ppo_plus.zoo.tune.interrupts import exit_codes
+from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune.storage import open_storage
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

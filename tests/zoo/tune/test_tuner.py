@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
+from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
@@ -220,6 +221,17 @@ def test_interrupted_early(tmp_path, condition):
         os.killpg(process.pid, signal.SIGINT)
     interruption(process)
     assert not any(map(is_alive, workers))
+
+
+def test_an_interrupt_that_is_lost_ends_the_trial_nevertheless(tmp_path, handlers, loses_interrupt):
+    """Its job is put back."""
+    study = Study("lost", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048, hyperparams={"n_steps": 128})
+    loses_interrupt(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="130"), exit_codes({}):
+        tune(experiment, SPACE, study, Plan(2048), 2, tmp_path)
+    (trial,) = (trial for trial in study.screening.trials() if trial.datetime_start is not None)
+    assert trial.state == TrialState.FAIL and REASON not in trial.user_attrs
 
 
 @pytest.mark.slow

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from ppo_plus.zoo.tune import interrupts
-from ppo_plus.zoo.tune.interrupts import exit_codes, shielded_children, without_password
+from ppo_plus.zoo import interrupts, tune
+from ppo_plus.zoo.interrupts import exit_codes, raise_if_lost, shielded_children, without_password
 
 #: The module alone, without the package, which takes seconds to import.
 LOAD = f"import runpy; exit_codes = runpy.run_path({interrupts.__file__!r})['exit_codes']"
@@ -59,15 +60,6 @@ def test_handlers_are_put_back(error):
     except ZeroDivisionError:
         pass
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
-
-
-@pytest.fixture
-def handlers():
-    """Puts back what a test changes."""
-    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
-    yield
-    for number, handler in zip(interrupts.SIGNALS, before, strict=True):
-        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -132,6 +124,15 @@ def test_one_that_comes_as_the_block_begins_is_the_only_one(n_calls, handlers, m
                 signal.raise_signal(number)
 
 
+def test_what_was_lost_is_raised_again(handlers):
+    with pytest.raises(SystemExit, match="130"), exit_codes({}):
+        raise_if_lost()
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise_if_lost()
+        raise AssertionError("lost")
+
+
 def test_processes_are_started_in_any_thread():
     def start():
         with shielded_children():
@@ -174,5 +175,5 @@ def test_neither_the_command_nor_the_tuner_needs_the_other():
     """The tuner does not know the command line, and the command line loads Optuna when it is needed."""
     code = "import sys, ppo_plus.zoo.cli; assert 'optuna' not in sys.modules; import ppo_plus.zoo.tune.tuner as t"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-    for path in Path(interrupts.__file__).parent.glob("*.py"):
+    for path in Path(tune.__file__).parent.glob("*.py"):
         assert "zoo.cli" not in path.read_text(), path

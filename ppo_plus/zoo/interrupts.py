@@ -41,6 +41,16 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
                 signal.signal(number, handler)
 
 
+def raise_if_lost() -> None:
+    """Raise ``KeyboardInterrupt`` again, where work goes on although one was raised. Code with a bare ``except:`` loses
+    it, such as Python's own ``copyreg``, which vector environments run at each step to copy observations.
+
+    :raises KeyboardInterrupt: a signal came
+    """
+    if any(signal.getsignal(number) is ignore for number in SIGNALS):
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def shielded_children() -> Iterator[None]:
     """Start processes that Ctrl-C in the terminal does not reach. Nothing interrupts their start, or this process might
@@ -114,12 +124,12 @@ def _interrupt(*_: object) -> NoReturn:
     # A second signal would interrupt the cleanup. A function ignores it, not SIG_IGN: Python prints a traceback
     # ("ignored due to race condition") for a signal that arrives while SIG_IGN takes the place of its handler.
     for number in SIGNALS:
-        signal.signal(number, _ignore)
+        signal.signal(number, ignore)
     raise KeyboardInterrupt
 
 
-def _ignore(*_: object) -> None:
-    """A handler that does nothing."""
+def ignore(*_: object) -> None:
+    """A handler that does nothing, so that one that came is not interrupted by another."""
 
 
 def _ignore_for_good() -> None:
