@@ -6,14 +6,19 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+Handler = Callable[[int, FrameType | None], Any]
 
 #: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+#: Whether one has ever come in this process.
+_has_come = False
 
 
 @contextmanager
@@ -47,7 +52,8 @@ def raise_if_lost() -> None:
 
     :raises KeyboardInterrupt: a signal came
     """
-    if any(signal.getsignal(number) is ignore for number in SIGNALS):
+    # The handlers know it, but training asks at each step, and asking them takes microseconds.
+    if _has_come and any(signal.getsignal(number) is _ignore for number in SIGNALS):
         raise KeyboardInterrupt
 
 
@@ -68,20 +74,20 @@ def _postponed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # which nothing interrupts
         return
-    before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    before: dict[int, Handler] = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
     arrived: list[tuple[int, FrameType | None]] = []
 
     def postpone(number: int, frame: FrameType | None) -> None:
         arrived.append((number, frame))
 
-    def put_back(number: signal.Signals) -> None:
+    def put_back(number: int) -> None:
         if signal.getsignal(number) is postpone:  # else one came before this, and all others are ignored
             signal.signal(number, before[number])
 
     def hand_over() -> None:
         with ExitStack() as handed:
             for number, frame in reversed(arrived):
-                handed.callback(before[signal.Signals(number)], number, frame)
+                handed.callback(before[number], number, frame)
 
     # Stacks, since a handler may raise, and the rest is done nevertheless; what is put on them last is done first.
     with ExitStack() as end:
@@ -120,16 +126,27 @@ def without_password(word: str) -> str:
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))
 
 
-def _interrupt(*_: object) -> NoReturn:
-    # A second signal would interrupt the cleanup. A function ignores it, not SIG_IGN: Python prints a traceback
-    # ("ignored due to race condition") for a signal that arrives while SIG_IGN takes the place of its handler.
-    for number in SIGNALS:
-        signal.signal(number, ignore)
+def interrupt_once(numbers: Iterable[int] = SIGNALS) -> NoReturn:
+    """What a handler does: raise ``KeyboardInterrupt``, and ignore further signals, which would interrupt the cleanup.
+
+    :param numbers: the signals that are ignored from now on
+    :raises KeyboardInterrupt: always
+    """
+    global _has_come
+    _has_come = True
+    # A function ignores them, not SIG_IGN: Python prints a traceback ("ignored due to race condition") for a signal
+    # that arrives while SIG_IGN takes the place of its handler.
+    for number in numbers:
+        signal.signal(number, _ignore)
     raise KeyboardInterrupt
 
 
-def ignore(*_: object) -> None:
-    """A handler that does nothing, so that one that came is not interrupted by another."""
+def _interrupt(*_: object) -> NoReturn:
+    interrupt_once()
+
+
+def _ignore(*_: object) -> None:
+    """A handler that does nothing."""
 
 
 def _ignore_for_good() -> None:

@@ -26,7 +26,7 @@ from ppo_plus.zoo.cli.arguments import (
 )
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
 from ppo_plus.zoo.imports import import_packages
-from ppo_plus.zoo.interrupts import ignore
+from ppo_plus.zoo.interrupts import SIGNALS, interrupt_once
 from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.torchrun import job, launch, launched
 from ppo_plus.zoo.tracking import run_name, track
@@ -378,14 +378,11 @@ def _one_interrupt() -> Iterator[list[int]]:
     """
     came: list[int] = []
     # A shell's background job ignores Ctrl-C, which is left so.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(number: int, _: object) -> NoReturn:
         came.append(number)
-        for each in numbers:
-            # Not SIG_IGN: Python prints a traceback for a signal that has come already.
-            signal.signal(each, ignore)
-        raise KeyboardInterrupt
+        interrupt_once(numbers)
 
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:

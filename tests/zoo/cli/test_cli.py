@@ -413,10 +413,10 @@ def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
         raise ValueError("a bug")
 
     monkeypatch.setattr("ppo_plus.zoo.train.train", fail)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(ValueError, match="a bug"):
         main(TRAIN)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_version(capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from states import is_alive
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.tune import processes
@@ -38,13 +39,6 @@ def make(url, marker="nowhere", **fields):
     study = Study("study", open_storage(url))
     create(study, task, 2)
     return study, task
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow

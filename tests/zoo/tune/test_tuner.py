@@ -22,6 +22,7 @@ import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
+from states import is_alive, state
 
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
@@ -282,18 +283,6 @@ def children(pid):
     """Worker processes."""
     listed = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     return [child for child in listed if "run_worker" in Path(f"/proc/{child}/cmdline").read_text()]
-
-
-def is_alive(pid):
-    return state(pid) != "Z"
-
-
-def state(pid):
-    """The letter of a process's state: T if it is stopped, Z if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
 
 
 def write_space(folder):
