@@ -1,26 +1,21 @@
 """What a model does with a rollout: the update, from the schedules at its beginning to the log at its end."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-import torch as th
 from stable_baselines3.common import utils
 
 from ppo_plus.compiling.compilation import Compilation
-from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import at
 from ppo_plus.playing import Playing
 from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.update.batch import Batch
-from ppo_plus.update.critic import critic_weights, learning_alone
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import metrics
 from ppo_plus.update.parallel import Reduction, average_buffers, explained_variance, shared_epochs, with_room
-from ppo_plus.update.update import Progress, Scheduled, Update
+from ppo_plus.update.update import Scheduled, Update
 
 
 class Learning(Playing):
@@ -31,14 +26,10 @@ class Learning(Playing):
     # Arguments.
     n_epochs: int
     batch_size: int
-    critic_epochs: int
     recompute_advantages: bool
     normalize_advantage: Any
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
-        raise NotImplementedError
-
-    def compute_critic_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
         raise NotImplementedError
 
     def _normalize(self, buffer: RolloutBuffer) -> None:
@@ -52,21 +43,19 @@ class Learning(Playing):
         self._normalize(buffer)
 
     def _passes(self) -> Iterator[Any]:
-        """Passes over the rollout in minibatches: the epochs, then those of the critic alone."""
+        """Passes over the rollout in minibatches."""
         buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
         if self.ranks.several and self.settings.loss.normalize_advantage:
             rollout = with_room(rollout)
         if self.recompute_advantages:
             rollout = separate(rollout)
-        n_passes = self.n_epochs + self.critic_epochs
-        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(n_passes))
+        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
         if self.recompute_advantages:
             passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
         return passes
 
     def train(self) -> None:
-        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches, then
-        ``critic_epochs`` for the critic alone.
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
@@ -84,51 +73,21 @@ class Learning(Playing):
         update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
         foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
 
-        passes = self._passes()
-        epochs: Iterable[Any] = islice(passes, self.n_epochs)
+        epochs: Iterable[Any] = self._passes()
         if self.ranks.several:
             epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
-        critic = critic_weights(policy) if settings.parts_critic else []
-        critic_rate = numbers["critic_learning_rate"]
-        with packed(policy.optimizer, critic if critic_rate is not None else []) as weights:
-            joint = scheduled.with_own_rate(critic_rate, weights.apart)
-            minibatch = update.prepared(weights, joint, self.compilation, foreign, named=[self], loss=settings.loss)
+        with packed(policy.optimizer) as weights:
+            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
             done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
-        alone = None
-        if self.critic_epochs:
-            if critic_rate is not None:
-                scheduled = scheduled._replace(learning_rate=th.tensor(critic_rate, device=self.device))
-            alone = self._train_critic(critic, passes, update, scheduled, foreign)
         if self.ranks.several:
             average_buffers(self.ranks, policy)
         self._n_updates += done.n_epochs
         if self.verbose >= 1 and not done.state.running:
             print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
-        shown = ("clip_range", "clip_range_vf", "critic_learning_rate")
+        shown = ("clip_range", "clip_range_vf")
         ranges = {name: numbers[name] for name in shown if numbers[name] is not None}
         explained = explained_variance(self.ranks, buffer.values, buffer.returns)
-        logged = metrics(done, alone, settings.control, explained, policy)
+        logged = metrics(done, settings.control, explained, policy)
         for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def _train_critic(
-        self, weights: list[Any], passes: Iterator[Any], update: Update, scheduled: Scheduled, foreign: str | None
-    ) -> Progress:
-        """Passes in which the critic's own weights learn alone.
-
-        :param weights: these
-        :param passes: over the rollout
-        :param update: the update before
-        :param scheduled: what schedules give for the passes
-        :param foreign: why they cannot be compiled; ``None``: they can
-        """
-        update = replace(update, compute_loss=self.compute_critic_loss, control=KLControl(), name="the critic's update")
-        # A KL control may have left some of the others.
-        epochs: Iterable[Any] = islice(passes, self.critic_epochs)
-        if self.ranks.several:
-            epochs = shared_epochs(self.ranks, epochs, normalizes=False)
-        reads: dict[str, Any] = {"named": [self], "loss": self.settings.loss}
-        with learning_alone(self.policy, weights, self.learner.critic_moments), packed(self.policy.optimizer) as lent:
-            minibatch = update.prepared(lent, scheduled, self.compilation, foreign, **reads)
-            return self.learner.learn_critic(minibatch, epochs, self.device)

@@ -129,7 +129,6 @@ class Playing(OnPolicyAlgorithm):
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
         copy_lead(self.ranks, self.policy, self.policy.optimizer)
-        self.learner.critic_moments = self.ranks.lead(self.learner.critic_moments)
         self.together.begin(self.env)  # type: ignore[arg-type]
 
     def _common_settings(self) -> dict[str, Any]:

@@ -43,7 +43,6 @@ from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
-from ppo_plus.update.critic import critic_weights
 from ppo_plus.update.learner import Learner
 from ppo_plus.update.update import Skipped
 
@@ -109,12 +108,6 @@ class PPO_Plus(Lasting, Learning):
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
     :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
         present weights (:mod:`ppo_plus.rollout.anew`)
-    :param critic_learning_rate: learning rate of the critic's own weights, at least 0; may change over time. No KL
-        control scales it. ``None``: that of all
-    :param critic_epochs: further passes over each rollout, after the others, in which the critic's own weights learn
-        alone, from the value loss. Its own (:func:`ppo_plus.update.critic.critic_weights`) are those that values depend
-        on and actions do not, so that neither argument changes what actor and critic share: with
-        ``policy_kwargs=dict(share_features_extractor=False)`` they share nothing
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
@@ -179,8 +172,6 @@ class PPO_Plus(Lasting, Learning):
         *,
         value_clip: Literal["max", "plain"] = "max",
         recompute_advantages: bool = False,
-        critic_learning_rate: ScheduleLike | None = None,
-        critic_epochs: int = 0,
         kl_control: str | KLControl = "stop",
         exploration: NoiseProcess | None = None,
         compile: bool | Literal["auto"] = "auto",
@@ -243,8 +234,6 @@ class PPO_Plus(Lasting, Learning):
         self.target_kl = target_kl
         self.value_clip = value_clip
         self.recompute_advantages = recompute_advantages
-        self.critic_learning_rate = critic_learning_rate
-        self.critic_epochs = critic_epochs
         self.kl_control = kl_control
         self.exploration = exploration
         self.sequence_length = sequence_length
@@ -277,8 +266,6 @@ class PPO_Plus(Lasting, Learning):
             **self.policy_kwargs,
         ).to(self.device)
         warn_of_overrides(self.policy_class)
-        if settings.parts_critic:
-            critic_weights(self.policy)
         if self.ranks.several:
             # The weights are drawn alike; environments, noise and minibatches are not.
             self._seed_apart()
@@ -552,17 +539,6 @@ class PPO_Plus(Lasting, Learning):
         """
         values, params = self.policy.evaluate_batch(batch)
         return self.settings.loss(self.policy.family, values, params, batch, coefficients)
-
-    def compute_critic_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
-        """The loss of one minibatch of ``critic_epochs``, by default the value loss alone; to override as
-        :meth:`compute_loss`.
-
-        :param batch: the minibatch
-        :param coefficients: weights and bounds at this point of training
-        :return: total loss and diagnostics
-        """
-        values, _ = self.policy.evaluate_batch(batch)
-        return self.settings.loss.critic(values, batch, coefficients)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.

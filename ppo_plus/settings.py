@@ -29,10 +29,9 @@ SCHEDULED: dict[str, tuple[float, bool]] = {
     "ent_coef": (-float("inf"), False),
     "vf_coef": (0.0, False),
     "target_kl": (0.0, True),
-    "critic_learning_rate": (0.0, False),
 }
 #: Those of them that may be ``None``.
-OPTIONAL = ("clip_range", "clip_range_vf", "target_kl", "critic_learning_rate")
+OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -73,8 +72,6 @@ class Settings:
     seed: Any
     value_clip: str
     recompute_advantages: bool
-    critic_learning_rate: Any
-    critic_epochs: int
     kl_control: Any
     exploration: Any
     compile: bool | str
@@ -140,13 +137,8 @@ class Settings:
         :param n_envs: how many environments there are
         """
         n_transitions = self.n_steps * n_envs
-        n_epochs = self.n_epochs + self.critic_epochs
-        return math.ceil(total_timesteps / n_transitions) * n_epochs * math.ceil(n_transitions / self.batch_size)
-
-    @property
-    def parts_critic(self) -> bool:
-        """Whether the critic's own weights are treated in another way than the rest."""
-        return self.critic_learning_rate is not None or self.critic_epochs > 0
+        n_minibatches = math.ceil(n_transitions / self.batch_size)
+        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.
@@ -254,7 +246,6 @@ def _check_ranges(settings: Settings) -> None:
     require_int("n_steps", settings.n_steps, 1)
     require_int("batch_size", settings.batch_size, 1)
     require_int("n_epochs", settings.n_epochs, 1)
-    require_int("critic_epochs", settings.critic_epochs, 0)
     require_int("stats_window_size", settings.stats_window_size, 1)
     require_number("gamma", settings.gamma, 0, 1)
     require_number("gae_lambda", settings.gae_lambda, 0, 1)

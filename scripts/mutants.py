@@ -361,34 +361,6 @@ UPDATE = (
         "self.n = self.n if flag else self.n + 1",
         "tests/update/test_update.py",
     ),
-    Fault(
-        "critic-takes-what-is-shared",
-        "update/critic.py",
-        "if value and not action]",
-        "if value]",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "passes-forget",
-        "update/critic.py",
-        "[moments.get(name, {}) for name in own]",
-        "[{} for name in own]",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "critic-rate-scaled",
-        "update/step.py",
-        "th.where(own_rate.where, own_rate.rate, rate)",
-        "th.where(own_rate.where, own_rate.rate * next_state.lr_scale, rate)",
-        "tests/update/test_critic.py",
-    ),
-    Fault(
-        "passes-of-a-stopped-update",
-        "learning.py",
-        "islice(passes, self.critic_epochs)",
-        "passes",
-        "tests/update/test_critic.py",
-    ),
 )
 ROLLOUT = (
     Fault(
@@ -720,8 +692,8 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "files/model_file.py",
-        '"learner": {"kl_memory", "skipped", "critic_moments"}',
-        '"learner": {"skipped", "critic_moments"}',
+        '"learner": {"kl_memory", "skipped"}',
+        '"learner": {"skipped"}',
         "tests/files/test_model_file.py tests/files/test_checkpoint.py",
     ),
     Fault(

@@ -28,7 +28,7 @@ KIND = "model"
 #: What has a state of its own, and which of its attributes last.
 OWNERS = {
     "collector": {"obs", "starts", "carry"},
-    "learner": {"kl_memory", "skipped", "critic_moments"},
+    "learner": {"kl_memory", "skipped"},
     "compilation": {"n_planned", "decision", "strict", "unable", "tries"},
 }
 #: What is made anew from the rest.

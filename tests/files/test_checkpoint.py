@@ -68,12 +68,11 @@ CASES = {
     "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
     "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
-    "critic": (envs, {"critic_epochs": 2, "critic_learning_rate": "lin_1e-3", "recompute_advantages": True}),
     "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew", "critic"}
+FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew"}
 
 
 class Rows(KVWriter):
