@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
     from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
-    from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
+    from ppo_plus.ppo import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
     from ppo_plus.rollout.fastest import make_vec as make_vec
     from ppo_plus.rollout.faults import EnvFault as EnvFault
@@ -85,7 +85,7 @@ MODULES = {
     "MultiInputPolicy": "ppo_plus.policy.policies",
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
-    "PPO_Plus": "ppo_plus.ppo_plus",
+    "PPO_Plus": "ppo_plus.ppo",
     "Resumable": "ppo_plus.rollout.resumable",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",

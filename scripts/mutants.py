@@ -266,7 +266,7 @@ POLICY = (
         "policy/policies.py",
         "self._fit_noise(params, episode_start)",
         "self._fit_noise(params)",
-        "tests/policy/test_policies.py tests/test_ppo_plus.py",
+        "tests/policy/test_policies.py tests/test_ppo.py",
     ),
     Fault(
         "custom-policy-scale",
@@ -445,14 +445,14 @@ ROLLOUT = (
         "rollout/collector.py",
         "buffer.bootstrap_timeouts(list(rows), list(columns), final_values)",
         "pass",
-        "tests/rollout tests/test_ppo_plus.py",
+        "tests/rollout tests/test_ppo.py",
     ),
     Fault(
         "final-observation-shared",
         "rollout/collector.py",
         'copy.deepcopy(infos[i]["terminal_observation"])',
         'infos[i]["terminal_observation"]',
-        "tests/rollout tests/test_ppo_plus.py",
+        "tests/rollout tests/test_ppo.py",
     ),
     Fault(
         "last-value-forgets",
@@ -466,7 +466,7 @@ ROLLOUT = (
         "rollout/collector.py",
         "np.flatnonzero(self.starts)",
         "np.flatnonzero(~np.asarray(self.starts))",
-        "tests/rollout/test_collector.py tests/test_ppo_plus.py",
+        "tests/rollout/test_collector.py tests/test_ppo.py",
     ),
     Fault(
         "order-of-storage",
@@ -631,7 +631,7 @@ TOP = (
         "settings.py",
         "if settings.clip_range is None and not control.penalizes:",
         "if settings.clip_range is None and control is None:",
-        "tests/test_settings.py tests/test_ppo_plus.py",
+        "tests/test_settings.py tests/test_ppo.py",
     ),
     Fault(
         "sequences-unchecked",
@@ -663,10 +663,10 @@ TOP = (
     ),
     Fault(
         "schedule-below-zero",
-        "ppo_plus.py",
+        "ppo.py",
         "_remaining(min(num_timesteps, total_timesteps), total_timesteps)",
         "_remaining(num_timesteps, total_timesteps)",
-        "tests/test_ppo_plus.py tests/test_settings.py",
+        "tests/test_ppo.py tests/test_settings.py",
     ),
     Fault(
         "value-clip-of-sb3",
@@ -684,7 +684,7 @@ TOP = (
     ),
     Fault(
         "iterations-from-zero",
-        "ppo_plus.py",
+        "ppo.py",
         "iteration = call.iteration\n",
         "iteration = 0\n",
         "tests/files/test_checkpoint.py",
@@ -751,7 +751,7 @@ TOP = (
         "files/old_models.py",
         '("_last_episode_starts", "starts"), ',
         "",
-        "tests/files tests/test_ppo_plus.py",
+        "tests/files tests/test_ppo.py",
     ),
 )
 ZOO = (

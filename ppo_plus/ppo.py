@@ -3,48 +3,64 @@
 This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
 """
 
+import io
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch as th
 from stable_baselines3.common import utils
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.files import checkpoint
 from ppo_plus.files.call import Call, calling
-from ppo_plus.files.from_sb3 import ATTRIBUTES
-from ppo_plus.files.lasting import Lasting
+from ppo_plus.files.container import is_container, opened_to_write, path_to_save
+from ppo_plus.files.from_sb3 import ATTRIBUTES, changes, from_sb3, saved_data
+from ppo_plus.files.model_file import load_model, load_parameters, save_model
 from ppo_plus.files.old_models import adopt
+from ppo_plus.files.old_zip import is_of_sb3
+from ppo_plus.files.to_sb3 import to_sb3
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.formulas.schedules import Schedule
-from ppo_plus.inputs import check_callback, check_device, known_names_only
-from ppo_plus.learning import Learning
+from ppo_plus.formulas.schedules import Schedule, at
+from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
-from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.ranks import Ranks
-from ppo_plus.require import require_int, require_number
+from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
 from ppo_plus.rollout.env_errors import Explained, check_reset
+from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import Seen
-from ppo_plus.rollout.normalization import Statistics
+from ppo_plus.rollout.normalization import Statistics, warn_of_resets
+from ppo_plus.rollout.resumable import Resumable
 from ppo_plus.rollout.supervised import SupervisedVecEnv
-from ppo_plus.rollout.tensor_collector import TensorCollector, in_tensors
+from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
 from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
+from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch
-from ppo_plus.update.learner import Learner
-from ppo_plus.update.update import Skipped
+from ppo_plus.update.flat import packed
+from ppo_plus.update.learner import Learner, metrics
+from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
+from ppo_plus.update.update import Scheduled, Skipped, Update
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -65,7 +81,7 @@ BUILT_IN = {
 }
 
 
-class PPO_Plus(Lasting, Learning):
+class PPO_Plus(OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
@@ -136,7 +152,7 @@ class PPO_Plus(Lasting, Learning):
         **RECURRENT,
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
-    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "compute_critic_loss", "evaluate", "predict"})
+    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
@@ -326,6 +342,55 @@ class PPO_Plus(Lasting, Learning):
             **self.rollout_buffer_kwargs,
         )
 
+    @classmethod
+    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
+        """The environment, made if it was an id, once its spaces are known to be supported."""
+        made = as_vec_env(maybe_make_env(env, verbose))
+        check_env(made)
+        return made
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        made = PPO_Plus._checked_env(env, verbose)
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        if not isinstance(made, VecEnv):
+            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
+            single: Any = wrapped.unwrapped
+            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
+        warn_of_resets(wrapped)
+        warn_of_numpy(wrapped)
+        return wrapped
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Learn in another environment from now on.
+
+        :param env: with the same spaces, and as many environments
+        :param force_reset: begin episodes anew
+        :raises ValueError: it has others
+        """
+        env = self._wrap_env(env, self.verbose)
+        require_spaces(env, self.observation_space, self.action_space)
+        if env.num_envs != self.n_envs:
+            raise ValueError(
+                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
+                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
+            )
+        super().set_env(env, force_reset)
+
+    def _settle_collector(self) -> None:
+        """Have what collects, and what is collected into, fit the environments."""
+        assert self.env is not None
+        self.collector = collector_for(self.env, self.collector, self.device)
+        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
+        # Where environments are on the device, so is the policy.
+        if not in_tensors(self.env):
+            super()._maybe_recommend_cpu(mlp_class_name)
+
     def _setup_lr_schedule(self) -> None:
         self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
 
@@ -461,6 +526,48 @@ class PPO_Plus(Lasting, Learning):
         several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
         return th.get_num_threads() if several else 1
 
+    # What SB3 and callbacks know under these names is the collector's.
+
+    @property
+    def _last_obs(self) -> Any:
+        return self.collector.obs
+
+    @_last_obs.setter
+    def _last_obs(self, obs: Any) -> None:
+        if obs is None:
+            self.collector.interrupt()
+        else:
+            self.collector.obs = obs
+
+    @property
+    def _last_episode_starts(self) -> Any:
+        return self.collector.starts
+
+    @_last_episode_starts.setter
+    def _last_episode_starts(self, starts: Any) -> None:
+        self.collector.starts = starts
+
+    def _join(self, total_timesteps: int) -> None:
+        """Begin to train with other processes: as rank 0 is.
+
+        :raises RanksError: they are not made alike
+        """
+        if not self.ranks.leads:
+            # Also where a file has said otherwise.
+            self.verbose, self.tensorboard_log = 0, None
+        facts = self._common_settings()
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
+        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
+        copy_lead(self.ranks, self.policy, self.policy.optimizer)
+        self.together.begin(self.env)  # type: ignore[arg-type]
+
+    def _common_settings(self) -> dict[str, Any]:
+        """Arguments that processes which train together have in common, as far as they can be compared."""
+        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        given = vars(self.settings).items()
+        return {name: value for name, value in given if name not in apart and isinstance(value, (int, float, str))}
+
     # --- collecting ------------------------------------------------------------------------------------------------
 
     def collect_rollouts(
@@ -523,7 +630,130 @@ class PPO_Plus(Lasting, Learning):
         callback.on_rollout_end()
         return goes_on
 
+    def _collect_in_tensors(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        mask_source: MaskSource | None,
+    ) -> bool:
+        """What ``collect_rollouts`` does where environments are in tensors, once the rollout has begun."""
+        collector = self.collector
+        assert isinstance(collector, TensorCollector)
+        # Callbacks find what is assigned here, under SB3's names, in their `locals`; what is another kind of value in
+        # SB3 is made of it when they look.
+        while (n_steps := collector.n_steps) < n_rollout_steps:
+            action_masks = collector.masks(mask_source)
+            decision = collector.choose(action_masks)
+            obs_tensor, values, log_probs = decision.obs, decision.value[:, None], decision.log_prob
+            step = collector.step(decision)
+            self.num_timesteps += env.num_envs * self.ranks.size
+            callback.update_locals(locals() | collector.seen(decision, step))
+            if not callback.on_step():
+                collector.settle()
+                return self._meet(False)
+            if collector.obs is None:
+                env = self.env  # type: ignore[assignment]
+            collector.keep(decision, step, env, self._steps())
+        told = collector.conclude(mask_source, self._stats_window_size)
+        infos = [{"episode": episode} for episode in told.episodes]
+        self._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        for name, value in told.log.items():
+            self.logger.record_mean(name, value)
+
+        goes_on = self._meet(True)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return goes_on
+
+    def _steps(self) -> int:
+        """How many steps each environment has taken."""
+        return self.num_timesteps // (self.n_envs * self.ranks.size)
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        if self.ranks.several:
+            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
+        else:
+            super()._update_info_buffer(infos, dones)
+
+    def _meet(self, goes_on: bool) -> bool:
+        """End a rollout, with other processes if there are any.
+
+        :param goes_on: whether this one is to go on
+        :return: whether all are
+        """
+        if not self.ranks.several:
+            return goes_on
+        assert self.env is not None
+        goes_on, episodes, self.num_timesteps = self.together.meet(
+            self.env, goes_on, self._stats_window_size, self.num_timesteps, self._common_settings()
+        )
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        return goes_on
+
     # --- training --------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        """
+        settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
+        policy.set_training_mode(True)
+        self._normalize(buffer)
+        # Also a schedule that replaced the attribute after SB3's fashion.
+        schedules = settings.schedules | {"learning_rate": self.lr_schedule}
+        numbers = self.together.scheduled = at(self._current_progress_remaining, schedules)
+        scheduled = Scheduled.of(numbers, self.device)
+        state = self.learner.kl_state(settings.control)
+        learning_rate = numbers["learning_rate"] * state.lr_scale.item()
+        utils.update_learning_rate(policy.optimizer, learning_rate)
+        reduction = Reduction(self.ranks) if self.ranks.several else None
+        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
+        foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
+
+        epochs: Iterable[Any] = self._passes()
+        if self.ranks.several:
+            epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
+        with packed(policy.optimizer) as weights:
+            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
+            done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
+        if self.ranks.several:
+            average_buffers(self.ranks, policy)
+        self._n_updates += done.n_epochs
+        if self.verbose >= 1 and not done.state.running:
+            print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
+        shown = ("clip_range", "clip_range_vf")
+        ranges = {name: numbers[name] for name in shown if numbers[name] is not None}
+        explained = explained_variance(self.ranks, buffer.values, buffer.returns)
+        logged = metrics(done, settings.control, explained, policy)
+        for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Normalize advantages over the whole rollout, where that is asked for."""
+        if self.normalize_advantage == "rollout":
+            self.together.normalize_advantages(buffer)
+
+    def _estimate(self, buffer: RolloutBuffer) -> None:
+        """Fill advantages and returns of a twin of the rollout, given its values."""
+        self.collector.estimate(buffer)
+        self._normalize(buffer)
+
+    def _passes(self) -> Iterator[Any]:
+        """Passes over the rollout in minibatches."""
+        buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
+        if self.ranks.several and self.settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        if self.recompute_advantages:
+            rollout = separate(rollout)
+        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        if self.recompute_advantages:
+            passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
+        return passes
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
         r"""The loss of one minibatch: **the place to override** to change the objective.
@@ -543,3 +773,193 @@ class PPO_Plus(Lasting, Learning):
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    # --- playing -----------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
+    def evaluate(
+        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the return, with deterministic actions.
+
+        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
+        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
+        evaluated episodes as well).
+
+        :param n_eval_episodes: number of episodes, at least 1
+        :param env: where to play; by default the training environment. Observations are normalized with the training
+            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
+            innermost environment
+        :param render: whether to show it
+        :return: mean and standard deviation over episodes
+        :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
+        """
+        self.collector.settle()
+        return evaluate(self, n_eval_episodes, env, render)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+        pickle: bool = False,
+    ) -> None:
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays as it is
+        until the new one is whole.
+
+        What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
+        :meth:`load`; see :func:`ppo_plus.register`.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :param exclude: attributes to leave out
+        :param include: attributes to keep that would be left out
+        :param pickle: save as SB3 does, with everything; whoever loads the file has to trust it
+        :raises OSError: it cannot be written
+        """
+        if isinstance(path, (str, pathlib.Path)):
+            path = path_to_save(path)
+        if not pickle:
+            return save_model(self, path, exclude, include)
+        with opened_to_write(path) as file:
+            super().save(file, exclude, include)
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's, also for a file that :meth:`save` wrote."""
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = load_parameters(load_path_or_dict)
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :raises ValueError: SB3's ``PPO`` has no such policies, spaces or exploration
+        :raises OSError: it cannot be written
+        """
+        to_sb3(self, path)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call", "ranks", "together"]
+
+    @classmethod
+    def from_sb3(
+        cls: type[SelfPPO_Plus],
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        trust_pickle: bool = False,
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
+
+        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
+        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+
+        :param path_or_model: a saved model, or a model
+        :param env: where to train on; by default the model's own, if it has one
+        :param device: where to compute
+        :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
+            where that is possible without running anything, and otherwise to be passed in ``kwargs``
+        :param kwargs: arguments to change on the way
+        :raises TypeError: neither, or there is no such argument
+        :raises ValueError: the file is damaged, or needs to be trusted
+        """
+        return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
+
+    def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
+        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+
+        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+
+        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :return: the file
+        :raises RuntimeError: a rollout is going on
+        :raises OSError: it cannot be written
+        """
+        return checkpoint.write(folder, checkpoint.take(self))
+
+    @classmethod
+    def resume(
+        cls: type[SelfPPO_Plus],
+        folder: str | pathlib.Path,
+        env: GymEnv,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
+        that call: give it the same arguments.
+
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
+        warning says why their episodes begin anew.
+
+        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param env: environments made as those were
+        :param device: where to compute
+        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :return: the model
+        :raises TypeError: there is no such argument
+        :raises FileNotFoundError: there is no checkpoint
+        :raises ValueError: it is damaged, or the environments are others
+        """
+        return checkpoint.resume(cls, folder, env, device, changes(cls, kwargs))  # type: ignore[no-any-return]
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfPPO_Plus],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        trust_pickle: bool = False,
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
+        :meth:`from_sb3`.
+
+        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
+        those that were given to :func:`ppo_plus.register`.
+
+        :param path: what :meth:`save` wrote, or SB3
+        :param env: where to train on
+        :param device: where to compute
+        :param custom_objects: attributes in place of those in the file
+        :param print_system_info: print with which versions it was saved
+        :param force_reset: begin the episodes anew, where an environment is given
+        :param trust_pickle: read files with pickles as SB3 does, which runs their code
+        :param kwargs: arguments to change on the way
+        :raises TypeError: there is no such argument
+        :raises ValueError: the file is damaged, lacks something, or would have to be trusted
+        """
+        kwargs, objects = changes(cls, kwargs), custom_objects or {}
+        if not trust_pickle or is_container(path):
+            if is_of_sb3(path):
+                return from_sb3(cls, path, env, device, kwargs, objects)
+            return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
+        if "value_clip" not in saved_data(path, custom_objects):
+            return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
