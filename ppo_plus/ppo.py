@@ -24,7 +24,7 @@ from ppo_plus.compiling.compilation import Compilation, Verdict, pays
 from ppo_plus.files import checkpoint
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
-from ppo_plus.files.from_sb3 import ATTRIBUTES, changes, from_sb3, saved_data
+from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
 from ppo_plus.files.model_file import load_model, load_parameters, save_model
 from ppo_plus.files.old_models import adopt
 from ppo_plus.files.old_zip import is_of_sb3
@@ -55,7 +55,7 @@ from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in
 from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
 from ppo_plus.rollout.vec_env import as_vec_env
-from ppo_plus.settings import NAMES, Settings, schedule_of
+from ppo_plus.settings import Settings
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import packed
 from ppo_plus.update.learner import Learner, metrics
@@ -66,19 +66,6 @@ SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
 #: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
 ScheduleLike = float | str | Schedule
-
-#: Where each argument is kept.
-ARGUMENTS = {ATTRIBUTES.get(name, name): name for name in NAMES}
-
-#: Those that have their say when the model is built, and none later.
-BUILT_IN = {
-    "exploration",
-    "use_sde",
-    "policy_kwargs",
-    "rollout_buffer_class",
-    "rollout_buffer_kwargs",
-    "action_mask_key",
-}
 
 
 class PPO_Plus(OnPolicyAlgorithm):
@@ -256,7 +243,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.compile = compile
         self.n_threads = n_threads
         self.action_mask_key = action_mask_key
-        self._settings: Settings | None = None
         if _init_setup_model:
             self._setup_model()
             self.settings.warn_of_unequal_minibatches(self.n_envs)
@@ -265,9 +251,8 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         adopt(self)
-        # What was loaded does not pass through `__setattr__`.
-        self._settings = None
-        settings = self._checked_settings()
+        settings = self.settings = Settings.of(self)
+        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
@@ -292,6 +277,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.learning_rate = settings.schedules["learning_rate"]  # type: ignore[assignment]
         # As in SB3, these two are schedules once the model is set up.
         self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
+        self.settings = self._built_with = Settings.of(self)
 
     def _seed_apart(self) -> None:
         utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
@@ -299,36 +285,23 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.seed is not None and self.env is not None:
             self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
-    @property
-    def settings(self) -> Settings:  # type: ignore[override]
-        """The present arguments, checked.
+    def _check_arguments(self) -> None:
+        """Check the arguments before they are used: attributes may have been assigned since the model was built.
 
-        :raises ValueError: an attribute has been changed to what is not allowed
+        :raises ValueError: one is out of range, does not fit the environments, or cannot change any more
         """
-        if self._settings is None:
-            self._settings = Settings(**{name: getattr(self, attribute) for attribute, name in ARGUMENTS.items()})
-        return self._settings
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in BUILT_IN and "policy" in vars(self) and value is not vars(self)[name]:
-            raise ValueError(
-                f"{name}={value!r}: the model is built with {name}={vars(self)[name]!r}, and setting it would change "
-                f"nothing; make a new model, or pass {name}= to load"
-            )
-        if name == "learning_rate" and "lr_schedule" in vars(self):
-            # SB3 goes on with the old one; here every argument may be changed.
-            self.lr_schedule = schedule_of(name, value)  # type: ignore[assignment]
-        if name in ("gamma", "gae_lambda") and "rollout_buffer" in vars(self):
-            setattr(self.rollout_buffer, name, value)
-        # Asked for in every minibatch, settings are made only where an argument may be another one now.
-        if name in ARGUMENTS:
-            vars(self)["_settings"] = None
-        super().__setattr__(name, value)
-
-    def _checked_settings(self) -> Settings:
-        """:attr:`settings`, which also go together with the environments."""
+        self._read_settings().check_unchanged(self._built_with)
         self.settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
-        return self.settings
+
+    def _read_settings(self) -> Settings:
+        """Read the arguments from the attributes, which callbacks may have assigned, and apply them."""
+        settings = Settings.of(self)
+        if settings.learning_rate is not self.settings.learning_rate:
+            # Otherwise ``lr_schedule`` stays, which may have been assigned as in SB3.
+            self.lr_schedule = settings.schedules["learning_rate"]  # type: ignore[assignment]
+        self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
+        self.settings = settings
+        return settings
 
     def _make_buffer(self) -> RolloutBuffer:
         return self.settings.buffer_class(
@@ -408,11 +381,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
-        if (self.rollout_buffer.buffer_size, self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda) != (
-            self.n_steps,
-            self.gamma,
-            self.gae_lambda,
-        ):
+        if self.rollout_buffer.buffer_size != self.n_steps:
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
@@ -480,8 +449,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
         """
-        # Attributes may have been changed since the model was built.
-        self._checked_settings()
+        self._check_arguments()
         check_callback(callback)
         require_int("log_interval", log_interval, 1, or_none=True)
         keep_freed_memory()
@@ -589,6 +557,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         collector = self.collector
         rollout_buffer.reset()
         callback.on_rollout_start()
+        self._check_arguments()
         self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
@@ -623,6 +592,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 env = self.env  # type: ignore[assignment]
             with explained:
                 collector.store(decision, rewards, starts, infos, env)
+        self._read_settings()
         collector.finish()
 
         goes_on = self._meet(True)
@@ -656,6 +626,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             if collector.obs is None:
                 env = self.env  # type: ignore[assignment]
             collector.keep(decision, step, env, self._steps())
+        self._read_settings()
         told = collector.conclude(mask_source, self._stats_window_size)
         infos = [{"episode": episode} for episode in told.episodes]
         self._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
@@ -700,7 +671,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        settings, policy, buffer = self.settings, self.policy, self.rollout_buffer
+        settings, policy, buffer = self._read_settings(), self.policy, self.rollout_buffer
         policy.set_training_mode(True)
         self._normalize(buffer)
         # Also a schedule that replaced the attribute after SB3's fashion.
@@ -862,7 +833,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         to_sb3(self, path)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_settings", "_warned_of_masks", "call", "ranks", "together"]
+        return [
+            *super()._excluded_save_params(),
+            "settings",
+            "_built_with",
+            "_warned_of_masks",
+            "call",
+            "ranks",
+            "together",
+        ]
 
     @classmethod
     def from_sb3(

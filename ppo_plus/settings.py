@@ -33,6 +33,19 @@ SCHEDULED: dict[str, tuple[float, bool]] = {
 #: Those of them that may be ``None``.
 OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
 
+#: Attributes of the model that keep an argument under another name.
+ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+
+#: Arguments that the model is built with. Assigning them later would change nothing.
+FIXED = (
+    "exploration",
+    "use_sde",
+    "policy_kwargs",
+    "rollout_buffer_class",
+    "rollout_buffer_kwargs",
+    "action_mask_key",
+)
+
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
 
@@ -104,6 +117,29 @@ class Settings:
         _check_recomputing(self)
         _check_kl_control(self)
         _check_sequences(self)
+
+    @classmethod
+    def of(cls, model: Any) -> "Settings":
+        """The arguments as a model's attributes have them now.
+
+        :param model: a :class:`~ppo_plus.PPO_Plus`
+        :raises ValueError, TypeError: see :class:`Settings`
+        """
+        return cls(**{name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES})
+
+    def check_unchanged(self, before: "Settings") -> None:
+        """Check that the arguments are unchanged that the model is built with.
+
+        :param before: the arguments at the last check
+        :raises ValueError: one of them has been assigned
+        """
+        for name in FIXED:
+            value, built = getattr(self, name), getattr(before, name)
+            if value is not built:
+                raise ValueError(
+                    f"{name}={value!r}: the model is built with {name}={built!r}, and setting it would change nothing; "
+                    f"set it back, make a new model, or pass {name}= to load"
+                )
 
     @property
     def buffer_class(self) -> type[RolloutBuffer]:

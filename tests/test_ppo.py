@@ -304,8 +304,44 @@ def test_the_learning_rate_can_be_changed_like_every_other_argument():
     assert th.equal(weights(model), before) and logged(model)["train/learning_rate"] == 0.0
     model.learning_rate = "lin_0.2"
     assert learn(model, 2)["train/learning_rate"] == [0.1, 0.0]
+    model.learning_rate = -1.0
+    before = weights(model)
     with pytest.raises(ValueError, match=r"learning_rate=-1\.0 must be"):
-        model.learning_rate = -1.0
+        model.learn(16)
+    assert th.equal(weights(model), before)
+
+
+def test_a_callback_can_change_the_learning_rate():
+    model = make(learning_rate=1e-3)
+
+    def change(locals_, globals_):
+        model.learning_rate = 0.0
+        return True
+
+    before = weights(model)
+    model.learn(16, callback=change)
+    assert th.equal(weights(model), before) and logged(model)["train/learning_rate"] == 0.0
+
+
+def test_a_schedule_assigned_as_in_sb3_is_used():
+    model = make(learning_rate=1e-3)
+    model.lr_schedule = lambda progress: 0.5
+    model.learn(16)
+    assert logged(model)["train/learning_rate"] == 0.5
+
+
+def test_a_callback_can_change_the_clip_range():
+    model = make(clip_range=0.2)
+
+    def change(locals_, globals_):
+        model.clip_range = 0.05
+        return True
+
+    model.learn(16, callback=change)
+    assert logged(model)["train/clip_range"] == 0.05
+    model.clip_range = -1.0
+    with pytest.raises(ValueError, match=r"clip_range=-1\.0 must be"):
+        model.learn(16)
 
 
 def test_a_schedule_that_turns_nan_during_training_stops_it_with_finite_weights():
@@ -1322,18 +1358,6 @@ def test_another_control_of_the_same_class_takes_over():
 # --- what may change between calls -----------------------------------------------------------------------------------
 
 
-def test_the_learning_rate_counts_though_another_argument_was_wrong_when_it_was_set():
-    model = make(n_steps=16, batch_size=8)
-    model.batch_size = -1
-    model.learning_rate = 1e-4
-    model.batch_size = 8
-    model.learn(16)
-    assert model.policy.optimizer.param_groups[0]["lr"] == 1e-4
-    with pytest.raises(ValueError, match="learning_rate"):
-        model.learning_rate = -1.0
-    assert model.learning_rate == 1e-4 and model.lr_schedule(1.0) == 1e-4
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -1345,10 +1369,23 @@ def test_the_learning_rate_counts_though_another_argument_was_wrong_when_it_was_
         ("action_mask_key", "mask"),
     ],
 )
-def test_what_is_built_into_a_model_cannot_be_set_later(name, value):
+def test_what_a_model_is_built_with_cannot_change(name, value):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
-    before = getattr(model, name)
+    before, rollouts = getattr(model, name), []
+
+    class Change(BaseCallback):
+        def _on_rollout_end(self):
+            rollouts.append(self.num_timesteps)
+            setattr(model, name, value)
+
+        def _on_step(self):
+            return True
+
     with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
-        setattr(model, name, value)
-    assert getattr(model, name) is before
+        model.learn(96, Change())
+    # The rollout that was collected has been learned from, and no other one was begun.
+    assert rollouts == [32] and model._n_updates == model.n_epochs
+    with pytest.raises(ValueError, match=f"{name}=.* the model is built with {name}="):
+        model.learn(96)
     setattr(model, name, before)
+    model.learn(32)
