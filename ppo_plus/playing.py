@@ -11,6 +11,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.normalization import warn_of_resets
+from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.inputs import check_env
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.policies import ActorCriticPolicy
@@ -19,11 +22,8 @@ from ppo_plus.require import require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector
 from ppo_plus.rollout.evaluation import evaluate
-from ppo_plus.rollout.normalization import warn_of_resets
-from ppo_plus.rollout.resumable import Resumable
 from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
 from ppo_plus.rollout.together import Together
-from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import Settings
 from ppo_plus.update.learner import Learner
 from ppo_plus.update.parallel import copy_lead

@@ -14,6 +14,10 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.envs.errors import Explained, check_reset
+from ppo_plus.envs.normalization import Statistics
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.from_sb3 import ATTRIBUTES
 from ppo_plus.files.lasting import Lasting
@@ -34,12 +38,8 @@ from ppo_plus.require import require_int, require_number
 from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
-from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.lazy import Seen
-from ppo_plus.rollout.normalization import Statistics
-from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.tensor_collector import TensorCollector, in_tensors
-from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import NAMES, Settings, schedule_of
 from ppo_plus.update.batch import Batch

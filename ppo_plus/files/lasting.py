@@ -117,7 +117,7 @@ class Lasting(OnPolicyAlgorithm):
         """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
         that call: give it the same arguments.
 
-        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.envs.resumable.state`); else a
         warning says why their episodes begin anew.
 
         :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
