@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
-from ppo_plus.envs.errors import Explained, check_reset
+from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -383,7 +383,7 @@ class PPO_Plus(Lasting, Learning):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env, self._steps), self.call.logs(self):
+        with CheckedEnvs(self.env, self._steps), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -506,7 +506,7 @@ class PPO_Plus(Lasting, Learning):
         collector.begin(task, env, self._steps())
         if isinstance(collector, TensorCollector):
             return self._collect_in_tensors(env, callback, rollout_buffer, n_rollout_steps, mask_source)
-        explained = Explained(env, self._steps)
+        explained = CheckedEnvs(env, self._steps)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None

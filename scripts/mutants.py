@@ -541,8 +541,8 @@ ROLLOUT = (
     Fault(
         "wrong-remedy",
         "envs/errors.py",
-        'function == "reset" or "expected 2" in str(error)',
-        'function == "reset"',
+        '"expected 5" in text or (function == "step" and "expected 2" not in text)',
+        'function == "step"',
         "tests/envs/test_errors.py",
     ),
     Fault(

@@ -1,19 +1,16 @@
-"""What environments get wrong, in words: the old gym's interface, and observations of another shape than their space.
+"""Mistakes of environments as errors that say what to do: the old gym's interface, observations of the wrong shape.
 
-SB3 calls them, so that such a mistake shows as an error of its code, ``could not broadcast`` or ``too many values to
-unpack``, or not at all: its ``DummyVecEnv`` lets NumPy repeat a number until it fills the space's shape. So errors are
-put in other words, and shapes are compared at resets and at the first step of each rollout; other steps are as fast as
-without.
+Without this module, such a mistake is an error in the code of Stable-Baselines3 or Gymnasium (``could not broadcast``,
+``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
 """
 
 import math
 import re
 import traceback
 from collections.abc import Callable
-from functools import partial
-from types import FrameType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
@@ -25,57 +22,122 @@ from ppo_plus.require import NotFiniteError
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
 RESET = (
-    "reset() must return (observation, info), as Gymnasium has it, where the old gym returned an observation: "
+    "reset() must return (observation, info), as in Gymnasium, and not an observation alone, as in the old gym: "
     f"return observation, {{}}, {CONVERT}"
 )
-SEED = (
-    f"reset() must take seed and options, as Gymnasium has it: def reset(self, *, seed=None, options=None), {CONVERT}"
-)
+SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
 STEP = (
-    "step() must return (observation, reward, terminated, truncated, info), as Gymnasium has it, where the old gym "
-    f"returned one done: a time limit is truncated, every other end terminated, {CONVERT}"
+    "step() must return (observation, reward, terminated, truncated, info), as in Gymnasium, and not one done, as in "
+    f"the old gym: a time limit is truncated, every other end terminated, {CONVERT}"
 )
+#: Whose code calls environments: an error raised there about what an environment returned is that environment's.
+CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
 
 
-class Explained:
-    """A context in which environments are called: errors that their mistakes lead to are raised in other words.
+class CheckedEnvs:
+    """A context in which the single environments of a ``DummyVecEnv`` or ``SyncVectorEnv`` are checked at each call.
 
-    It can be entered again and again. The first time, the shape of each observation is compared with its space's.
+    Their mistakes are raised as errors that say what to do. Any other error gets a note on which environment raised it.
 
-    Other errors are left as they are, but for a note on which environment it was.
-
-    :param env: the environments
-    :param step: says how many steps each of them has taken
+    :param env: the environments, in vector wrappers or not
+    :param step: returns how many steps each of them has taken
     :raises TypeError: an environment has the old gym's interface
     :raises ValueError: an observation has another shape than its space
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
-        self._env, self._step = env, step
-        save = getattr(env.unwrapped, "_save_obs", None)
-        #: Whose observations are still to be compared. A subclass that stores them differently knows what it does.
-        self._unchecked = env.unwrapped if getattr(save, "__func__", None) is DummyVecEnv._save_obs else None
+        self._step = step
+        self._owner = _owner(env)
+        #: The environments and, as long as the context is entered, what stands in their place.
+        self._envs: list[gym.Env] = []
+        self._checked: list[gym.Env] = []
 
     def __enter__(self) -> None:
-        if self._unchecked is not None:
-            # The only place that sees what an environment returned, and whose: an attribute hides the method meanwhile.
-            vars(self._unchecked)["_save_obs"] = partial(_save_checked, self._unchecked)
+        if self._owner is not None:
+            self._list: list[gym.Env] = self._owner.envs
+            # Compared each time, since callbacks may exchange environments between two steps.
+            if self._list != self._envs:
+                self._envs = list(self._list)
+                self._checked = [_Checked(env, self._note(i), _stores(self._owner)) for i, env in enumerate(self._envs)]
+            self._owner.envs = self._checked
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        if self._unchecked is not None:
-            del vars(self._unchecked)["_save_obs"]
-            self._unchecked = None
-        if not isinstance(error, Exception):
-            return
-        found = explanation(error)
-        vec_env: Any = self._env.unwrapped
-        i = _index(error, vec_env)
-        if i is not None:
-            env = vec_env.envs[i].unwrapped
-            where = described(i, env, getattr(env, "_np_random_seed", None), self._step())
-            (found or error).add_note(f"It was {where}.")
+        if self._owner is not None:
+            self._owner.envs = self._list
+            if isinstance(error, NotFiniteError):
+                error.add_note(self._note(error.env)())
+
+    def _note(self, i: int) -> Callable[[], str]:
+        def note() -> str:
+            env = self._envs[i].unwrapped
+            return f"It was {described(i, env, getattr(env, '_np_random_seed', None), self._step())}."
+
+        return note
+
+
+class _Checked(gym.Wrapper):
+    """An environment that is checked at each call.
+
+    :param env: the environment
+    :param note: what to add to its errors
+    :param checks_shape: whether observations are compared with its space
+    """
+
+    def __init__(self, env: gym.Env, note: Callable[[], str], checks_shape: bool):
+        super().__init__(env)
+        self._note, self._checks_shape = note, checks_shape
+        self._shape = _shape(env.observation_space)
+
+    def reset(self, **kwargs: Any) -> Any:
+        try:
+            obs, info = result = self.env.reset(**kwargs)
+            # An observation of two numbers can be unpacked.
+            if not isinstance(info, dict):
+                raise TypeError(f"env={self.unwrapped!r}: {RESET}")
+            if type(obs) is not np.ndarray or obs.shape != self._shape:
+                self._check(obs)
+        except Exception as error:
+            self._explain(error)
+            raise
+        return result
+
+    def step(self, action: Any) -> Any:
+        try:
+            obs, _, _, _, _ = result = self.env.step(action)
+            if type(obs) is not np.ndarray or obs.shape != self._shape:
+                self._check(obs)
+        except Exception as error:
+            self._explain(error)
+            raise
+        return result
+
+    def _check(self, obs: Any) -> None:
+        """The comparison for all kinds of observations; arrays are compared before, since this takes longer."""
+        if self._checks_shape and not _fits(obs, self.observation_space):
+            raise ValueError(
+                f"env={self.unwrapped!r} returned an observation of {_described_shape(obs)}, but its "
+                f"observation_space={self.observation_space} has {self._shape}: fix one of them"
+            )
+
+    def _explain(self, error: Exception) -> None:
+        """:raises TypeError: the error comes from the old gym's interface"""
+        found = explanation(error, self.env)
+        (found or error).add_note(self._note())
         if found is not None:
             raise found from error
+
+
+def _owner(env: VecEnv) -> Any:
+    """What has the list ``envs`` of single environments; ``None``: they cannot be reached."""
+    found: Any = env.unwrapped
+    if not isinstance(found, DummyVecEnv):
+        found = getattr(getattr(found, "env", None), "unwrapped", None)
+    return found if isinstance(found, (DummyVecEnv, SyncVectorEnv)) else None
+
+
+def _stores(owner: Any) -> bool:
+    """Whether it stores observations as they are; a subclass may repair those of another shape."""
+    return type(owner).__module__.startswith(CALLERS)
 
 
 def described(i: int, env: Any, seed: int | None, step: int) -> str:
@@ -89,28 +151,38 @@ def described(i: int, env: Any, seed: int | None, step: int) -> str:
     return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
 
 
-def _index(error: Exception, vec_env: Any) -> int | None:
-    """Which of the environments of a ``DummyVecEnv`` an error comes from; ``None``: none, or it is not known."""
-    if not isinstance(vec_env, DummyVecEnv):
+def explanation(error: Exception, env: gym.Env) -> Exception | None:
+    """What an error of the code that called an environment means, with the remedy.
+
+    :param error: the error
+    :param env: the environment
+    :return: ``None``: it is not a mistake known here, or the environment's own code raised it
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
         return None
-    if isinstance(error, NotFiniteError):
-        return error.env
-    found = (frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__))
-    return next((each["env_idx"] for each in found if each.get("self") is vec_env and "env_idx" in each), None)
+    function, text = frame.f_code.co_name, str(error)
+    if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
+        return TypeError(f"env={env.unwrapped!r}: {SEED}")
+    if "unpack" not in text:
+        return None
+    # A step may reset, and a reset may step: the number of values says which of them returned too many or too few.
+    is_step = "expected 5" in text or (function == "step" and "expected 2" not in text)
+    return TypeError(f"env={env.unwrapped!r}: {STEP if is_step else RESET}")
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the beginning of their episodes.
+    """Check what environments returned at the start of their episodes.
 
     :param env: the environments
-    :param obs: their observations; ``None``: their episodes are to begin anew
+    :param obs: their observations; ``None``: the episodes are not started yet
     :param step: how many steps each of them has taken, for messages
     :param before: their statistics of before, which are put back where observations are not finite
     :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: the observations are of another shape than their space
+    :raises ValueError: the observations have another shape than their space
     :raises FloatingPointError: they are not finite
     """
-    # An old environment's observation of two numbers can be unpacked.
+    # An observation of two numbers can be unpacked.
     wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
     if wrong:
         raise TypeError(f"env={env!r} returned {wrong[0]!r} as info: {RESET}")
@@ -133,93 +205,29 @@ def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observa
         )
 
 
-def _save_checked(vec_env: Any, env_idx: int, obs: Any) -> None:
-    """``DummyVecEnv._save_obs``, which also refuses what NumPy would broadcast."""
-    # First, since of what cannot be stored it raises an error that is explained already.
-    DummyVecEnv._save_obs(vec_env, env_idx, obs)
-    if not isinstance(vec_env.reset_infos[env_idx], dict):
-        return  # the old gym's interface, of which `check_reset` speaks
-    for key, rows in vec_env.buf_obs.items():
-        if not fits(np.shape(obs if key is None else obs[key]), rows.shape[1:]):
-            raise _wrong_shape(vec_env.envs[env_idx], obs)
-
-
 def fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
     return found == expected or math.prod(found) == math.prod(expected) == 1
 
 
-def explanation(error: Exception) -> Exception | None:
-    """An error of code that called an environment, in other words.
-
-    :param error: the error
-    :return: ``None``: it is no mistake known here, or has been explained
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if any(_module(frame) == "gymnasium.vector.utils.space_utils" for frame in frames):
-        return _not_stackable(frames)
-    frame = frames[-1]
-    module, function, found = _module(frame), frame.f_code.co_name, frame.f_locals
-    # Only what is raised by the code that called an environment, and not by the environment.
-    callers = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.resumable", "ppo_plus.envs.supervised")
-    if not module.startswith(callers) or "self" not in found:
-        return None
-    env = found["self"]
-    if hasattr(env, "envs") and "env_idx" in found:
-        env = env.envs[found["env_idx"]]
-    if function == "_save_obs" and "obs" in found:
-        return _wrong_shape(env, found["obs"])
-    env = getattr(env, "unwrapped", env)
-    if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", str(error)):
-        return TypeError(f"env={env!r}: {SEED}")
-    if "unpack" not in str(error) or function not in ("reset", "step", "step_wait"):
-        return None
-    # A step that ends an episode resets.
-    is_reset = function == "reset" or "expected 2" in str(error)
-    return TypeError(f"env={env!r}: {RESET if is_reset else STEP}")
-
-
-def _not_stackable(frames: list[FrameType]) -> ValueError | None:
-    """Of Gymnasium's ``SyncVectorEnv``, which stacks observations: which of its environments returned another shape."""
-    callers = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), SyncVectorEnv)]
-    stacked = [frame.f_locals for frame in frames if {"space", "items"} <= frame.f_locals.keys()]
-    if not callers or not stacked:
-        return None
-    # The first one stacks whole observations, further ones their parts.
-    expected = _shape(stacked[0]["space"])
-    for env, obs in zip(callers[0].envs, stacked[0]["items"], strict=True):
-        if _shape_of(obs) != expected:
-            return _wrong_shape(env, obs)
-    return None
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
-
-
-def _wrong_shape(env: Any, obs: Any) -> ValueError:
-    """
-    :param env: an environment, whose wrappers may have changed its space
-    :param obs: what it returned
-    """
-    return ValueError(
-        f"env={env.unwrapped!r} returned an observation of {_described(obs)}, but its observation_space="
-        f"{env.observation_space} has {_shape(env.observation_space)}: fix one of them"
-    )
-
-
-def _described(obs: Any) -> str:
-    found = _shape_of(obs)
-    return "unequal rows" if found is None else f"shape {found}"
-
-
-def _shape_of(obs: Any) -> Any:
-    """The shape of an observation, or those of its parts; ``None``: its rows are unequal."""
+def _fits(obs: Any, space: spaces.Space) -> bool:
+    """Whether one observation, or each part of it, has the shape of its space."""
+    if isinstance(space, spaces.Dict):
+        return isinstance(obs, dict) and all(key in obs and _fits(obs[key], sub) for key, sub in space.items())
+    if isinstance(space, spaces.Tuple):
+        return len(obs) == len(space) and all(map(_fits, obs, space))
     try:
-        return {key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs)
+        return fits(np.shape(obs), space.shape or ())
+    except ValueError:  # unequal rows
+        return False
+
+
+def _described_shape(obs: Any) -> str:
+    try:
+        return f"shape { {key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs) }"
     except ValueError:
-        return None
+        return "unequal rows"
 
 
 def _shape(space: spaces.Space) -> Any:
-    return {key: sub.shape for key, sub in space.items()} if isinstance(space, spaces.Dict) else space.shape
+    return {key: _shape(sub) for key, sub in space.items()} if isinstance(space, spaces.Dict) else space.shape

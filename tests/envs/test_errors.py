@@ -1,4 +1,6 @@
-"""What environments get wrong is said in words, by name, expected and actual."""
+"""Mistakes of environments are errors that name the environment, what it returned and what is expected."""
+
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -8,6 +10,8 @@ from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
+from stable_baselines3.common.atari_wrappers import NoopResetEnv
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from ppo_plus import PPO_Plus
@@ -90,11 +94,11 @@ def test_so_is_an_observation_that_can_be_unpacked_or_is_a_number(space):
         learn(NoInfo(ACTIONS["discrete"], space))
 
 
-# Beside what NumPy refuses, what it would broadcast, which is looked for at resets and first steps of rollouts.
+# Also what NumPy would broadcast.
 @pytest.mark.parametrize(
     ("size", "at"),
-    [(3, 0), (3, 2), (3, 3), (1, 0), (1, 1)],
-    ids=["reset", "step", "end", "broadcast reset", "broadcast step"],
+    [(3, 0), (3, 2), (3, 3), (1, 0), (1, 2), (1, 3)],
+    ids=["reset", "step", "end", "broadcast reset", "broadcast step", "broadcast end"],
 )
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
 def test_an_observation_of_another_shape_is_named_with_both_shapes(wrap, size, at):
@@ -178,18 +182,28 @@ def test_a_vectorized_environment_that_stores_observations_differently_is_left_a
     learn(Repeats([lambda: OtherShape(0.0, 0)]))
 
 
-def test_only_resets_and_the_first_step_of_each_rollout_are_looked_at():
-    """So that other steps are as fast as in SB3, whose method stores them."""
-    looked_at = []
+def test_callbacks_find_and_exchange_the_environments_themselves():
+    made = [RandomEnv(ACTIONS["discrete"]) for _ in range(3)]
+    env = DummyVecEnv([lambda: made[0], lambda: made[1]])
 
-    class Watched(RandomEnv):
-        def observe(self):
-            looked_at.append("_save_obs" in vars(env))
-            return super().observe()
+    class Exchange(BaseCallback):
+        def _on_step(self):
+            assert env.envs == made[:2]
+            if self.n_calls == 5:
+                made[1] = env.envs[1] = OtherShape(0.0, 1)
+            return True
 
-    env = DummyVecEnv([lambda: Watched(ACTIONS["discrete"], max_steps=100, p_end=0.0)])
-    PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, n_epochs=1, device="cpu").learn(8)
-    assert looked_at == [True, *[True, False, False, False] * 2]
+    with pytest.raises(ValueError, match="OtherShape.* returned an observation") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(64, callback=Exchange())
+    assert re.fullmatch(r"It was environment 1, <.*OtherShape.*>, .*, step 5\.", raised.value.__notes__[0])
+    assert env.envs == made[:2]
+
+
+def test_an_error_of_code_that_steps_in_a_reset_asks_for_steps():
+    env = OneDone(ACTIONS["discrete"])
+    env.get_action_meanings = lambda: ["NOOP"]
+    with pytest.raises(TypeError, match=r"step\(\) must return"):
+        learn(NoopResetEnv(env))
 
 
 class VecOfOtherShape(DummyVecEnv):

@@ -55,7 +55,8 @@ class Guarded:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
             if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
                 return Refusal(_sendable(error) if self._elsewhere else error)
-            found = explanation(error)
+            # Before the environment is made, there is none to name.
+            found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
             return Fault(reason, _Elsewhere(_traceback(error)) if self._elsewhere else error)
 
