@@ -30,7 +30,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "ppo_plus.policies": ("ppo_plus.policy.policies", "ppo_plus.policy.adapter"),
     "ppo_plus.recurrent": ("ppo_plus.policy.recurrent",),
     "ppo_plus.schedules": ("ppo_plus.formulas.schedules",),
-    "ppo_plus.vec_env": ("ppo_plus.rollout.vec_env",),
+    "ppo_plus.vec_env": ("ppo_plus.envs.vec_env",),
 }
 
 

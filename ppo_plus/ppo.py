@@ -21,6 +21,12 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.normalization import Statistics, warn_of_resets
+from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.files import checkpoint
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
@@ -45,16 +51,10 @@ from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task, ended
-from ppo_plus.rollout.env_errors import Explained, check_reset
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import Seen
-from ppo_plus.rollout.normalization import Statistics, warn_of_resets
-from ppo_plus.rollout.resumable import Resumable
-from ppo_plus.rollout.supervised import SupervisedVecEnv
 from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
-from ppo_plus.rollout.tensor_vec_env import TensorVecEnv
 from ppo_plus.rollout.together import Together
-from ppo_plus.rollout.vec_env import as_vec_env
 from ppo_plus.settings import Settings
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import packed
@@ -404,7 +404,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with Explained(self.env, self._steps), self.call.logs(self):
+        with CheckedEnvs(self.env, self._steps), self.call.logs(self):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -569,7 +569,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         collector.begin(task, env, self._steps())
         if isinstance(collector, TensorCollector):
             return self._collect_in_tensors(env, callback, rollout_buffer, n_rollout_steps, mask_source)
-        explained = Explained(env, self._steps)
+        explained = CheckedEnvs(env, self._steps)
         # Callbacks find what is assigned here, under SB3's names, in their `locals`.
         while (n_steps := collector.n_steps) < n_rollout_steps:
             action_masks = None
@@ -891,7 +891,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
         that call: give it the same arguments.
 
-        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.envs.resumable.state`); else a
         warning says why their episodes begin anew.
 
         :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one

@@ -8,6 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
@@ -17,7 +18,6 @@ from ppo_plus.policy.arguments import check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
-from ppo_plus.rollout.autoreset import NEXT_STEP
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
 from ppo_plus.rollout.tensor_collector import in_tensors
 

@@ -21,6 +21,7 @@ ROOMS = [
     "trees",
     "formulas",
     "policy",
+    "envs",
     "compiling",
     "update",
     "rollout",

@@ -20,6 +20,7 @@ import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
+from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.files import container, log_state, model_file, random_state
 from ppo_plus.files.call import Call
 from ppo_plus.files.from_sb3 import attributes_of_arguments
@@ -28,7 +29,6 @@ from ppo_plus.files.values import Undescribable
 from ppo_plus.generators import derived_seed
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
-from ppo_plus.rollout import env_state
 
 #: The part of the time that taking the state again and again may cost, for the case of an interruption.
 SHARE = 0.01

@@ -67,7 +67,7 @@ class Experiment:
     :param device: device of the model
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own,
         ``"gymnasium"`` and ``"envpool"`` all at once, where Gymnasium or EnvPool can (training environments only);
-        ``"auto"`` is the fastest of them that is the same task, by the rule in :mod:`ppo_plus.rollout.fastest`
+        ``"auto"`` is the fastest of them that is the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
     """
 
     env_id: str

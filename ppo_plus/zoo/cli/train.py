@@ -324,9 +324,9 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param args: what it was asked for
     :param came: the signal that came, once it has
     """
+    from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.files.checkpoint import files, steps_of
     from ppo_plus.ranks import RanksError
-    from ppo_plus.rollout.faults import DISK_FULL
 
     leads, size = run.model.ranks.leads, run.model.ranks.size
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
