@@ -17,7 +17,6 @@ from ppo_plus.compiling.compilation import Compilation, Verdict, pays
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.from_sb3 import ATTRIBUTES
 from ppo_plus.files.lasting import Lasting
-from ppo_plus.files.old_models import adopt
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -259,7 +258,6 @@ class PPO_Plus(Lasting, Learning):
     # --- setting up ------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        adopt(self)
         # What was loaded does not pass through `__setattr__`.
         self._settings = None
         settings = self._checked_settings()

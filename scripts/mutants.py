@@ -776,9 +776,9 @@ TOP = (
     ),
     Fault(
         "old-starts-lost",
-        "files/old_models.py",
-        '("_last_episode_starts", "starts"), ',
-        "",
+        "files/from_sb3.py",
+        'data.get("_last_obs"), data.get("_last_episode_starts")',
+        'data.get("_last_obs"), None',
         "tests/files tests/test_ppo_plus.py",
     ),
 )

@@ -121,9 +121,6 @@ def load_model(
         old = read_old_zip(path, given)
         check_unread(path, old.unread, needed)
         saved = {"attributes": old.data, "owners": {}, "parameters": old.parameters, "variables": {}}
-        if "_carry" in old.unread:
-            # Memory and held noise are those of the last observations.
-            old.data["_last_obs"] = None
     saved["attributes"].update(custom_objects)
     with naming(path, "saved model"):
         return assemble(cls, saved, env, device, force_reset, changes)
