@@ -719,10 +719,10 @@ TOP = (
     ),
     Fault(
         "kl-memory-forgotten",
-        "files/model_file.py",
+        "files/model.py",
         '"learner": {"kl_memory", "skipped", "critic_moments"}',
         '"learner": {"skipped", "critic_moments"}',
-        "tests/files/test_model_file.py tests/files/test_checkpoint.py",
+        "tests/files/test_model.py tests/files/test_checkpoint.py",
     ),
     Fault(
         "configuration-kept",

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.files.old_zip import check_unread, read_old_zip
+from ppo_plus.files.sb3_zip import check_unread, read_old_zip
 from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase

@@ -13,8 +13,8 @@ from stable_baselines3.common.type_aliases import GymEnv
 from ppo_plus.files import checkpoint
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
 from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
-from ppo_plus.files.model_file import load_model, load_parameters, save_model
-from ppo_plus.files.old_zip import is_of_sb3
+from ppo_plus.files.model import load_model, load_parameters, save_model
+from ppo_plus.files.sb3_zip import is_of_sb3
 from ppo_plus.files.to_sb3 import to_sb3
 
 SelfLasting = TypeVar("SelfLasting", bound="Lasting")

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.describing import MAX_DEPTH
+from ppo_plus.files.decode import make_object
 from ppo_plus.files.dtypes import ARRAY_KINDS
+from ppo_plus.files.encode import MAX_DEPTH
 from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, reading_a_value
-from ppo_plus.files.restoring import make_object
 from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
 
 

@@ -18,10 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from ppo_plus.files import container
 from ppo_plus.files.container import PathOrFile, naming
+from ppo_plus.files.decode import restore
+from ppo_plus.files.encode import Undescribable, describe
 from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged, Refused, name_of
-from ppo_plus.files.old_zip import check_unread, read_old_zip
-from ppo_plus.files.values import Undescribable, describe, restore
+from ppo_plus.files.sb3_zip import check_unread, read_old_zip
 from ppo_plus.require import require_spaces
 
 KIND = "model"
