@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ppo_plus.moved import MOVED, install
-
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
     from ppo_plus.envs.make_vec import make_vec as make_vec
@@ -103,17 +101,13 @@ MODULES = {
 }
 __all__ = list(MODULES)
 
-install()
-
 __version__: str
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used for the first time: a public name, a module under its former name, or the version."""
+    """Import what is used for the first time: a public name, or the version."""
     if name in MODULES:
         value = getattr(import_module(MODULES[name]), name)
-    elif f"{__name__}.{name}" in MOVED:
-        value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = _version()
     else:

@@ -31,9 +31,8 @@ from ppo_plus.files import checkpoint
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
 from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
-from ppo_plus.files.model_file import load_model, load_parameters, save_model
-from ppo_plus.files.old_models import adopt
-from ppo_plus.files.old_zip import is_of_sb3
+from ppo_plus.files.model import load_model, load_parameters, save_model
+from ppo_plus.files.sb3_zip import is_of_sb3
 from ppo_plus.files.to_sb3 import to_sb3
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
@@ -250,7 +249,6 @@ class PPO_Plus(OnPolicyAlgorithm):
     # --- setting up ------------------------------------------------------------------------------------------------
 
     def _setup_model(self) -> None:
-        adopt(self)
         settings = self.settings = Settings.of(self)
         settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
         self._setup_lr_schedule()

@@ -19,8 +19,8 @@ import torch as th
 from machine import processor  # the scripts beside this one
 from runs import facts
 
+from ppo_plus.files.atomic import write_text
 from ppo_plus.files.lock import claim as claim
-from ppo_plus.files.whole import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The folder, beside the results, of what only matters while runs are going on. Git ignores it.

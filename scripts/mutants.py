@@ -691,10 +691,10 @@ TOP = (
     ),
     Fault(
         "kl-memory-forgotten",
-        "files/model_file.py",
+        "files/model.py",
         '"learner": {"kl_memory", "skipped"}',
         '"learner": {"skipped"}',
-        "tests/files/test_model_file.py tests/files/test_checkpoint.py",
+        "tests/files/test_model.py tests/files/test_checkpoint.py",
     ),
     Fault(
         "configuration-kept",
@@ -748,9 +748,9 @@ TOP = (
     ),
     Fault(
         "old-starts-lost",
-        "files/old_models.py",
-        '("_last_episode_starts", "starts"), ',
-        "",
+        "files/from_sb3.py",
+        'data.get("_last_obs"), data.get("_last_episode_starts")',
+        'data.get("_last_obs"), None',
         "tests/files tests/test_ppo.py",
     ),
 )

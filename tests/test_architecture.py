@@ -14,7 +14,6 @@ PACKAGE = Path(ppo_plus.__file__).parent
 #: The rooms, from the ground floor up. A room imports from lower ones only; inside a room there are no circles.
 ROOMS = [
     "generators",
-    "moved",
     "process",
     "ranks",
     "require",

@@ -11,7 +11,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import sync_envs_normalization
 from tqdm import tqdm
 
-from ppo_plus.files.whole import replacing
+from ppo_plus.files.atomic import replacing
 from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.interrupts import raise_if_lost

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from ppo_plus.files.atomic import UNFINISHED
 from ppo_plus.files.lock import claim
-from ppo_plus.files.whole import UNFINISHED
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.

@@ -16,8 +16,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.atomic import write_text
 from ppo_plus.files.checkpoint import Checkpoints
-from ppo_plus.files.whole import write_text
 from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs, settle

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.files import checkpoint, random_state
-from ppo_plus.files.values import Undescribable
+from ppo_plus.files.encode import Undescribable
 from ppo_plus.ranks import Ranks
 
 TOTAL = 400

@@ -21,8 +21,9 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 
 from ppo_plus import AdaptivePenalty, Carry, ColoredNoise, KLState, MlpLstmPolicy, cosine, linear
 from ppo_plus.files import names
-from ppo_plus.files.describing import MAX_DEPTH
-from ppo_plus.files.values import Damaged, Refused, Undescribable, describe, register, restore
+from ppo_plus.files.decode import restore
+from ppo_plus.files.encode import MAX_DEPTH, Undescribable, describe
+from ppo_plus.files.names import Damaged, Refused, register
 from ppo_plus.formulas.schedules import make_schedule
 
 

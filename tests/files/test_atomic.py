@@ -13,8 +13,8 @@ import pytest
 from envs import ACTIONS, vec
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files.atomic import replacing, write_text
 from ppo_plus.files.statistics import read_statistics
-from ppo_plus.files.whole import replacing, write_text
 
 
 def left_in(folder):

@@ -18,10 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from ppo_plus.files import container
 from ppo_plus.files.container import PathOrFile, naming
+from ppo_plus.files.decode import restore
+from ppo_plus.files.encode import Undescribable, describe
 from ppo_plus.files.from_sb3 import attributes_of_arguments
 from ppo_plus.files.names import Damaged, Refused, name_of
-from ppo_plus.files.old_zip import check_unread, read_old_zip
-from ppo_plus.files.values import Undescribable, describe, restore
+from ppo_plus.files.sb3_zip import check_unread, read_old_zip
 from ppo_plus.require import require_spaces
 
 KIND = "model"
@@ -121,9 +122,6 @@ def load_model(
         old = read_old_zip(path, given)
         check_unread(path, old.unread, needed)
         saved = {"attributes": old.data, "owners": {}, "parameters": old.parameters, "variables": {}}
-        if "_carry" in old.unread:
-            # Memory and held noise are those of the last observations.
-            old.data["_last_obs"] = None
     saved["attributes"].update(custom_objects)
     with naming(path, "saved model"):
         return assemble(cls, saved, env, device, force_reset, changes)

@@ -20,8 +20,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, register
 from ppo_plus.files import names
 from ppo_plus.files.container import ARRAYS, DESCRIPTION, read, write
-from ppo_plus.files.model_file import assemble, state_of
-from ppo_plus.files.values import Damaged, Refused
+from ppo_plus.files.model import assemble, state_of
+from ppo_plus.files.names import Damaged, Refused
 
 
 @pytest.fixture(autouse=True)

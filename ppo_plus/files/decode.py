@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.describing import MAX_DEPTH
 from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
+from ppo_plus.files.encode import MAX_DEPTH
 from ppo_plus.files.modules import make_module
 from ppo_plus.files.names import Damaged, find, find_class_of_objects, reading_a_value
 from ppo_plus.files.spaces import SPACES, make_space
@@ -22,7 +22,7 @@ from ppo_plus.generators import make_generator
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
     """What was described; tensors are on the CPU.
 
-    :param description: from :func:`~ppo_plus.files.describing.describe`
+    :param description: from :func:`~ppo_plus.files.encode.describe`
     :param arrays: from there; they become part of the value
     :raises Damaged: it is no description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.files.names`)

@@ -23,7 +23,7 @@ MOST_BYTES, MOST_TIMES = 2**26, 20
 
 #: Attributes that are made anew where they are not there, or that only say where the episodes were.
 NOT_NEEDED = frozenset(
-    "collector lr_schedule _carry _last_episode_starts _last_lstm_states _last_obs _last_original_obs".split()
+    "collector lr_schedule _last_episode_starts _last_lstm_states _last_obs _last_original_obs".split()
 )
 
 
