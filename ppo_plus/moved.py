@@ -24,7 +24,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "ppo_plus.kl_control": ("ppo_plus.formulas.kl_control",),
     "ppo_plus.losses": ("ppo_plus.formulas.losses",),
     "ppo_plus.masking": ("ppo_plus.policy.masking",),
-    "ppo_plus.memory": ("ppo_plus.policy.memory", "ppo_plus.policy.carry"),
+    "ppo_plus.memory": ("ppo_plus.policy.recurrent", "ppo_plus.policy.carry"),
     "ppo_plus.migration": ("ppo_plus.files.from_sb3",),
     "ppo_plus.observations": ("ppo_plus.policy.observations",),
     "ppo_plus.policies": ("ppo_plus.policy.policies", "ppo_plus.policy.adapter"),

@@ -186,17 +186,17 @@ POLICY = (
     ),
     Fault(
         "memory-of-the-sequence-before",
-        "policy/memory.py",
+        "policy/recurrent.py",
         "tuple(part * layout.remembers for part in state)",
         "tuple(state)",
-        "tests/policy/test_memory.py",
+        "tests/policy/test_recurrent_layers.py",
     ),
     Fault(
         "gru-bias-remembered",
-        "policy/memory.py",
+        "policy/recurrent.py",
         "-weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)",
         "th.zeros_like(n)",
-        "tests/policy/test_memory.py",
+        "tests/policy/test_recurrent_layers.py",
     ),
     Fault(
         "shared-memory-no-detach",

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ppo_plus.policy.memory import GRU, LSTM, Layout
+from ppo_plus.policy.recurrent import GRU, LSTM, Layout
 
 LAYERS = {"lstm": LSTM, "gru": GRU}
 
