@@ -76,6 +76,11 @@ def _floats(flags: np.ndarray, device: th.device) -> th.Tensor:
     return th.from_numpy(flags.astype(np.float32)).to(device)
 
 
+def _of_layer(state: State, i: int) -> State:
+    """The state of one layer, shape ``(N, hidden)``; contiguous, as cuDNN and other backends need it."""
+    return tuple(part[:, i].contiguous() for part in state)
+
+
 class Recurrent(nn.RNNBase):
     """A recurrent layer with an explicit state: :class:`LSTM` or :class:`GRU`."""
 
@@ -102,7 +107,7 @@ class Recurrent(nn.RNNBase):
         for i, weights in enumerate(self._weights):
             if i:
                 x = F.dropout(x, self.dropout, self.training)
-            layers.append(self._cell(x, tuple(part[:, i] for part in state), weights))
+            layers.append(self._cell(x, _of_layer(state, i), weights))
             x = layers[-1][0]
         return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
 
@@ -122,7 +127,7 @@ class Recurrent(nn.RNNBase):
             if layout.resets is not None:
                 x = th.cat([x, layout.resets], dim=2)
                 weights = [th.cat([weights[0], self._reset_weights(weights)[:, None]], dim=1), *weights[1:]]
-            x = self._loop(x, tuple(part[:, i] for part in state), weights)
+            x = self._loop(x, _of_layer(state, i), weights)
         return layout.unpad(x)
 
     @property
