@@ -236,14 +236,14 @@ POLICY = (
     Fault(
         "actor-sees-critics",
         "policy/policies.py",
-        "canonical_space(self.views.actor),",
-        "canonical_space(self.views.critic),",
+        "canonical_space(self.views.actor), **",
+        "canonical_space(self.views.critic), **",
         "tests/policy/test_views.py",
     ),
     Fault(
         "critics-extractor-of-actors",
         "policy/policies.py",
-        "inputs = self._preprocess_critics(obs)",
+        "inputs = self._preprocess_critic(obs)",
         "inputs = self._preprocess(obs)",
         "tests/policy/test_views.py",
     ),
