@@ -362,7 +362,7 @@ def _check_kl_control(settings: Settings) -> None:
             'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
             "or a clip_range such as 0.2"
         )
-    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).tells_params:
+    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
             f"policy={settings.policy_class!r} does not return, because it overrides methods of SB3's: derive it "

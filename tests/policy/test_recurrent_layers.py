@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ppo_plus.policy.memory import GRU, LSTM, Layout
+from ppo_plus.policy.recurrent import GRU, LSTM, Layout
 
 LAYERS = {"lstm": LSTM, "gru": GRU}
 
@@ -150,3 +150,17 @@ def test_dropout_is_between_layers_and_in_training_only(kind):
     layer.train()
     for run in (lambda: layer.sequences(x, state, layout), lambda: stepped(layer, x, state, starts)):
         assert not th.equal(run(), run())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_each_layer_gets_a_contiguous_state(kind, monkeypatch):
+    """Some backends of torch refuse another one ("rnn: hx is not contiguous")."""
+    layer = made(kind, num_layers=3)
+    x, state, starts = inputs(layer, 2, 4, 0.3)
+    received = []
+    for name in ("_loop", "_cell"):
+        original = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda x, s, w, call=original: received.extend(s) or call(x, s, w))
+    layer.sequences(x, state, Layout(starts, 2))
+    stepped(layer, x, state, starts)
+    assert len(received) == (1 + 4) * 3 * layer.n_states and all(part.is_contiguous() for part in received)
