@@ -12,20 +12,31 @@ How a tuner uses it::
     yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 reads as well
 """
 
+import ast
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from ppo_plus.zoo.hyperparams import builtin_file, positive_int, read_entry, require_mapping
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_class
-from ppo_plus.zoo.literals import STRATEGIES, format_literal, parse_literal
-from ppo_plus.zoo.registry import is_atari
-from ppo_plus.zoo.signatures import ppo_plus_arguments, sb3_algorithms_with, vec_normalize_arguments
+from ppo_plus import MODULES
+from ppo_plus.zoo.hyperparams import (
+    STRATEGIES,
+    builtin_file,
+    format_literal,
+    parse_literal,
+    positive_int,
+    read_entry,
+    require_mapping,
+)
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
+
+if TYPE_CHECKING:
+    from ppo_plus.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -346,3 +357,62 @@ def _is_plain(value: Any) -> bool:
 
 def _dotted_name(value: type) -> str:
     return f"{value.__module__}.{value.__qualname__}"
+
+
+#: SB3's other algorithms.
+SB3_ALGORITHMS = ("A2C", "DDPG", "DQN", "SAC", "TD3")
+#: What no settings file sets: the training run decides it.
+OF_THE_RUN = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+
+
+def ppo_plus_arguments() -> set[str]:
+    """The arguments of ``PPO_Plus`` that a settings file may set."""
+    return _arguments(_package("ppo_plus").joinpath(*MODULES["PPO_Plus"].split(".")[1:]).with_suffix(".py"), "PPO_Plus")
+
+
+def sb3_algorithms_with(argument: str) -> list[str]:
+    """Those of SB3's other algorithms that have an argument which a settings file may set."""
+    package = _package("stable_baselines3")
+    files = {name: package / name.lower() / f"{name.lower()}.py" for name in SB3_ALGORITHMS}
+    return [name for name, path in files.items() if argument in _arguments(path, name)]
+
+
+def vec_normalize_arguments() -> set[str]:
+    """The arguments of ``VecNormalize``."""
+    path = _package("stable_baselines3") / "common" / "vec_env" / "vec_normalize.py"
+    return _arguments(path, "VecNormalize") - {"venv"}
+
+
+def _package(name: str) -> Path:
+    """The folder of a package, which is not imported."""
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _arguments(path: Path, name: str) -> set[str]:
+    """The arguments of the constructor of a class, but for :data:`OF_THE_RUN`."""
+    classes = ast.parse(path.read_text(encoding="utf-8")).body
+    body = next(node for node in classes if isinstance(node, ast.ClassDef) and node.name == name).body
+    arguments = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__").args
+    return {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)} - {"self"} - OF_THE_RUN
+
+
+def share(experiment: Experiment, ranks: "Ranks") -> Experiment:
+    """What one process has of an experiment: its part of the environments and of each minibatch.
+
+    :param experiment: the whole
+    :param ranks: the processes
+    :raises ValueError: something cannot be divided
+    """
+    if not ranks.several:
+        return experiment
+    batch_size = experiment.hyperparams.get("batch_size", 64)
+    for name, value in (("n_envs", experiment.n_envs), ("batch_size", batch_size)):
+        if value % ranks.size:
+            raise ValueError(
+                f"{name}={value} cannot be divided among {ranks.size} processes: use a multiple of {ranks.size}, "
+                f"such as {name}={-(-value // ranks.size) * ranks.size}, or fewer processes"
+            )
+    hyperparams = {**experiment.hyperparams, "batch_size": batch_size // ranks.size}
+    return experiment.replace(n_envs=experiment.n_envs // ranks.size, hyperparams=hyperparams)

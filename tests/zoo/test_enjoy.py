@@ -30,8 +30,8 @@ from ppo_plus.zoo.enjoy import (
     saved_experiment,
 )
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.folders import RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.runs import RunFolder
 from ppo_plus.zoo.train import Options, set_up, train
 
 EXPERIMENT = load_experiment(

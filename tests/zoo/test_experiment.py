@@ -1,16 +1,29 @@
 """From settings to experiments, and back."""
 
+import inspect
+
 import gymnasium as gym
 import pytest
+import stable_baselines3
 import yaml
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.vec_env import VecFrameStack
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from torch import nn, optim
 
-from ppo_plus import MlpPolicy
+from ppo_plus import MlpPolicy, PPO_Plus
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, parse_settings
+from ppo_plus.zoo.experiment import (
+    OF_THE_RUN,
+    SB3_ALGORITHMS,
+    Experiment,
+    Part,
+    load_experiment,
+    parse_settings,
+    ppo_plus_arguments,
+    sb3_algorithms_with,
+    vec_normalize_arguments,
+)
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.models import make_model
 
@@ -266,3 +279,18 @@ def test_trusted_settings_import_from_anywhere(settings, tmp_path, monkeypatch):
 def test_evaluation_is_deterministic_but_for_atari():
     assert load_experiment("CartPole-v1").deterministic_eval
     assert not load_experiment("ALE/Pong-v5").deterministic_eval
+
+
+def arguments_of(cls):
+    return set(inspect.signature(cls).parameters)
+
+
+def test_they_are_those_of_the_classes():
+    assert ppo_plus_arguments() == arguments_of(PPO_Plus) - OF_THE_RUN
+    assert vec_normalize_arguments() == arguments_of(VecNormalize) - {"venv"}
+
+
+@pytest.mark.parametrize("argument", ["gamma", "train_freq", "use_rms_prop", "tau", "seed", "nope", 5])
+def test_sb3s_algorithms(argument):
+    having = [name for name in SB3_ALGORITHMS if argument in arguments_of(getattr(stable_baselines3, name))]
+    assert sb3_algorithms_with(argument) == ([] if argument in OF_THE_RUN else having)
