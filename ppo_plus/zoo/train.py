@@ -24,7 +24,7 @@ from ppo_plus.ranks import Ranks
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs, settle
-from ppo_plus.zoo.experiment import Experiment, share
+from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
@@ -80,7 +80,7 @@ def _settled(experiment: Experiment, options: Options, ranks: Ranks) -> Experime
 
     :raises ValueError: the experiment cannot be divided among the processes
     """
-    part = share(experiment, ranks)
+    part = experiment.for_each_process(ranks.size)
     if experiment.vec_env != "auto":
         return experiment
     kind = settle(part, **options.supervision()).vec_env if ranks.leads else ""
@@ -185,7 +185,7 @@ def _beginning(run: Run) -> str:
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
     """The model with its training environments, and the evaluation environments, if there are to be any."""
     ranks = Ranks.present()
-    part = share(experiment, ranks)
+    part = experiment.for_each_process(ranks.size)
     first = ranks.rank * part.n_envs
     env = make_envs(part, monitor_dir=monitor_dir, first=first, **options.supervision())
     model = _make_model(part, options, env)
@@ -349,7 +349,7 @@ def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_P
     if not checkpoint.files(folder.checkpoints):
         raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {_why_there_is_none(folder)}")
     ranks = Ranks.present()
-    part = share(experiment, ranks)
+    part = experiment.for_each_process(ranks.size)
     with folder.held() if ranks.leads else nullcontext():
         first = ranks.rank * part.n_envs
         env = make_envs(part, monitor_dir=folder.path, append=True, first=first, **options.supervision())

@@ -1,29 +1,16 @@
 """From settings to experiments, and back."""
 
-import inspect
-
 import gymnasium as gym
 import pytest
-import stable_baselines3
 import yaml
 from stable_baselines3.common.atari_wrappers import AtariWrapper, MaxAndSkipEnv
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
-from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack
 from torch import nn, optim
 
-from ppo_plus import MlpPolicy, PPO_Plus
+from ppo_plus import MlpPolicy
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import (
-    OF_THE_RUN,
-    SB3_ALGORITHMS,
-    Experiment,
-    Part,
-    load_experiment,
-    parse_settings,
-    ppo_plus_arguments,
-    sb3_algorithms_with,
-    vec_normalize_arguments,
-)
+from ppo_plus.zoo.experiment import Experiment, Part, load_experiment, parse_settings
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.models import make_model
 
@@ -210,21 +197,21 @@ def test_with_hyperparams_merges_policy_kwargs_and_leaves_the_rest():
 
 
 def test_with_hyperparams_checks_names():
-    with pytest.raises(ValueError, match="unknown key 'gama'; the nearest valid key is 'gamma'"):
+    with pytest.raises(ValueError, match="unknown key 'gama': did you mean 'gamma'"):
         load_experiment("CartPole-v1").with_hyperparams({"gama": 0.5})
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("gama: 0.9", "unknown key 'gama'; the nearest valid key is 'gamma'"),
-        ("n_timestep: 5", "unknown key 'n_timestep'; the nearest valid key is 'n_timesteps'"),
-        ("normalise: true", "unknown key 'normalise'; the nearest valid key is 'normalize'"),
-        ("env_wrappers: []", "unknown key 'env_wrappers'; the nearest valid key is 'env_wrapper'"),
+        ("gama: 0.9", "unknown key 'gama': did you mean 'gamma'"),
+        ("n_timestep: 5", "unknown key 'n_timestep': did you mean 'n_timesteps'"),
+        ("normalise: true", "unknown key 'normalise': did you mean 'normalize'"),
+        ("env_wrappers: []", "unknown key 'env_wrappers': did you mean 'env_wrapper'"),
         ("use_rms_prop: true", "'use_rms_prop' is an argument of A2C, which PPO_Plus does not have"),
         ("train_freq: 4", "'train_freq' is an argument of DDPG, DQN, SAC, TD3, which PPO_Plus does not have"),
-        ("normalize: {norm_observation: true}", "unknown key 'norm_observation' in normalize; .* 'norm_obs'"),
-        ("5: 6", "unknown key 5;"),
+        ("normalize: {norm_observation: true}", "unknown key 'norm_observation' in normalize: did you mean 'norm_obs'"),
+        ("5: 6", "unknown key 5: valid keys are .*, batch_size,"),
         ("seed: 5", "unknown key 'seed'"),
         ("tensorboard_log: x", "unknown key 'tensorboard_log'"),
         ('n_steps: "64"', "n_steps='64' is a string: write the number without quotes"),
@@ -237,12 +224,12 @@ def test_with_hyperparams_checks_names():
         ("policy_kwargs: \"__import__('os')\"", "policy_kwargs: .*__import__.* is not allowed"),
         ("normalize: \"__import__('os')\"", "normalize: .*__import__.* is not allowed"),
         ('policy_kwargs: "[1]"', "policy_kwargs must be a mapping"),
-        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: nn.Relu is no torch module class"),
+        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: nn.Relu is not a torch module class"),
         ("policy: os.system", "'os.system' is in none of the packages"),
         ("env_wrapper: subprocess.Popen", "env_wrapper: 'subprocess.Popen' is in none of the packages"),
         ("env_wrapper: [{a.B: {}, c.D: {}}]", "env_wrapper: .* must be a dotted name, or a mapping of one"),
         ("env_wrapper: [[a.B]]", "env_wrapper: .* must be a dotted name"),
-        ("callback: gymnasium.Wrapper", "callback: 'gymnasium.Wrapper' is no subclass of .*BaseCallback"),
+        ("callback: gymnasium.Wrapper", "callback: 'gymnasium.Wrapper' is not a subclass of .*BaseCallback"),
         ("vec_env_wrapper: Nope", "vec_env_wrapper: 'Nope' is in none of the packages"),
     ],
 )
@@ -281,16 +268,20 @@ def test_evaluation_is_deterministic_but_for_atari():
     assert not load_experiment("ALE/Pong-v5").deterministic_eval
 
 
-def arguments_of(cls):
-    return set(inspect.signature(cls).parameters)
+@pytest.mark.parametrize("n", [2, 4])
+def test_several_processes_share_environments_and_minibatches(n):
+    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
+    part = whole.for_each_process(n)
+    assert (part.n_envs, part.hyperparams["batch_size"]) == (8 // n, 256 // n)
+    assert part.n_timesteps == whole.n_timesteps
+    assert whole.for_each_process(1) is whole
 
 
-def test_they_are_those_of_the_classes():
-    assert ppo_plus_arguments() == arguments_of(PPO_Plus) - OF_THE_RUN
-    assert vec_normalize_arguments() == arguments_of(VecNormalize) - {"venv"}
-
-
-@pytest.mark.parametrize("argument", ["gamma", "train_freq", "use_rms_prop", "tau", "seed", "nope", 5])
-def test_sb3s_algorithms(argument):
-    having = [name for name in SB3_ALGORITHMS if argument in arguments_of(getattr(stable_baselines3, name))]
-    assert sb3_algorithms_with(argument) == ([] if argument in OF_THE_RUN else having)
+def test_numbers_that_processes_cannot_share():
+    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
+    message = "n_envs=8 cannot be divided among 3 processes: use a multiple of 3, such as n_envs=9, or fewer processes"
+    with pytest.raises(ValueError, match=message):
+        whole.for_each_process(3)
+    # SB3's default batch size is divided, too.
+    with pytest.raises(ValueError, match="batch_size=64 cannot be divided among 24"):
+        load_experiment("Walker2d-v5", overrides={"n_envs": 24}).replace(hyperparams={}).for_each_process(24)

@@ -44,7 +44,6 @@ NAME = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 
 def test_imports():
     assert import_class(NAME, gym.Wrapper) is AtariWrapper
-    assert import_class(NAME, "gymnasium.Wrapper") is AtariWrapper
 
 
 def test_modules_in_the_current_folder_are_found_but_hide_nothing(tmp_path, monkeypatch):
@@ -69,7 +68,7 @@ def test_other_packages_are_refused_without_being_imported(name):
 
 @pytest.mark.parametrize("name", ["gymnasium.core.TypeVar", "gymnasium.wrappers.common.deepcopy", "gymnasium.make"])
 def test_what_is_no_such_class_is_refused(name):
-    with pytest.raises(ValueError, match=f"'{name}' is no subclass of gymnasium.core.Wrapper"):
+    with pytest.raises(ValueError, match=f"'{name}' is not a subclass of gymnasium.core.Wrapper"):
         import_class(name, gym.Wrapper)
 
 

@@ -19,10 +19,8 @@ from torch import distributed as dist
 from torchrun import TORCHRUN, torchrun
 
 from ppo_plus import PPO_Plus
-from ppo_plus.ranks import Ranks
-from ppo_plus.zoo.experiment import load_experiment, share
 from ppo_plus.zoo.plot import read_training
-from ppo_plus.zoo.torchrun import fresh
+from ppo_plus.zoo.torchrun import unused_store
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -76,7 +74,7 @@ def connect():
 
 def meet(connect, size, order=None):
     with ThreadPoolExecutor(size) as threads:
-        each = [threads.submit(fresh, connect(), rank, size) for rank in order or range(size)]
+        each = [threads.submit(unused_store, connect(), rank, size) for rank in order or range(size)]
         return [future.result(60) for future in each]
 
 
@@ -114,8 +112,8 @@ def test_fewer_come_back(connect):
 def test_who_does_not_come_is_not_waited_for_for_ever(connect):
     store = connect()
     store.set("hello/1", "gone")
-    with pytest.raises(TimeoutError, match="of 2 processes that train together, some have not come"):
-        fresh(connect(), 0, 2, patience=timedelta(seconds=0.3))
+    with pytest.raises(TimeoutError, match="some of 2 processes that train together did not start"):
+        unused_store(connect(), 0, 2, timeout=timedelta(seconds=0.3))
 
 
 GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq 1024 --eval-episodes 3 --save-freq 512".split()
@@ -143,25 +141,6 @@ def episodes(folder):
 def evaluations(folder):
     with np.load(run_of(folder) / "evaluations.npz") as saved:
         return dict(saved)
-
-
-@pytest.mark.parametrize(("n", "rank"), [(2, 0), (2, 1), (4, 3)])
-def test_numbers_of_the_settings_mean_the_whole(n, rank):
-    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
-    part = share(whole, Ranks(rank, n))
-    assert (part.n_envs, part.hyperparams["batch_size"]) == (8 // n, 256 // n)
-    assert part.n_timesteps == whole.n_timesteps
-    assert share(whole, Ranks()) is whole
-
-
-def test_what_cannot_be_divided_is_named():
-    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
-    message = "n_envs=8 cannot be divided among 3 processes: use a multiple of 3, such as n_envs=9, or fewer processes"
-    with pytest.raises(ValueError, match=message):
-        share(whole, Ranks(0, 3))
-    # SB3's batch size is divided, too.
-    with pytest.raises(ValueError, match="batch_size=64 cannot be divided among 24"):
-        share(load_experiment("Walker2d-v5", overrides={"n_envs": 24}).replace(hyperparams={}), Ranks(0, 24))
 
 
 @pytest.mark.slow

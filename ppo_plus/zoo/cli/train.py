@@ -147,9 +147,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     :raises gymnasium.error.Error: there is no such environment
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
-    import numpy as np
-
-    from ppo_plus.zoo.experiment import load_experiment
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.registry import find_env
 
@@ -161,6 +158,10 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     if args.env_kwargs:
         overrides["env_kwargs"] = dict(args.env_kwargs)
     entry, _ = read_entry(args.env, source, args.variant)
+    import numpy as np
+
+    from ppo_plus.zoo.experiment import load_experiment
+
     experiment = load_experiment(
         args.env,
         source,
@@ -242,14 +243,11 @@ def _join(args: argparse.Namespace, device: str) -> bool:
 
 def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     """Start the command anew, in several processes."""
-    from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.experiment import share
-
     if launched():
         raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
     # A mistake shows here, once.
     if args.resume is None:
-        share(make_experiment(args), Ranks(0, args.processes))
+        make_experiment(args).for_each_process(args.processes)
     else:
         find_run(Path(args.resume))
     return partial(launch, args.processes, sys.argv[1:])
