@@ -38,7 +38,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.zoo.style import COLORS
+from ppo_plus.zoo.plot import COLORS
 from ppo_plus.zoo.tune.statistics import iqm_interval
 
 EXPLORATIONS: dict[str, dict[str, Any]] = {

@@ -393,7 +393,7 @@ HARM = [
     "numpy.lib.npyio:NpzFile",
     "ppo_plus.ppo:pathlib.os.system",
     "ppo_plus.ppo:PPO_Plus",
-    "ppo_plus.zoo.imports:import_class",
+    "ppo_plus.zoo.registry:import_class",
     "ppo_plus.__main__:main",
     "ppo_plus.policy.policies:ActorCriticPolicy.load",
     "ppo_plus.formulas.schedules:make_schedule",

@@ -5,6 +5,7 @@ import errno
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,15 +26,14 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
-from ppo_plus.zoo.imports import import_packages
 from ppo_plus.zoo.interrupts import SIGNALS, interrupt_once
-from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.registry import import_packages
+from ppo_plus.zoo.runs import Options, find_run, saved_arguments
 from ppo_plus.zoo.torchrun import job, launch, launched
-from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
-    from ppo_plus.zoo.folders import RunFolder
+    from ppo_plus.zoo.runs import RunFolder
     from ppo_plus.zoo.train import Run
 
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
@@ -147,9 +147,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     :raises gymnasium.error.Error: there is no such environment
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
-    import numpy as np
-
-    from ppo_plus.zoo.experiment import load_experiment
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.registry import find_env
 
@@ -161,6 +158,10 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     if args.env_kwargs:
         overrides["env_kwargs"] = dict(args.env_kwargs)
     entry, _ = read_entry(args.env, source, args.variant)
+    import numpy as np
+
+    from ppo_plus.zoo.experiment import load_experiment
+
     experiment = load_experiment(
         args.env,
         source,
@@ -231,7 +232,7 @@ def _join(args: argparse.Namespace, device: str) -> bool:
         return True
     import numpy as np
 
-    from ppo_plus.zoo.ranks import join
+    from ppo_plus.zoo.torchrun import join
 
     ranks = join(device)
     if args.seed < 0:
@@ -242,17 +243,12 @@ def _join(args: argparse.Namespace, device: str) -> bool:
 
 def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     """Start the command anew, in several processes."""
-    from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.ranks import share
-
     if launched():
         raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
     # A mistake shows here, once.
     if args.resume is None:
-        share(make_experiment(args), Ranks(0, args.processes))
+        make_experiment(args).for_each_process(args.processes)
     else:
-        from ppo_plus.zoo.resume import find_run
-
         find_run(Path(args.resume))
     return partial(launch, args.processes, sys.argv[1:])
 
@@ -270,9 +266,6 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
-    from ppo_plus.zoo.enjoy import saved_arguments
-    from ppo_plus.zoo.resume import find_run
-
     folder = find_run(Path(args.resume))
     _join(args, saved_arguments(folder)["device"])
     return _go_on(folder, args)
@@ -284,7 +277,7 @@ def _begun(args: argparse.Namespace) -> "RunFolder | None":
     if name is None or args.dry_run:
         return None
     from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.resume import begun_by
+    from ppo_plus.zoo.train import begun_by
 
     ranks = Ranks.present()
     begun = begun_by(name, Path(args.log_folder), args.env) if ranks.leads else None
@@ -296,8 +289,7 @@ def _begun(args: argparse.Namespace) -> "RunFolder | None":
 
 def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
     """Build an interrupted run as it stood."""
-    from ppo_plus.zoo.resume import set_up_again
-    from ppo_plus.zoo.train import train
+    from ppo_plus.zoo.train import set_up_again, train
 
     import_packages(args.gym_packages)
     # What is not given stays as it was.
@@ -504,3 +496,37 @@ def _add_tracking_arguments(group: Any) -> None:
     add("--wandb-entity", metavar="NAME", help="entity (team)")
     add("--wandb-group", metavar="NAME", help="group")
     add("-tags", "--wandb-tags", nargs="+", default=[], metavar="TAG", help="tags")
+
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.experiment import Experiment
+
+
+def run_name(experiment: "Experiment") -> str:
+    """Name of a tracked run, as rl_zoo3 names them.
+
+    :raises ImportError: Weights & Biases is not installed
+    """
+    if find_spec("wandb") is None:
+        raise ImportError("--track needs Weights & Biases: pip install wandb")
+    return f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
+
+
+def track(args: argparse.Namespace, experiment: "Experiment", name: str) -> None:
+    """Start tracking; what is written for TensorBoard from now on is uploaded.
+
+    :param args: the arguments of ``ppo-plus train``
+    :param experiment: what is trained
+    :param name: name of the run
+    """
+    import wandb
+
+    wandb.init(
+        name=name,
+        project=args.wandb_project_name,
+        entity=args.wandb_entity,
+        group=args.wandb_group,
+        tags=args.wandb_tags,
+        config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
+        sync_tensorboard=True,
+    )

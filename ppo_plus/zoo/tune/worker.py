@@ -13,8 +13,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus import CompileError
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.interrupts import raise_if_lost
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score

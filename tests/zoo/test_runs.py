@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ppo_plus.zoo.folders import RunFolder, find_folder, new_folder
+from ppo_plus.zoo.runs import RunFolder, find_folder, new_folder
 
 
 def test_folders_are_numbered_and_their_names_safe(tmp_path):

@@ -22,9 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ppo_plus.files.atomic import UNFINISHED
 from ppo_plus.files.lock import claim
+from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.
@@ -161,3 +163,67 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
 def last_run(parent: Path, env_id: str) -> int:
     """Highest number of a run's folder; 0 if there is none."""
     return max(runs_of(parent, env_id), default=0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a run starts from, what it records and shows, and what it does where environments fail. None of it changes
+    what is learned from environments that do not.
+
+    :param log_folder: folder of all runs
+    :param uuid: add a UUID to the name of the run's folder
+    :param eval_freq: environment steps between evaluations; 0 or less: none
+    :param eval_episodes: episodes of each evaluation
+    :param n_eval_envs: environments that evaluation uses side by side, over all processes, at least one in each
+    :param save_freq: environment steps between checkpoints, and between models that are saved; 0 or less: no models,
+        and checkpoints every ten minutes only
+    :param keep_checkpoints: how many checkpoints to keep, the newest
+    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
+    :param keep_timesteps: with a trained agent: go on counting timesteps from its
+    :param trust_model: read it even if that runs code in it
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param log_interval: rollouts between two logs; ``None``: no logs
+    :param progress: show progress
+    :param restart_envs: how many times a fresh environment may take the place of one that failed, over all training
+        environments, and over all of evaluation
+    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: any
+    :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
+    """
+
+    log_folder: str = "logs"
+    uuid: bool = False
+    eval_freq: int = 25_000
+    eval_episodes: int = 5
+    n_eval_envs: int = 1
+    save_freq: int = -1
+    keep_checkpoints: int = 3
+    trained_agent: str | None = None
+    keep_timesteps: bool = False
+    trust_model: bool = False
+    tensorboard_log: str | None = None
+    log_interval: int | None = 1
+    restart_envs: int = 0
+    env_timeout: float | None = None
+    progress: bool = True
+    verbose: int = 0
+
+    def supervision(self) -> dict[str, Any]:
+        """The arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail."""
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout}
+
+
+def saved_arguments(folder: RunFolder) -> dict[str, Any]:
+    """What a run was started with, besides its settings; parameter and errors as for :func:`saved_experiment`."""
+    return read_mapping(folder.settings / "args.yml", RunLoader)
+
+
+def find_run(path: Path) -> RunFolder:
+    """The folder of a run.
+
+    :param path: the folder
+    :raises FileNotFoundError: it is none
+    """
+    saved = next(path.glob("*/args.yml"), None)
+    if saved is None:
+        raise FileNotFoundError(f"--resume {path}: this is no run's folder, such as logs/ppo_plus/CartPole-v1_1")
+    return RunFolder(path, read_mapping(saved, RunLoader)["env"])
