@@ -4,7 +4,7 @@ One act step and one minibatch of the update of CartPole-v1 are traced; each con
 is then called in turns with the others. What differs is what stands around the compiled loops. Calls are measured in
 the processor's time, compiling in the clock's, from empty caches (headers to precompile included)::
 
-    python scripts/compilers.py
+    python benchmarks/compilers.py
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What is reproducible: which runs end with the same weights, bit for bit.
 
-    python scripts/determinism.py                                          # some seven minutes on two cores
-    python scripts/determinism.py --json docs/benchmarks/determinism.json
+    python benchmarks/determinism.py                                          # some seven minutes on two cores
+    python benchmarks/determinism.py --json benchmarks/results/determinism.json
 
 Each run is a process of its own, with the same seed and settings, that prints a hash of its weights. A run is compared
 with the first of its column, uncompiled with uncompiled and compiled with compiled.

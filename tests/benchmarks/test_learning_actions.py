@@ -1,4 +1,4 @@
-"""The environments of ``scripts/learning_actions.py`` are what their tables say."""
+"""The environments of ``benchmarks/learning_actions.py`` are what their tables say."""
 
 import numpy as np
 import pytest

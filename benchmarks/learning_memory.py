@@ -1,7 +1,7 @@
 """What policies learn where velocities cannot be seen, with and without memory, beside sb3-contrib's RecurrentPPO.
 
-    python scripts/learning_memory.py --json docs/benchmarks/learning_memory.json
-    python scripts/learning_memory.py --only CartPole-v1 --without RecurrentPPO
+    python benchmarks/learning_memory.py --json benchmarks/results/learning_memory.json
+    python benchmarks/learning_memory.py --only CartPole-v1 --without RecurrentPPO
 
 All contenders get the same hyperparameters, after rl_zoo3's for these tasks but with rewards normalized; the score is
 the mean return of 100 deterministic episodes at the end. The first one sees velocities: it is what memory should make

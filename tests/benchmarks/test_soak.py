@@ -1,4 +1,4 @@
-"""``scripts/soak.py``: what it counts as lost."""
+"""``benchmarks/soak.py``: what it counts as lost."""
 
 import os
 import subprocess

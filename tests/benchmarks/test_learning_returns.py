@@ -1,4 +1,4 @@
-"""Long runs one by one: ``scripts/campaign.py`` and what ``scripts/learning_returns.py`` does with it."""
+"""Long runs one by one: ``benchmarks/campaign.py`` and what ``benchmarks/learning_returns.py`` does with it."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
     assert not campaign.is_claimed(path)
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)],
-        cwd=campaign.ROOT / "scripts",
+        cwd=campaign.ROOT / "benchmarks",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

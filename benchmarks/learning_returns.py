@@ -1,20 +1,21 @@
 """What is learned, run by run, over many hours: MuJoCo's tasks (version 5) in a million steps, classic ones, and Pong.
 
-    python scripts/learning_returns.py --list                           # what is done, going on, and left
-    python scripts/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
-    python scripts/learning_returns.py --queue                          # all that is left, one after another
-    python scripts/learning_returns.py --queue --stage screen           # of one part; two queues share the work
-    python scripts/learning_returns.py --table                          # what came out, with intervals
-    python scripts/learning_returns.py --effects screen                 # which settings matter (scripts/screening.py)
+    python benchmarks/learning_returns.py --list                           # what is done, going on, and left
+    python benchmarks/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
+    python benchmarks/learning_returns.py --queue                          # all that is left, one after another
+    python benchmarks/learning_returns.py --queue --stage screen           # of one part; two queues share the work
+    python benchmarks/learning_returns.py --table                          # what came out, with intervals
+    python benchmarks/learning_returns.py --effects screen                 # which settings matter (screening.py)
 
-Each run leaves ``docs/benchmarks/returns/ARM/TASK-SEED.json``: the curve of training, the last 100 training episodes,
-and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own and with
-the statistics of training; settings, versions, time, and the command that repeats it. What is done is not done again.
+Each run leaves ``benchmarks/results/returns/ARM/TASK-SEED.json``: the curve of training, the last 100 training
+episodes, and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own
+and with the statistics of training; settings, versions, time, and the command that repeats it. What is done is not done
+again.
 
 To have the queue work in the background, and to pause it and go on:
 
-    setsid nohup nice -n 19 python scripts/learning_returns.py --queue > queue.log 2>&1 &
-    group=$(cat docs/benchmarks/returns/.running/queue.pid)
+    setsid nohup nice -n 19 python benchmarks/learning_returns.py --queue > queue.log 2>&1 &
+    group=$(cat benchmarks/results/returns/.running/queue.pid)
     kill -STOP -- -$group
     kill -CONT -- -$group
     echo 19 > /proc/$group/autogroup    # Linux: be nice to other terminals too, not only within this session
@@ -71,8 +72,8 @@ from ppo_plus.zoo.hyperparams import builtin_file, read_mapping
 from ppo_plus.zoo.registry import find_env
 from ppo_plus.zoo.tune.statistics import Estimate
 
-SCRIPT = "scripts/learning_returns.py"
-FOLDER = ROOT / "docs" / "benchmarks" / "returns"
+SCRIPT = "benchmarks/learning_returns.py"
+FOLDER = ROOT / "benchmarks" / "results" / "returns"
 STEPS = 1_000_000
 #: Environment steps that one point of a curve is the mean of.
 BIN = 20_000

@@ -1,9 +1,9 @@
 """How long training takes where environments are in tensors: PPO_Plus beside rsl_rl, skrl and SB3.
 
-    python scripts/benchmark_tensor_env.py                         # 4,096 environments, all that are installed
-    python scripts/benchmark_tensor_env.py --device cuda --iterations 20
-    python scripts/benchmark_tensor_env.py --only ppo_plus rsl_rl --hidden 256 128 64
-    python scripts/benchmark_tensor_env.py --json docs/benchmarks/tensor_env.json
+    python benchmarks/benchmark_tensor_env.py                         # 4,096 environments, all that are installed
+    python benchmarks/benchmark_tensor_env.py --device cuda --iterations 20
+    python benchmarks/benchmark_tensor_env.py --only ppo_plus rsl_rl --hidden 256 128 64
+    python benchmarks/benchmark_tensor_env.py --json benchmarks/results/tensor_env.json
 
 The task is a cart-pole that swings up, written in torch; an iteration is a rollout and the update with it. All have the
 same networks, rollouts, minibatches, epochs, learning rate, loss and bootstrap coefficients. Rounds are interleaved, so

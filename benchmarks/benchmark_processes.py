@@ -1,7 +1,7 @@
 """Whether several processes train faster than one, on one machine: whole training, and updates by width and minibatch.
 
-    python scripts/benchmark_processes.py --json docs/benchmarks/processes.json
-    python scripts/benchmark_processes.py --processes 4 --only updates --widths 64 1024 --batch-sizes 64 4096
+    python benchmarks/benchmark_processes.py --json benchmarks/results/processes.json
+    python benchmarks/benchmark_processes.py --processes 4 --only updates --widths 64 1024 --batch-sizes 64 4096
 
 torchrun starts the processes, of which each has one thread. **Messages**: one all-reduce, by how many numbers it adds
 up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**,

@@ -1,7 +1,7 @@
 """Train for long with faults at random, and count what was lost: nothing should be.
 
-    python scripts/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
-    python scripts/soak.py --json docs/benchmarks/soak.json
+    python benchmarks/soak.py                                   # some 45 minutes; Linux, a C compiler, mounting a tmpfs
+    python benchmarks/soak.py --json benchmarks/results/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and
 again and each time gone on with by ``--resume``, and at its end compared with the first: weights, episodes and

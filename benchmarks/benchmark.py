@@ -1,11 +1,11 @@
 """How fast PPO_Plus trains beside SB3's PPO (with masks and memory: sb3-contrib's) and, where installed, SBX's.
 
-    python scripts/benchmark.py --json docs/benchmarks/speed.json --plot docs/benchmarks/speed.png
-    python scripts/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
-    python scripts/benchmark.py --scaling --json docs/benchmarks/scaling.json
-    python scripts/benchmark.py --learning --json docs/benchmarks/learning_check.json
-    python scripts/benchmark.py --all-cores --json docs/benchmarks/all_cores.json
-    python scripts/benchmark.py --quick          # only whether it runs: its figures mean nothing
+    python benchmarks/benchmark.py --json benchmarks/results/speed.json --plot docs/pictures/speed.png
+    python benchmarks/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
+    python benchmarks/benchmark.py --scaling --json benchmarks/results/scaling.json
+    python benchmarks/benchmark.py --learning --json benchmarks/results/learning_check.json
+    python benchmarks/benchmark.py --all-cores --json benchmarks/results/all_cores.json
+    python benchmarks/benchmark.py --quick          # only whether it runs: its figures mean nothing
 
 **Time** is that of whole training, rollouts and updates together, per environment step. Contenders get the same
 hyperparameters, seeds and number of threads and take turns in rounds; a speed-up is SB3's time divided by the

@@ -1,11 +1,11 @@
-"""The seeded faults of ``scripts/mutants.py`` keep up with the package; the script tells which the tests catch."""
+"""The seeded faults of ``benchmarks/mutants.py`` keep up with the package; the script tells which the tests catch."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "ppo_plus"
+PACKAGE = Path(__file__).parents[2] / "ppo_plus"
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """What one step of all environments costs, in microseconds, by task, number and kind of vector environment.
 
-    python scripts/benchmark_vec_env.py --json docs/benchmarks/vec_env.json    # all tasks, 1, 8 and 64 environments
-    python scripts/benchmark_vec_env.py --env HalfCheetah-v5 --n-envs 1 8
-    python scripts/benchmark_vec_env.py --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised
-    python scripts/benchmark_vec_env.py --quick          # only whether it runs: its figures mean nothing
+    python benchmarks/benchmark_vec_env.py --json benchmarks/results/vec_env.json    # all tasks, 1, 8 and 64 envs
+    python benchmarks/benchmark_vec_env.py --env HalfCheetah-v5 --n-envs 1 8
+    python benchmarks/benchmark_vec_env.py --env CartPole-v1 --n-envs 8 --rounds 40 --kinds SB3 Supervised
+    python benchmarks/benchmark_vec_env.py --quick          # only whether it runs: its figures mean nothing
 
 All are stepped through SB3's ``VecEnv`` interface, with the same kind of random actions, from one process, and may use
 all cores. Rounds are interleaved, so that a busy machine disturbs all alike, and medians are given. ``Atari`` is Pong

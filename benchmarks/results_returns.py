@@ -1,9 +1,9 @@
 """What the campaign found: contenders beside each other, over all of MuJoCo's tasks, and what was meant to be reached.
 
-    python scripts/results_returns.py                         # the tables
-    python scripts/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
+    python benchmarks/results_returns.py                         # the tables
+    python benchmarks/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
 
-From what ``scripts/learning_returns.py`` left in ``docs/benchmarks/returns``. Over tasks, a score is in units of what
+From what ``learning_returns.py`` left in ``benchmarks/results/returns``. Over tasks, a score is in units of what
 SB3's settings reach on its task (the interquartile mean of their runs).
 """
 
@@ -216,9 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = results(arguments.folder)
     if not found:
-        parser.error(
-            f"--folder {arguments.folder}: there are no results of runs that scripts/learning_returns.py --list shows"
-        )
+        parser.error(f"--folder {arguments.folder}: there are no results of runs that learning_returns.py --list shows")
     if arguments.draw:
         runs = grouped(found)
         if not runs:

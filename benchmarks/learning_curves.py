@@ -1,7 +1,7 @@
 """A picture of the README: the same learning in less time.
 
-    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json
-    python scripts/learning_curves.py --json docs/benchmarks/learning_curves.json --draw docs/pictures
+    python benchmarks/learning_curves.py --json benchmarks/results/learning_curves.json
+    python benchmarks/learning_curves.py --json benchmarks/results/learning_curves.json --draw docs/pictures
 
 ``learning.svg``: CartPole-v1 with SB3's default hyperparameters and 8 environments (2048 transitions a rollout), SB3's
 PPO and PPO_Plus compiled, the mean return of the last 20 training episodes over seconds of CPU time in one thread, each

@@ -1,9 +1,9 @@
 """How far several processes would scale, on paper: up to 1,024 of them on several machines.
 
-    python scripts/scaling_model.py                                   # from docs/benchmarks/processes.json
-    python scripts/scaling_model.py --latency 2e-6 --bandwidth 2e10   # another network between machines
+    python benchmarks/scaling_model.py                                   # from benchmarks/results/processes.json
+    python benchmarks/scaling_model.py --latency 2e-6 --bandwidth 2e10   # another network between machines
 
-Measured (``scripts/benchmark_processes.py``) are the time of a minibatch in one process, by width of the network and
+Measured (``benchmarks/benchmark_processes.py``) are the time of a minibatch in one process, by width of the network and
 size of the minibatch, and that of an all-reduce between processes of one machine, by its size. Assumed are:
 
 - a minibatch of b transitions takes t0 + t1 b, as measured ones do (least squares in relative terms);
@@ -28,7 +28,7 @@ import numpy as np
 from benchmark import table  # the script beside this one
 from benchmark_processes import ALONE, N_MINIBATCHES, N_OBSERVED, n_weights
 
-DATA = Path(__file__).parent.parent / "docs" / "benchmarks" / "processes.json"
+DATA = Path(__file__).parent / "results" / "processes.json"
 PROCESSES = (1, 2, 4, 16, 64, 256, 1024)
 BATCHES = (64, 256, 1024, 4096, 16384)
 

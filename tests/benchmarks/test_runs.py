@@ -1,4 +1,4 @@
-"""What the learning scripts share: ``scripts/runs.py``."""
+"""What the learning scripts share: ``benchmarks/runs.py``."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def slowly(result):
 @pytest.mark.slow
 def test_an_error_ends_it_and_loses_nothing(runs, tmp_path, monkeypatch):
     # The other processes find `slowly` by the name of this file.
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
     path = tmp_path / "results.json"
     arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])
     first, *further = (runs.Result("task", "a", seed, 1000, 200.0, 2.5) for seed in range(20))

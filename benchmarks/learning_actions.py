@@ -1,7 +1,7 @@
 """What mixed action spaces and action masks bring, over several seeds, as tables with intervals.
 
-    python scripts/learning_actions.py --json docs/benchmarks/learning_actions.json
-    python scripts/learning_actions.py --only mixed --seeds 3
+    python benchmarks/learning_actions.py --json benchmarks/results/learning_actions.json
+    python benchmarks/learning_actions.py --only mixed --seeds 3
 
 **Mixed**: :class:`Courier` has a choice with continuous parameters. Its Dict action space is compared with the usual
 workaround, one Box whose largest component is the choice. **Masked**: sb3-contrib's environments of invalid

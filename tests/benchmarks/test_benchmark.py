@@ -1,4 +1,4 @@
-"""The parts of ``scripts/benchmark.py`` that figures pass through."""
+"""The parts of ``benchmarks/benchmark.py`` that figures pass through."""
 
 import numpy as np
 import pytest

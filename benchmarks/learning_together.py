@@ -1,7 +1,7 @@
 """What memory, action masks and gSDE bring to a task that asks for all three at once, over several seeds.
 
-    python scripts/learning_together.py --json docs/benchmarks/learning_together.json
-    python scripts/learning_together.py --without "RecurrentPPO (memory)"
+    python benchmarks/learning_together.py --json benchmarks/results/learning_together.json
+    python benchmarks/learning_together.py --without "RecurrentPPO (memory)"
 
 :class:`Vault` is learned by a policy with memory and masks that explores its discrete actions by gSDE, and with each of
 the three left out in turn; and by sb3-contrib's algorithms, which have one of the three each. All get the same

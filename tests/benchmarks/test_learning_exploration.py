@@ -1,4 +1,4 @@
-"""The grids of ``scripts/learning_exploration.py`` are what their docstring says."""
+"""The grids of ``benchmarks/learning_exploration.py`` are what their docstring says."""
 
 from types import SimpleNamespace
 

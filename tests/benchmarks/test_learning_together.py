@@ -1,4 +1,4 @@
-"""The environment of ``scripts/learning_together.py`` is what its table says."""
+"""The environment of ``benchmarks/learning_together.py`` is what its table says."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,9 @@
 """Where held, state-dependent noise helps on discrete actions, and where it hurts: steps to a goal, by exploration.
 
-    python scripts/learning_exploration.py --only deep-sea --json docs/benchmarks/exploration_deep_sea.json
-    python scripts/learning_exploration.py --only classic --jobs 1
-    python scripts/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
-    python scripts/learning_exploration.py --draw docs/pictures --json docs/benchmarks/exploration_deep_sea.json
+    python benchmarks/learning_exploration.py --only deep-sea --json benchmarks/results/exploration_deep_sea.json
+    python benchmarks/learning_exploration.py --only classic --jobs 1
+    python benchmarks/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
+    python benchmarks/learning_exploration.py --draw docs/pictures --json benchmarks/results/exploration_deep_sea.json
 
 **deep-sea**: one way through a grid of N x N is worth 1, and every step of it costs; undirected noise takes it with a
 probability of 2^-N. In *plain* grids the same action goes right everywhere, in *random* ones a coin has decided it for
