@@ -1,12 +1,11 @@
-"""A queue of long training runs, one process and one file each.
+"""A queue of long training runs, each in its own process, with one file for all results.
 
-A run leaves one JSON file, written as a whole when it is done. So the files say what is left to do: a queue that was
-stopped goes on where it was, with the run begun anew that it was stopped in. A run holds a lock while it lasts, so that
-several queues can share the work; the lock ends with its process, however that ends.
+A run appends one line to a JSON Lines file when it ends. So the file says what is left to do: a queue that was stopped
+resumes where it was, and starts again the run that it was stopped in. A run holds a lock as long as it lasts, so that
+several queues can share the work; the system releases the lock when the process ends, however it ends.
 """
 
 import fcntl
-import json
 import os
 import subprocess
 import sys
@@ -17,14 +16,10 @@ from typing import Any
 
 import torch as th
 from machine import processor  # the scripts beside this one
+from report.results import ROOT, read_lines
 from runs import facts
 
 from ppo_plus.files.lock import claim as claim
-from ppo_plus.files.whole import write_text
-
-ROOT = Path(__file__).resolve().parent.parent
-#: The folder, beside the results, of what only matters while runs are going on. Git ignores it.
-RUNNING = ".running"
 
 
 @dataclass(frozen=True)
@@ -58,31 +53,25 @@ def in_order(stages: Iterable[Iterable[Cell]]) -> list[Job]:
     return list(dict.fromkeys(jobs))
 
 
-def result_path(folder: Path, job: Job) -> Path:
-    """Where the result of a run is, once it is done."""
-    return folder / job.arm / f"{job.task}-{job.seed}.json"
+def running(results: Path) -> Path:
+    """The folder, beside the results, of files that matter only while runs last. Git ignores it."""
+    return results.parent / ".running" / results.stem
 
 
-def lock_path(folder: Path, job: Job) -> Path:
+def lock_path(results: Path, job: Job) -> Path:
     """The lock of a run."""
-    return folder / RUNNING / f"{job.arm}_{job.task}-{job.seed}.lock"
+    return running(results) / f"{job.arm}_{job.task}-{job.seed}.lock"
 
 
-def queue_path(folder: Path) -> Path:
-    """Where the process group of the queue that was started last stands."""
-    return folder / RUNNING / "queue.pid"
+def queue_path(results: Path) -> Path:
+    """The file with the process group of the queue that was started last."""
+    return running(results) / "queue.pid"
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Write a JSON file with a line per entry. It is there as a whole or not at all."""
-    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in data.items())
-    write_text(path, f"{{\n{lines}\n}}\n")
-
-
-def read(folder: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
-    """The results that there are."""
-    paths = {job: result_path(folder, job) for job in jobs}
-    return {job: json.loads(path.read_text(encoding="utf-8")) for job, path in paths.items() if path.exists()}
+def read(results: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
+    """The results of those runs that are done, in the order of the runs."""
+    found = {Job(each["arm"], each["task"], each["seed"]): each for each in read_lines(results)}
+    return {job: found[job] for job in jobs if job in found}
 
 
 def is_claimed(path: Path) -> bool:
@@ -97,21 +86,21 @@ def is_claimed(path: Path) -> bool:
     return False
 
 
-def work(command: Sequence[str], folder: Path, jobs: Iterable[Job]) -> list[Job]:
+def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job]:
     """Do what is left of some runs, one after another, each in a process of its own with one thread. They belong to
     this process's group, whose id stands in :func:`queue_path`: signals to the group pause and continue all of it.
 
     :param command: what does a run, before the words that name it
-    :param folder: where results go
+    :param results: the file to which they append their results
     :param jobs: the runs, in order
     :return: those that failed
     """
-    queue_path(folder).parent.mkdir(parents=True, exist_ok=True)
-    queue_path(folder).write_text(f"{os.getpgrp()}\n", encoding="utf-8")
+    running(results).mkdir(parents=True, exist_ok=True)
+    queue_path(results).write_text(f"{os.getpgrp()}\n", encoding="utf-8")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     failed = []
     for job in jobs:
-        if result_path(folder, job).exists() or is_claimed(lock_path(folder, job)):
+        if read(results, [job]) or is_claimed(lock_path(results, job)):
             continue
         if subprocess.run([*command, *str(job).split()], env=environment, cwd=ROOT).returncode:
             failed.append(job)

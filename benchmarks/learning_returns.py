@@ -7,25 +7,23 @@
     python benchmarks/learning_returns.py --table                          # what came out, with intervals
     python benchmarks/learning_returns.py --effects screen                 # which settings matter (screening.py)
 
-Each run leaves ``benchmarks/results/returns/ARM/TASK-SEED.json``: the curve of training, the last 100 training
-episodes, and 20 episodes at the end with the most likely actions and 20 with sampled ones, in environments of their own
-and with the statistics of training; settings, versions, time, and the command that repeats it. What is done is not done
-again.
+Each run appends a line to ``benchmarks/results/returns.jsonl``: the curve of training, the last 100 training episodes,
+and 20 episodes at the end with the most likely actions and 20 with sampled ones, in separate environments and with the
+statistics of training; settings, versions, time, and the command that repeats it. What is done is not done again.
 
-To have the queue work in the background, and to pause it and go on:
+To have the queue work in the background, to pause it, and to continue:
 
     setsid nohup nice -n 19 python benchmarks/learning_returns.py --queue > queue.log 2>&1 &
-    group=$(cat benchmarks/results/returns/.running/queue.pid)
+    group=$(cat benchmarks/results/.running/returns/queue.pid)
     kill -STOP -- -$group
     kill -CONT -- -$group
     echo 19 > /proc/$group/autogroup    # Linux: be nice to other terminals too, not only within this session
 
-``kill $group`` ends it after the run that is going on, ``kill -- -$group`` at once; a run that was ended is begun anew.
-The queue runs the files that there are: leave the package alone meanwhile, for instance in a clone of its own.
+``kill $group`` ends it after the current run, ``kill -- -$group`` at once; a run that was ended is started again.
+The queue runs the files that are there: do not change the package meanwhile, for instance by using a separate clone.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -41,7 +39,6 @@ import numpy as np
 import screening
 import torch as th
 from campaign import (  # the script beside this one
-    ROOT,
     Cell,
     Job,
     claim,
@@ -50,12 +47,11 @@ from campaign import (  # the script beside this one
     lock_path,
     python,
     read,
-    result_path,
     versions,
     work,
-    write,
 )
 from markdown_table import markdown
+from report.results import RESULTS, append_line
 from runs import score
 from sb3_contrib import TRPO
 from stable_baselines3 import PPO
@@ -73,7 +69,7 @@ from ppo_plus.zoo.registry import find_env
 from ppo_plus.zoo.tune.statistics import Estimate
 
 SCRIPT = "benchmarks/learning_returns.py"
-FOLDER = ROOT / "benchmarks" / "results" / "returns"
+FILE = RESULTS / "returns.jsonl"
 STEPS = 1_000_000
 #: Environment steps that one point of a curve is the mean of.
 BIN = 20_000
@@ -482,24 +478,22 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
 
 
 def command(job: Job, steps: int | None = None) -> str:
-    """What repeats a run; a result that is there already has to be moved away, or another folder to be given."""
+    """What repeats a run; with another file for ``--results``, if its result is there already."""
     return f"OMP_NUM_THREADS=1 python {SCRIPT} --run {job}" + (f" --steps {steps}" if steps else "")
 
 
-def run(job: Job, folder: Path = FOLDER, steps: int | None = None) -> None:
-    """Do a run, unless it is done or another process is about it."""
-    with claim(lock_path(folder, job)) as mine:
-        path = result_path(folder, job)
+def run(job: Job, file: Path = FILE, steps: int | None = None) -> None:
+    """Do a run, unless it is done or another process is doing it."""
+    with claim(lock_path(file, job)) as mine:
         if not mine:
-            print(f"{job}: another process is about it", flush=True)
+            print(f"{job}: another process is doing it", flush=True)
             return
-        if path.exists():
-            done = json.loads(path.read_text())["steps"]
-            print(f"{job}: done already, {done:,} steps in {path}; --folder takes another folder", flush=True)
+        for done in read(file, [job]).values():
+            print(f"{job}: done already, {done['steps']:,} steps in {file}; --results takes another file", flush=True)
             return
         print(f"{time.strftime('%d %b %H:%M:%S')} {job}", flush=True)
         result = learn(job, steps)
-        write(path, result)
+        append_line(file, result)
     print(
         f"{time.strftime('%d %b %H:%M:%S')} {job}: last 100 {result['last']['mean']}, deterministic "
         f"{result['deterministic']['mean']}, stochastic {result['stochastic']['mean']}, {result['cpu_seconds']} s",
@@ -507,19 +501,19 @@ def run(job: Job, folder: Path = FOLDER, steps: int | None = None) -> None:
     )
 
 
-def results(folder: Path = FOLDER, stages: Iterable[str] = STAGES) -> list[dict[str, Any]]:
+def results(file: Path = FILE, stages: Iterable[str] = STAGES) -> list[dict[str, Any]]:
     """The results of some stages, as far as they are there."""
-    return list(read(folder, in_order(STAGES[stage] for stage in stages)).values())
+    return list(read(file, in_order(STAGES[stage] for stage in stages)).values())
 
 
-def status(folder: Path, jobs: Iterable[Job]) -> list[str]:
+def status(file: Path, jobs: Iterable[Job]) -> list[str]:
     """A line for each run: what came out of it, or whether it is going on."""
     jobs = list(jobs)
-    done = read(folder, jobs)
+    done = read(file, jobs)
 
     def state(job: Job) -> str:
         if job not in done:
-            return "running" if is_claimed(lock_path(folder, job)) else "open"
+            return "running" if is_claimed(lock_path(file, job)) else "open"
         result = done[job]
         return f"{result['last']['mean']} / {result['deterministic']['mean']} in {result['cpu_seconds']:.0f} s"
 
@@ -599,10 +593,10 @@ def main() -> None:
     what.add_argument("--table", action="store_true", help="what came out")
     what.add_argument("--effects", choices=SCREENS, help="what a screening says of each setting")
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="which runs (default: all)")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
+    parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number, help="environment steps of a run (default: those of its arm)")
     arguments = parser.parse_args()
-    folder, jobs = arguments.folder.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
+    file, jobs = arguments.results.resolve(), in_order(STAGES[stage] for stage in arguments.stage)
     if arguments.run:
         try:
             job = parse_job(*arguments.run)
@@ -610,19 +604,19 @@ def main() -> None:
             parser.error(str(error))
         th.set_num_threads(1)
         try:
-            run(job, folder, arguments.steps)
+            run(job, file, arguments.steps)
         except KeyboardInterrupt:
-            print(f"{job}: interrupted; the same command begins it anew", file=sys.stderr)
+            print(f"{job}: interrupted; the same command starts it again", file=sys.stderr)
             raise SystemExit(130) from None
     elif arguments.queue:
         steps = ["--steps", str(arguments.steps)] if arguments.steps else []
-        again = [*python(SCRIPT), "--folder", str(folder), *steps, "--run"]
-        failed = work(again, folder, jobs)
+        again = [*python(SCRIPT), "--results", str(file), *steps, "--run"]
+        failed = work(again, file, jobs)
         raise SystemExit(f"{len(failed)} runs failed" if failed else 0)
     elif arguments.effects:
-        print("\n".join(effects_table(results(folder, [arguments.effects]), arguments.effects)))
+        print("\n".join(effects_table(results(file, [arguments.effects]), arguments.effects)))
     else:
-        print("\n".join(status(folder, jobs) if arguments.list else table(results(folder, arguments.stage))))
+        print("\n".join(status(file, jobs) if arguments.list else table(results(file, arguments.stage))))
 
 
 if __name__ == "__main__":

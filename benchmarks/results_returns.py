@@ -3,7 +3,7 @@
     python benchmarks/results_returns.py                         # the tables
     python benchmarks/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
 
-From what ``learning_returns.py`` left in ``benchmarks/results/returns``. Over tasks, a score is in units of what
+From what ``learning_returns.py`` left in ``benchmarks/results/returns.jsonl``. Over tasks, a score is in units of what
 SB3's settings reach on its task (the interquartile mean of their runs).
 """
 
@@ -17,7 +17,7 @@ from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside t
 from learning_returns import (
     BIN,
     COMPARED,
-    FOLDER,
+    FILE,
     GOALS,
     NAMES,
     OVERRIDES,
@@ -211,28 +211,30 @@ def draw_profile(runs: Runs, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are")
+    parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the pictures there")
     arguments = parser.parse_args()
-    found = results(arguments.folder)
+    found = results(arguments.results)
     if not found:
-        parser.error(f"--folder {arguments.folder}: there are no results of runs that learning_returns.py --list shows")
+        parser.error(
+            f"--results {arguments.results}: there are no results of runs that learning_returns.py --list shows"
+        )
     if arguments.draw:
         runs = grouped(found)
         if not runs:
             parser.error(
-                f"--folder {arguments.folder}: no runs there of {', '.join(CONTENDERS)}, which the pictures show"
+                f"--results {arguments.results}: no runs there of {', '.join(CONTENDERS)}, which the pictures show"
             )
         draw_curves(runs, arguments.draw / "mujoco_curves.svg")
         if enough(runs, REFERENCE):
             draw_profile(runs, arguments.draw / "mujoco_profile.svg")
     else:
-        reported = results(arguments.folder, REPORTED)
+        reported = results(arguments.results, REPORTED)
         tables = (
             contenders(reported),
             comparison(reported),
             each_task(reported),
-            gains(results(arguments.folder, ["overrides"])),
+            gains(results(arguments.results, ["overrides"])),
             *(goals(found, arm) for arm in GOALS),
         )
         print("\n\n".join("\n".join(rows) for rows in tables))

@@ -13,18 +13,19 @@ from ppo_plus import PPO_Plus
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment, parse_settings
 
-#: What stands for a run: its words end up in a file of the result's name.
+#: Stands for a run: appends the words that name it, and how many results there were before.
 FAKE = """
 import json, pathlib, sys
 arm, task, seed = sys.argv[2:]
 if task == "broken":
     sys.exit(1)
-path = pathlib.Path(sys.argv[1]) / arm / f"{task}-{seed}.json"
-path.parent.mkdir(exist_ok=True)
-path.write_text(json.dumps({"order": len(list(pathlib.Path(sys.argv[1]).rglob("*.json")))}))
+file = pathlib.Path(sys.argv[1])
+result = {"arm": arm, "task": task, "seed": int(seed), "order": len(file.read_text().splitlines())}
+with file.open("a") as lines:
+    print(json.dumps(result), file=lines)
 """
 
-#: Holds a lock until it is spoken to.
+#: Holds a lock until it gets a line of input.
 HOLDER = """
 import campaign, pathlib, sys
 with campaign.claim(pathlib.Path(sys.argv[1])) as held:
@@ -51,28 +52,17 @@ def test_low_seeds_of_every_cell_come_first_and_nothing_twice(campaign):
     assert [str(job) for job in campaign.in_order(stages)] == ["a x 0", "b x 0", "a x 1", "a y 0", "a y 1", "a x 2"]
 
 
-def test_a_queue_does_what_is_left_and_goes_on_after_a_failure(campaign, tmp_path):
+def test_a_queue_does_what_is_left_and_continues_after_failures(campaign, script, tmp_path):
+    file = tmp_path / "results.jsonl"
     jobs = [campaign.Job("a", task, seed) for seed in range(2) for task in ("x", "broken", "busy")]
-    campaign.write(campaign.result_path(tmp_path, jobs[0]), {"order": 0})
-    with campaign.claim(campaign.lock_path(tmp_path, jobs[2])) as held:
+    script.append_line(file, {**vars(jobs[0]), "order": 0})
+    with campaign.claim(campaign.lock_path(file, jobs[2])) as held:
         assert held
-        failed = campaign.work([sys.executable, "-c", FAKE, str(tmp_path)], tmp_path, jobs)
+        failed = campaign.work([sys.executable, "-c", FAKE, str(file)], file, jobs)
     assert failed == [jobs[1], jobs[4]]
-    results = campaign.read(tmp_path, jobs)
+    results = campaign.read(file, jobs)
     assert {job: result["order"] for job, result in results.items()} == {jobs[0]: 0, jobs[3]: 1, jobs[5]: 2}
-    assert campaign.queue_path(tmp_path).read_text() == f"{os.getpgrp()}\n"
-
-
-def test_a_result_is_whole_or_not_there(campaign, tmp_path):
-    path = tmp_path / "arm" / "task-0.json"
-    data = {"a": [1, 2], "b": {"c": None}}
-    campaign.write(path, data)
-    assert json.loads(path.read_text()) == data
-    assert len(path.read_text().splitlines()) == len(data) + 2
-    with pytest.raises(ValueError):
-        campaign.write(path, {"a": float("nan")})
-    assert json.loads(path.read_text()) == data
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert campaign.queue_path(file).read_text() == f"{os.getpgrp()}\n"
 
 
 @pytest.mark.slow
@@ -177,12 +167,12 @@ def test_mistakes_in_a_run_are_named(script, arguments, message, monkeypatch, ca
 
 @pytest.mark.parametrize("arm", ["entry", "sb3-defaults-by-sb3"])
 @pytest.mark.slow
-def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypatch, capsys):
+def test_a_run_leaves_a_short_line_that_says_all(script, arm, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "N_EPISODES", 4)
     monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
     job = script.Job(arm, "Pendulum-v1", 3)
-    script.run(job, tmp_path, 4096)
-    path = script.result_path(tmp_path, job)
+    path = tmp_path / "results.jsonl"
+    script.run(job, path, 4096)
     assert path.stat().st_size < 30_000
     result = json.loads(path.read_text())
     assert result["steps"] == 4096
@@ -201,10 +191,10 @@ def test_a_run_leaves_a_small_file_that_says_all(script, arm, tmp_path, monkeypa
     assert result["deterministic"] != result["stochastic"]
     before = path.read_text()
     capsys.readouterr()
-    script.run(job, tmp_path, 4096)
-    assert capsys.readouterr().out == f"{job}: done already, 4,096 steps in {path}; --folder takes another folder\n"
+    script.run(job, path, 4096)
+    assert capsys.readouterr().out == f"{job}: done already, 4,096 steps in {path}; --results takes another file\n"
     assert path.read_text() == before
-    assert script.status(tmp_path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
+    assert script.status(path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
 
 
 @pytest.mark.slow
