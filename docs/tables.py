@@ -1,4 +1,4 @@
-"""The tables of the documentation, made from the measurements in ``docs/benchmarks``.
+"""The tables of the documentation, made from the measurements in ``benchmarks/results``.
 
     python docs/tables.py    # write them into README.md and the pages
 
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "scripts"))
+sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
 import benchmark  # noqa: E402
 import benchmark_processes  # noqa: E402
@@ -32,7 +32,7 @@ import soak  # noqa: E402
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
 
-#: How the documentation calls the workloads of ``scripts/benchmark.py``.
+#: How the documentation calls the workloads of ``benchmarks/benchmark.py``.
 WORKLOADS = {
     "CartPole-v1-x1": "CartPole-v1, 1 env",
     "CartPole-v1-x8": "CartPole-v1, 8 envs",
@@ -75,8 +75,8 @@ SUPERVISED = {
 
 
 def path(name: str) -> Path:
-    """A file of ``docs/benchmarks``."""
-    return DOCS / "benchmarks" / f"{name}.json"
+    """A file of ``benchmarks/results``."""
+    return DOCS.parent / "benchmarks" / "results" / f"{name}.json"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ NO_PACKAGES = (
 
 
 def measured(*names: str) -> benchmark.Results:
-    """What ``scripts/benchmark.py`` has measured, by workload and contender."""
+    """What ``benchmarks/benchmark.py`` has measured, by workload and contender."""
     return {
         workload: {
             contender: benchmark.Measured(**values)
@@ -306,7 +306,7 @@ def goals(arm: str) -> str:
 
 
 def explored_in(kind: str) -> str:
-    """The file with what ``scripts/learning_exploration.py`` found of some tasks."""
+    """The file with what ``benchmarks/learning_exploration.py`` found of some tasks."""
     return f"exploration_{kind.replace('-', '_')}"
 
 

@@ -26,7 +26,7 @@ def traced(monkeypatch):
 @pytest.fixture(scope="module")
 def import_script():
     """A function that imports a script by name; scripts may import those beside them."""
-    folder = str(Path(__file__).parent.parent / "scripts")
+    folder = str(Path(__file__).parent.parent / "benchmarks")
     sys.path.insert(0, folder)
     yield importlib.import_module
     sys.path.remove(folder)

@@ -20,7 +20,7 @@ FILES = [
     *("setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff"),
     *("CONTRIBUTING.md", "Makefile", "constraints.txt"),
 ]
-FOLDERS = ["ppo_plus", "hyperparams", "docs", "scripts", "tests"]
+FOLDERS = ["ppo_plus", "hyperparams", "benchmarks", "docs", "scripts", "tests"]
 #: What is made, and so not shipped.
 MADE = shutil.ignore_patterns("__pycache__", "_build", ".*")
 

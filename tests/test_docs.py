@@ -246,7 +246,9 @@ COMMANDS = {
 }
 
 
-COMMAND = re.compile(r"`(python scripts/[^`]+|ppo-plus (?:train|tune|enjoy|record|plot) -[^`]+|make \w+)`")
+COMMAND = re.compile(
+    r"`(python (?:benchmarks|scripts)/[^`]+|ppo-plus (?:train|tune|enjoy|record|plot) -[^`]+|make \w+)`"
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -10,8 +10,8 @@ import torch as th
 from ppo_plus.compiling.cache import Cache
 from ppo_plus.compiling.compiled import Compiled, demanded, obstacle
 
-#: Compiling pays from about so many gradient steps on: each is about 1 ms shorter then (``scripts/benchmark.py``), and
-#: compiling takes 2 to 4 s, but for the first time on a machine.
+#: Compiling pays from about so many gradient steps on: each is about 1 ms shorter then
+#: (``benchmarks/benchmark.py``), and compiling takes 2 to 4 s, but for the first time on a machine.
 WORTH_COMPILING = 4_000
 #: What is said before something is compiled.
 NOTICE = "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"

@@ -511,7 +511,7 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
 
 def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
-    (``scripts/compilers.py``)."""
+    (``benchmarks/compilers.py``)."""
     graph = prepared(graph, tensors)
     # The caller compares what guards would.
     skip = getattr(th.compiler, "skip_all_guards_unsafe", None)

@@ -73,7 +73,7 @@ def test_what_is_no_such_class_is_refused(name):
 
 
 def test_what_an_allowed_module_imported_from_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="comes from ppo_plus.ppo_plus, which settings may not import from"):
+    with pytest.raises(ValueError, match="comes from ppo_plus.ppo, which settings may not import from"):
         import_class("ppo_plus.zoo.models.PPO_Plus", object, ["ppo_plus.zoo"])
 
 

@@ -1,0 +1,650 @@
+"""How fast PPO_Plus trains beside SB3's PPO (with masks and memory: sb3-contrib's) and, where installed, SBX's.
+
+    python benchmarks/benchmark.py --json benchmarks/results/speed.json --plot docs/pictures/speed.png
+    python benchmarks/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
+    python benchmarks/benchmark.py --scaling --json benchmarks/results/scaling.json
+    python benchmarks/benchmark.py --learning --json benchmarks/results/learning_check.json
+    python benchmarks/benchmark.py --all-cores --json benchmarks/results/all_cores.json
+    python benchmarks/benchmark.py --quick          # only whether it runs: its figures mean nothing
+
+**Time** is that of whole training, rollouts and updates together, per environment step. Contenders get the same
+hyperparameters, seeds and number of threads and take turns in rounds; a speed-up is SB3's time divided by the
+contender's in the same round: median over rounds [smallest, largest]. **Start-up** is the first ``learn`` of one
+rollout in a fresh process, libraries imported and model made before it; where the contender compiles ahead, with a
+filled and with an empty compiler cache. **Memory** is the peak of the process, and how much of it training added.
+**Where the time goes** comes from a separate round with clocks around methods. ``--scaling`` leaves environments out:
+they replay random observations. ``--learning`` asks whether returns differ from SB3's by more than seeds do.
+``--all-cores`` lets all use the whole machine, each in the vector environments it may choose from: PPO_Plus in those of
+``make_vec``, which ``--vec-env auto`` picks, and SB3 in each of its own.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from machine import processor  # the scripts beside this one
+from markdown_table import markdown
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+
+#: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+
+REFERENCE, COMPILED, SBX = "SB3", "PPO_Plus compiled", "SBX"
+#: Where the algorithms are found, and their own arguments.
+CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    REFERENCE: ("stable_baselines3", "PPO", {}),
+    "PPO_Plus eager": ("ppo_plus", "PPO_Plus", {"compile": False}),
+    COMPILED: ("ppo_plus", "PPO_Plus", {"compile": True}),
+    SBX: ("sbx", "PPO", {}),
+}
+#: Those of ``--all-cores``: which of the above, in which vector environment, and torch's threads (``None``: torch's
+#: choice for SB3, PPO_Plus's own for itself).
+ALL_CORES: dict[str, tuple[str, str, int | None]] = {
+    "SB3, DummyVecEnv": (REFERENCE, "DummyVecEnv", None),
+    "SB3, DummyVecEnv, one thread": (REFERENCE, "DummyVecEnv", 1),
+    "SB3, SubprocVecEnv": (REFERENCE, "SubprocVecEnv", None),
+    "SB3, SubprocVecEnv, one thread": (REFERENCE, "SubprocVecEnv", 1),
+    "PPO_Plus, make_vec": (COMPILED, "make_vec", None),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task and its hyperparameters; those not named are SB3's defaults.
+
+    :param env: a Gymnasium id, or a space of observations to replay (see :class:`Replay`)
+    :param n_envs: number of environments
+    :param n_steps: steps of each per rollout
+    :param rollouts: how many rollouts, with their updates, make a round
+    :param arguments: further arguments of the algorithms
+    :param own: further arguments of PPO_Plus alone
+    :param reference: module and class of the algorithm that stands in the reference's column
+    :param wrapper: wrapper of each environment
+    """
+
+    env: str | spaces.Space[Any]
+    n_envs: int
+    n_steps: int
+    batch_size: int = 64
+    n_epochs: int = 10
+    rollouts: int = 3
+    policy: str = "MlpPolicy"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    reference: tuple[str, str] = ("stable_baselines3", "PPO")
+    wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
+
+    def make_env(self, seed: int, vec_env: str = "DummyVecEnv") -> VecEnv:
+        if not isinstance(self.env, str):
+            return Replay(self.env, self.n_envs, seed)
+        if vec_env == "make_vec":
+            return import_module("ppo_plus").make_vec(self.env, self.n_envs, seed)  # type: ignore[no-any-return]
+        kind: Any = SubprocVecEnv if vec_env == "SubprocVecEnv" else DummyVecEnv
+        return make_vec_env(self.env, self.n_envs, seed=seed, wrapper_class=self.wrapper, vec_env_cls=kind)
+
+    def shrunk(self) -> "Workload":
+        """The least that still takes every path: two epochs of two minibatches."""
+        n_steps = max(2, 128 // self.n_envs)
+        return replace(self, n_steps=n_steps, batch_size=n_steps * self.n_envs // 2, n_epochs=2, rollouts=1)
+
+
+class Replay(DummyVecEnv):
+    """Environments that cost next to nothing: a few random observations over and over, in episodes that never end."""
+
+    def __init__(self, observation_space: spaces.Space[Any], n_envs: int, seed: int):
+        blanks: list[gym.Env[Any, Any]] = [gym.Env() for _ in range(n_envs)]
+        for env in blanks:
+            env.observation_space, env.action_space = observation_space, spaces.Discrete(6)
+        super().__init__([partial(blanks.__getitem__, i) for i in range(n_envs)])
+        batch = batch_space(observation_space, n_envs)
+        batch.seed(seed)
+        self.observations = itertools.cycle([batch.sample() for _ in range(16)])
+        rewards = np.random.default_rng(seed).normal(size=n_envs).astype(np.float32)
+        self.outcome: tuple[Any, ...] = rewards, np.zeros(n_envs, dtype=bool), [{}] * n_envs
+
+    def reset(self) -> Any:
+        return next(self.observations)
+
+    def step_wait(self) -> Any:
+        return next(self.observations), *self.outcome
+
+
+class Masked(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment with a mask that allows everything: what it costs, and not what it brings."""
+
+    def action_masks(self) -> np.ndarray:
+        assert isinstance(self.action_space, spaces.Discrete)
+        return np.ones(self.action_space.n, dtype=bool)
+
+
+def image(size: int, channels: int) -> spaces.Box:
+    return spaces.Box(0, 255, (channels, size, size), np.uint8)
+
+
+VECTOR = spaces.Box(-np.inf, np.inf, (8,))
+ATARI = Workload(image(84, 4), 8, 128, batch_size=256, n_epochs=4, rollouts=1, policy="CnnPolicy")
+VECTORS: dict[str, spaces.Space[Any]] = {"position": VECTOR, "velocity": VECTOR}
+RECURRENT: Any = dict(policy="MlpLstmPolicy", reference=("sb3_contrib", "RecurrentPPO"))
+SMALL_LSTM: Any = dict(policy_kwargs=dict(lstm_hidden_size=64))
+WORKLOADS = {
+    "CartPole-v1-x1": Workload("CartPole-v1", 1, 2048),
+    "CartPole-v1-x8": Workload("CartPole-v1", 8, 256, rollouts=4),
+    "CartPole-v1-x64": Workload("CartPole-v1", 64, 128, rollouts=1),
+    "HalfCheetah-v5-x1": Workload("HalfCheetah-v5", 1, 2048),
+    "HalfCheetah-v5-x8": Workload("HalfCheetah-v5", 8, 256),
+    "Atari-shapes-x8": ATARI,
+    "Atari-shapes-bfloat16-x8": replace(ATARI, own={"policy_kwargs": {"autocast": True}}),
+    "Dict-x8": Workload(spaces.Dict(VECTORS), 8, 256, policy="MultiInputPolicy"),
+    "Dict-image-x8": Workload(
+        spaces.Dict(VECTORS | {"camera": image(36, 3)}), 8, 256, rollouts=1, policy="MultiInputPolicy"
+    ),
+    "CartPole-v1-masked-x8": Workload(
+        "CartPole-v1", 8, 256, rollouts=4, reference=("sb3_contrib", "MaskablePPO"), wrapper=Masked
+    ),
+    "CartPole-v1-LSTM-x8": Workload("CartPole-v1", 8, 256, rollouts=4, **RECURRENT),
+    "CartPole-v1-LSTM-x8-batch-256": Workload("CartPole-v1", 8, 256, batch_size=256, rollouts=4, **RECURRENT),
+    "CartPole-v1-small-LSTM-x8-batch-256": Workload(
+        "CartPole-v1", 8, 256, batch_size=256, arguments=SMALL_LSTM, rollouts=4, **RECURRENT
+    ),
+    "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
+}
+#: What the picture shows.
+PICTURED = ("CartPole-v1-x8", "HalfCheetah-v5-x1")
+#: Rollouts until the learning check: enough to have learned, too few for every seed to be at the ceiling.
+LEARNING = {"CartPole-v1-x8": 15, "HalfCheetah-v5-x1": 50}
+
+_base = Workload(VECTOR, 8, 256, rollouts=1)
+
+
+def _wide(units: int, batch_size: int) -> Workload:
+    return replace(_base, batch_size=batch_size, arguments={"policy_kwargs": {"net_arch": [units, units]}})
+
+
+#: For each quantity, workloads that differ in nothing else.
+SCALING: dict[str, dict[Any, Workload]] = {
+    # A rollout is 2048 transitions as long as each environment gets 16 steps.
+    "environments": {n: replace(_base, n_envs=n, n_steps=max(16, 2048 // n)) for n in (1, 4, 16, 64, 256, 1024)},
+    "batch-size": {n: replace(_base, batch_size=n) for n in (32, 64, 128, 256, 512, 2048)},
+    "width": {n: _wide(n, 64) for n in (32, 64, 128, 256, 512)},
+    # One epoch needs the memory of all.
+    "image-size": {n: replace(ATARI, env=image(n, 4), n_epochs=1) for n in (36, 64, 84, 128, 168)},
+    # SB3 has one thread in any case.
+    "threads": {
+        f"{what}: {n}": replace(workload, own={"n_threads": n})
+        for what, workload in {
+            "64 units, batch 64": _base,
+            "64 units, batch 1024": replace(_base, batch_size=1024),
+            "256 units, batch 256": _wide(256, 256),
+            "256 units, batch 1024": _wide(256, 1024),
+            "1024 units, batch 256": _wide(1024, 256),
+            "NatureCNN, batch 256": replace(ATARI, n_epochs=1),
+        }.items()
+        for n in sorted({1, os.cpu_count() or 1})
+    },
+}
+
+
+# --- in a contender's process --------------------------------------------------------------------------------------
+
+ENV, ACT, COLLECT, UPDATE, REST = SECTIONS = ("environment", "acting", "buffer, bootstrap, GAE", "update", "rest")
+
+
+def clocked(seconds: dict[str, float], section: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose time is added to a section."""
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
+        result = function(*args, **kwargs)
+        seconds[section] += perf_counter() - start
+        return result
+
+    return timed
+
+
+def attach_clocks(model: Any) -> dict[str, float]:
+    """Time the methods of SB3's PPO or PPO_Plus, where it has them; none of them calls another.
+
+    :param model: the model
+    :return: seconds by section, which grow as the model works
+    """
+    seconds = dict.fromkeys(SECTIONS, 0.0)
+    buffer, policy = model.rollout_buffer, model.policy
+    methods = [(model.env, "step", ENV), (model, "train", UPDATE), (buffer, "add", COLLECT)]
+    if hasattr(model, "collector"):
+        # PPO_Plus settles before each rollout which function acts, and does not compile what reads a clock.
+        begin = model.collector.begin
+        model.collector.begin = lambda task, *given: begin(replace(task, act=clocked(seconds, ACT, task.act)), *given)
+        methods.append((model.collector, "finish", COLLECT))
+    else:
+        methods += [(policy, "forward", ACT), (policy, "predict_values", COLLECT)]
+        methods.append((buffer, "compute_returns_and_advantage", COLLECT))
+    for owner, name, section in methods:
+        if hasattr(owner, name):
+            setattr(owner, name, clocked(seconds, section, getattr(owner, name)))
+    return seconds
+
+
+class Trainee:
+    """One contender on one workload."""
+
+    def __init__(self, contender: str, workload: Workload, seed: int, device: str):
+        contender, vec_env, threads = ALL_CORES.get(contender, (contender, "DummyVecEnv", 1))
+        if threads is not None:
+            th.set_num_threads(threads)
+        if contender == SBX and workload.arguments.get("use_sde"):
+            raise ValueError('gSDE is accepted but "not properly implemented", as its source says')
+        if contender == SBX and workload.wrapper is Masked:
+            raise ValueError("masks are not supported")
+        module, algorithm, arguments = CONTENDERS[contender]
+        if contender == REFERENCE:
+            module, algorithm = workload.reference
+        make = getattr(import_module(module), algorithm)
+        if module == "ppo_plus":
+            arguments = arguments | workload.own
+        env = workload.make_env(seed, vec_env)
+        self.memory_before = peak_memory()
+        own = {name: getattr(workload, name) for name in ("n_steps", "batch_size", "n_epochs")}
+        self.model = make(workload.policy, env, seed=seed, device=device, **own, **workload.arguments, **arguments)
+        self.steps_per_rollout = workload.n_envs * workload.n_steps
+        self.rollouts = workload.rollouts
+
+    def learn(self, rollouts: int = 1) -> float:
+        """Collect and train so many times; seconds."""
+        start = perf_counter()
+        self.model.learn(rollouts * self.steps_per_rollout, log_interval=None, reset_num_timesteps=False)
+        return perf_counter() - start
+
+    def round(self) -> float:
+        """Microseconds per environment step."""
+        return 1e6 * self.learn(self.rollouts) / (self.rollouts * self.steps_per_rollout)
+
+    def sections(self) -> dict[str, float]:
+        """A round in parts; the clocks stay on, so this comes last."""
+        seconds = attach_clocks(self.model)
+        total, steps = self.round(), self.rollouts * self.steps_per_rollout
+        parts = {section: 1e6 * spent / steps for section, spent in seconds.items()}
+        return parts | {REST: total - sum(parts.values())}
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes: the process at its peak, what training added to that, and what the rollout buffer holds."""
+        peak = peak_memory()
+        return {"peak": peak, "added": peak - self.memory_before, "buffer": stored(vars(self.model.rollout_buffer))}
+
+
+def peak_memory() -> float:
+    """Of this process so far, in megabytes."""
+    # It includes what the parent had when it started this process, so the parent loads nothing that this one does not.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def stored(tree: Any, seen: dict[int, int] | None = None) -> float:
+    """Megabytes of the arrays and tensors in a nesting of dicts; those that share memory count once."""
+    seen = {} if seen is None else seen
+    if isinstance(tree, dict):
+        for value in tree.values():
+            stored(value, seen)
+    elif isinstance(tree, (np.ndarray, th.Tensor)):
+        seen[tree.data_ptr() if isinstance(tree, th.Tensor) else tree.ctypes.data] = tree.nbytes
+    return sum(seen.values()) / 1e6
+
+
+_trainee: Trainee
+
+
+def _start(cache: str, *arguments: Any) -> None:
+    global _trainee
+    # Inductor keeps most of its cache under the first and some under the temporary folder.
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TMPDIR": cache}
+    tempfile.tempdir = cache
+    _trainee = Trainee(*arguments)
+
+
+def _call(method: str) -> Any:
+    return getattr(_trainee, method)()
+
+
+def learn_and_evaluate(contender: str, workload: Workload, rollouts: int, device: str, seed: int) -> float:
+    """Mean return of 20 deterministic episodes after training."""
+    trainee = Trainee(contender, workload, seed, device)
+    trainee.learn(rollouts)
+    score, _ = evaluate_policy(trainee.model, workload.make_env(seed + 10_000), n_eval_episodes=20)
+    return float(np.mean(score))
+
+
+# --- in the parent -------------------------------------------------------------------------------------------------
+
+
+class Process(ProcessPoolExecutor):
+    """A fresh process with one :class:`Trainee`, which works only when called.
+
+    Each contender has its own: threads, allocator, caches and peak memory of one do not touch the others, and while
+    one works the others sleep.
+    """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(1, get_context("spawn"))
+        self.submit(_start, *arguments).result()
+
+    def call(self, method: str) -> Any:
+        return self.submit(_call, method).result()
+
+
+@dataclass
+class Measured:
+    """What is known of one contender on one workload.
+
+    :param us_per_step: microseconds per environment step, one per round
+    :param start_up: seconds of the first rollout and update in a fresh process
+    :param start_up_empty: the same with an empty compiler cache
+    :param memory: megabytes, see :meth:`Trainee.memory`
+    :param sections: microseconds per environment step, by part
+    :param error: why there is nothing
+    """
+
+    us_per_step: list[float] = field(default_factory=list)
+    start_up: float | None = None
+    start_up_empty: float | None = None
+    memory: dict[str, float] = field(default_factory=dict)
+    sections: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    def speed_ups(self, reference: "Measured") -> list[float]:
+        """How many times faster than the reference, round by round."""
+        return [theirs / own for own, theirs in zip(self.us_per_step, reference.us_per_step, strict=True)]
+
+
+#: By workload and contender.
+Results = dict[str, dict[str, Measured]]
+
+
+def compare(
+    workload: Workload, contenders: list[str], rounds: int, seed: int, device: str, details: bool = True
+) -> dict[str, Measured]:
+    """Measure contenders in turns; with ``details`` also the start with an empty cache and where the time goes."""
+    results = {name: Measured() for name in contenders}
+    # Compilers may still be tidying up in the folder when it is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache, ExitStack() as stack:
+        processes: dict[str, Process] = {}
+        for name, result in results.items():
+            given = cache, name, workload, seed, device
+            try:
+                if details and name == COMPILED:
+                    with Process(*given) as process:
+                        result.start_up_empty = process.call("learn")
+                process = stack.enter_context(Process(*given))
+                result.start_up = process.call("learn")
+                process.call("learn")
+                processes[name] = process
+            except Exception as error:
+                result.error = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        for _ in range(rounds):
+            for name, process in processes.items():
+                results[name].us_per_step.append(process.call("round"))
+        for name, process in processes.items():
+            results[name].memory = process.call("memory")
+            # On a GPU calls return before their work is done; SBX has other methods.
+            if details and device == "cpu" and name != SBX:
+                results[name].sections = process.call("sections")
+    return results
+
+
+# --- tables and picture --------------------------------------------------------------------------------------------
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(markdown(header, rows)) + "\n"
+
+
+def time_cell(result: Measured, reference: Measured) -> str:
+    if result.error:
+        return "–"
+    text = f"{median(result.us_per_step):.1f} µs"
+    if result is reference or reference.error:
+        return text
+    ratios = result.speed_ups(reference)
+    return f"{text}, **{median(ratios):.2f}×** [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+
+def memory_cell(result: Measured, reference: Measured) -> str:
+    return "–" if result.error else f"{result.memory['buffer']:.1f} MB, {result.memory['added']:.0f} MB"
+
+
+def comparison(results: Results, corner: str, cell: Callable[[Measured, Measured], str]) -> str:
+    """A row for each workload, a column for each contender."""
+    contenders = list(next(iter(results.values())))
+    rows = [[title, *(cell(by[name], by[REFERENCE]) for name in contenders)] for title, by in results.items()]
+    return table([corner, *contenders], rows)
+
+
+def details_table(results: Results) -> str:
+    """A row for each workload and contender."""
+    header = ["workload", "contender", "start-up, s", "with empty cache, s", "peak, MB", "added, MB"]
+    rows = []
+    for title, by_contender in results.items():
+        for name, result in by_contender.items():
+            if not result.error:
+                seconds = ["" if s is None else f"{s:.2f}" for s in (result.start_up, result.start_up_empty)]
+                memory = [f"{result.memory[key]:.0f}" for key in ("peak", "added")]
+                parts = [f"{result.sections[section]:.1f}" if result.sections else "" for section in SECTIONS]
+                rows.append([title, name, *seconds, *memory, *parts])
+    return table([*header, *(f"{section}, µs" for section in SECTIONS)], rows)
+
+
+def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
+    """Interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
+    from ppo_plus.zoo.tune.statistics import iqm_interval
+
+    intervals = [iqm_interval(scores) for scores in returns.values()]
+    overlap = max(low for _, low, _ in intervals) <= min(high for _, _, high in intervals)
+    return [
+        name,
+        *(f"{point:.0f} [{low:.0f}, {high:.0f}]" for point, low, high in intervals),
+        "yes" if overlap else "no",
+    ]
+
+
+def draw(results: Results, path: Path) -> None:
+    """Time per environment step, stacked by section."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(results), 3), layout="constrained")
+    # Okabe and Ito's colors, which stay apart for the color-blind.
+    colors = ("#999999", "#56B4E9", "#009E73", "#D55E00", "#F0E442")
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    for ax, (title, by_contender) in zip(panels, results.items(), strict=True):
+        bars = {name: result.sections for name, result in by_contender.items() if result.sections}
+        ends = np.zeros(len(bars))
+        for section, color in zip(SECTIONS, colors, strict=True):
+            widths = [parts[section] for parts in bars.values()]
+            ax.barh(list(bars), widths, left=ends, color=color, label=section)
+            ends += widths
+        for row, end in enumerate(ends):
+            ax.text(end, row, f" {end:.0f}", va="center")
+        ax.set(title=title, xlabel="µs per environment step", xlim=(0, 1.12 * ends.max()))
+        ax.invert_yaxis()
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=len(SECTIONS), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    from ppo_plus import __version__
+
+    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax", "envpool")
+    return {
+        "python": platform.python_version(),
+        "ppo_plus": __version__,
+        **{package: installed(package) for package in packages},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "load before": round(os.getloadavg()[0], 2),
+        "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
+        "threads": "all" if arguments.all_cores else 1,
+        "seeds": list(range(arguments.seeds)) if arguments.learning else arguments.seed,
+        "rounds": arguments.rounds,
+        "quick": arguments.quick,
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--scaling", action="store_true", help=f"cost against {', '.join(SCALING)}")
+    mode.add_argument("--all-cores", action="store_true", help="whole training with all cores, of HalfCheetah-v5-x8")
+    mode.add_argument("--learning", action="store_true", help="compare what is learned, not how fast")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of {', '.join(WORKLOADS)}")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--seed", type=int, default=0, help="of environments and algorithms")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of the learning check")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; SBX chooses for itself")
+    parser.add_argument("--quick", action="store_true", help="tiny settings, to see whether it runs")
+    parser.add_argument("--json", type=Path, help="file for everything that was measured")
+    parser.add_argument("--plot", type=Path, help=f"file for a picture of where the time goes in {', '.join(PICTURED)}")
+    arguments = parser.parse_args()
+    known = list(SCALING if arguments.scaling else LEARNING if arguments.learning else WORKLOADS)
+    arguments.only = arguments.only or (["HalfCheetah-v5-x8"] if arguments.all_cores else known)
+    if set(arguments.only) - set(known):
+        parser.error(f"--only takes some of {', '.join(known)}")
+    if arguments.quick:
+        arguments.rounds, arguments.seeds = min(arguments.rounds, 2), min(arguments.seeds, 2)
+    return arguments
+
+
+def selected(workloads: dict[Any, Workload], names: Iterable[Any], quick: bool) -> dict[Any, Workload]:
+    return {name: workloads[name].shrunk() if quick else workloads[name] for name in names}
+
+
+def measure(workloads: dict[Any, Workload], contenders: list[str], arguments: argparse.Namespace) -> Results:
+    """:func:`compare` for each workload."""
+    results = {}
+    for title, workload in workloads.items():
+        print(f"{title} ...", file=sys.stderr)
+        given = arguments.rounds, arguments.seed, arguments.device
+        results[str(title)] = compare(
+            workload, contenders, *given, details=not (arguments.scaling or arguments.all_cores)
+        )
+        for name, result in results[str(title)].items():
+            if result.error:
+                print(f"{title}: {name} was not measured ({result.error})\n")
+    return results
+
+
+def run_speed(arguments: argparse.Namespace) -> dict[str, Any]:
+    contenders = [name for name, (module, *_) in CONTENDERS.items() if find_spec(module)]
+    if SBX not in contenders:
+        print("SBX is not installed (pip install sbx-rl), so it is left out\n")
+    workloads = selected(WORKLOADS, arguments.only, arguments.quick)
+    results = measure(workloads, contenders, arguments)
+    print(comparison(results, "time per environment step", time_cell))
+    print(details_table(results))
+    pictured = {name: results[name] for name in PICTURED if name in results and results[name][REFERENCE].sections}
+    if arguments.plot and pictured:
+        draw(pictured, arguments.plot)
+    return {"workloads": workloads, "results": results}
+
+
+def run_scaling(arguments: argparse.Namespace) -> dict[str, Any]:
+    everything = {}
+    for axis in arguments.only:
+        points = SCALING[axis]
+        workloads = selected(points, (min(points), max(points)) if arguments.quick else points, arguments.quick)
+        results = measure(workloads, [name for name in CONTENDERS if name != SBX], arguments)
+        print(comparison(results, f"time per step by {axis}", time_cell))
+        print(comparison(results, f"rollout buffer, memory added by training, by {axis}", memory_cell))
+        everything[axis] = {"workloads": workloads, "results": results}
+    return everything
+
+
+def all_cores_table(results: Results) -> str:
+    """A row for each workload and contender: its time, and how many times faster than it PPO_Plus is."""
+    rows = []
+    for title, by_contender in results.items():
+        *others, ours = by_contender.values()
+        for name, result in by_contender.items():
+            if not result.error:
+                # The last one is the others' measure.
+                cell = time_cell(ours, result) if result in others and not ours.error else ""
+                rows.append([title, name, f"{median(result.us_per_step):.1f} µs", cell.partition(", ")[2]])
+    return table(["workload, all cores", "contender", "time per environment step", "PPO_Plus is faster"], rows)
+
+
+def run_all_cores(arguments: argparse.Namespace) -> dict[str, Any]:
+    workloads = selected(WORKLOADS, arguments.only, arguments.quick)
+    results = measure(workloads, list(ALL_CORES), arguments)
+    print(all_cores_table(results))
+    return {"workloads": workloads, "results": results}
+
+
+def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
+    returns: dict[str, dict[str, list[float]]] = {}
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for name in arguments.only:
+            given = WORKLOADS[name], 1 if arguments.quick else LEARNING[name], arguments.device
+            returns[name] = {
+                contender: list(pool.map(partial(learn_and_evaluate, contender, *given), range(arguments.seeds)))
+                for contender in (REFERENCE, COMPILED)
+            }
+    rows = [learning_row(name, by_contender) for name, by_contender in returns.items()]
+    print(table(["returns, IQM [95 %]", REFERENCE, COMPILED, "intervals overlap"], rows))
+    return {"returns": returns}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if not arguments.all_cores:
+        os.environ |= ONE_THREAD
+    about = facts(arguments)
+    print(", ".join(f"{key} {value}" for key, value in about.items()) + "\n")
+    modes = {"scaling": run_scaling, "learning": run_learning, "all_cores": run_all_cores}
+    run = next((run for mode, run in modes.items() if getattr(arguments, mode)), run_speed)
+    results = run(arguments)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        # What JSON does not know are dataclasses and, within workloads, spaces.
+        text = json.dumps(
+            {"about": about} | results, indent=1, default=lambda v: vars(v) if is_dataclass(v) else str(v)
+        )
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

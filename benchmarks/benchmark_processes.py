@@ -1,0 +1,225 @@
+"""Whether several processes train faster than one, on one machine: whole training, and updates by width and minibatch.
+
+    python benchmarks/benchmark_processes.py --json benchmarks/results/processes.json
+    python benchmarks/benchmark_processes.py --processes 4 --only updates --widths 64 1024 --batch-sizes 64 4096
+
+torchrun starts the processes, of which each has one thread. **Messages**: one all-reduce, by how many numbers it adds
+up. **Updates**: of networks with two hidden layers, by their width and the size of the whole minibatch. **Training**,
+all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
+PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
+sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
+*Without messages* each process trains a model of its own on its part: what the cores allow, since two of them share
+memory and clock, and the minibatches are smaller.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch as th
+from benchmark import ATARI, REFERENCE, VECTOR, Workload, table  # the scripts beside this one
+from runs import facts
+from stable_baselines3 import PPO
+from torch import distributed as dist
+
+from ppo_plus import PPO_Plus
+from ppo_plus.ranks import Ranks
+from ppo_plus.rollout.together import Together
+from ppo_plus.zoo.torchrun import launched
+
+ALONE, ALL, APART = "PPO_Plus, one process", "PPO_Plus, all processes", "all, without messages"
+IMAGES = replace(ATARI, n_envs=16, n_steps=64, batch_size=256, n_epochs=4)
+#: How many numbers are added up.
+SIZES = (100, 10_000, 100_000, 1_000_000, 10_000_000)
+WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
+#: Minibatches of an update that is timed; numbers that are observed, and actions to choose from.
+N_MINIBATCHES, N_OBSERVED, N_ACTIONS = 8, VECTOR.shape[0], 6
+
+
+def part(workload: Workload, ranks: Ranks) -> Workload:
+    """What one of the processes has of a workload."""
+    return replace(workload, n_envs=workload.n_envs // ranks.size, batch_size=workload.batch_size // ranks.size)
+
+
+def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **arguments: Any) -> Any:
+    """One model on a workload.
+
+    :param workload: of this process
+    :param ranks: whom it learns with; ``Ranks()``: nobody
+    """
+    sizes = {"n_steps": workload.n_steps, "batch_size": workload.batch_size, "n_epochs": workload.n_epochs}
+    env = workload.make_env(ranks.rank)
+    model = algorithm(workload.policy, env, seed=0, device="cpu", **sizes, **workload.arguments, **arguments)
+    if algorithm is PPO_Plus:
+        model.ranks, model.together = ranks, Together(ranks)
+    return model
+
+
+def learning(model: Any) -> float:
+    """Seconds of one rollout and its update."""
+    start = perf_counter()
+    model.learn(1, log_interval=None, reset_num_timesteps=False)
+    return perf_counter() - start
+
+
+def updating(model: Any) -> float:
+    """Seconds of one update."""
+    start = perf_counter()
+    model.train()
+    return perf_counter() - start
+
+
+def compare(workload: Workload, time: Callable[[Any], float], rounds: int, sb3: bool) -> dict[str, list[float]]:
+    """Seconds of one process and of all in each round, on one workload.
+
+    :param workload: the whole
+    :param time: makes a model work, and says for how long
+    :param rounds: how many count
+    :param sb3: whether SB3's PPO takes its turn, too
+    """
+    ranks = Ranks.present()
+    own = part(workload, ranks)
+    makers: dict[str, Callable[[], Any]] = {
+        ALL: partial(trainee, own, ranks, compile=True),
+        APART: partial(trainee, own, Ranks(), compile=True),
+    }
+    if ranks.leads:
+        makers[ALONE] = partial(trainee, workload, Ranks(), compile=True)
+        makers[REFERENCE] = partial(trainee, workload, Ranks(), PPO)
+    names = [*([REFERENCE] if sb3 else []), ALONE, ALL, APART]
+    models = {name: makers[name]() for name in names if name in makers}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds + 1):
+        for name in names:
+            dist.barrier()
+            if name not in models:
+                continue  # Rank 0 works alone.
+            # The first time fills the rollout, and compiles.
+            found = time(models[name]) if i else learning(models[name])
+            seconds[name] += [found] if i else []
+    return seconds
+
+
+def time_messages(rounds: int) -> dict[int, float]:
+    """Seconds of one all-reduce, by how many numbers it adds up: the median."""
+    found = {}
+    for size in SIZES:
+        vector, seconds = th.zeros(size), []
+        for _ in range(max(rounds, 20)):
+            dist.barrier()
+            start = perf_counter()
+            dist.all_reduce(vector)
+            seconds.append(perf_counter() - start)
+        found[size] = median(seconds)
+    return found
+
+
+def cell(seconds: dict[str, list[float]], name: str = ALL, of: str = ALONE) -> str:
+    """How many times as fast as another one is."""
+    ratios = [theirs / own for own, theirs in zip(seconds[name], seconds[of], strict=True)]
+    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+
+def training_table(results: dict[str, Any]) -> str:
+    found, steps = results["training"], IMAGES.n_envs * IMAGES.n_steps
+    header = ["", "µs per step", "times as fast as SB3", "as one process"]
+    rows = [
+        [name, f"{1e6 * median(found[name]) / steps:.0f}", cell(found, name, REFERENCE), cell(found, name)]
+        for name in found
+    ]
+    return table(header, rows)
+
+
+def updates_table(results: dict[str, Any]) -> str:
+    found = results["updates"]
+    sizes = list(next(iter(found.values())))
+    header = ["units per layer", *(f"minibatches of {size}" for size in sizes)]
+    return table(header, [[width, *(cell(found[width][size]) for size in sizes)] for width in found])
+
+
+def messages_table(results: dict[str, Any]) -> str:
+    rows = [[f"{int(size):,}", f"{1e3 * seconds:.2f}"] for size, seconds in results["messages"].items()]
+    return table(["numbers", "ms per all-reduce"], rows)
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """In each process."""
+    results: dict[str, Any] = {}
+    if "messages" in arguments.only:
+        results["messages"] = time_messages(arguments.rounds)
+    if "updates" in arguments.only:
+        results["updates"] = {
+            width: {
+                size: compare(updates_of(width, size), updating, arguments.rounds, sb3=False)
+                for size in arguments.batch_sizes
+            }
+            for width in arguments.widths
+        }
+    if "training" in arguments.only:
+        results["training"] = compare(IMAGES, learning, arguments.rounds, sb3=True)
+    return results
+
+
+def updates_of(width: int, batch_size: int) -> Workload:
+    """Updates of an actor and a critic with two hidden layers each."""
+    arguments = {"policy_kwargs": {"net_arch": [width, width]}}
+    return Workload(VECTOR, N_MINIBATCHES, batch_size, batch_size=batch_size, n_epochs=1, arguments=arguments)
+
+
+def n_weights(width: int) -> int:
+    """How many weights these networks have."""
+    hidden = (N_OBSERVED + 1) * width + (width + 1) * width
+    return 2 * hidden + (width + 1) * (N_ACTIONS + 1)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--processes", type=int, default=2, help="how many (default: %(default)s)")
+    parts = ["messages", "updates", "training"]
+    options.add_argument("--only", nargs="+", choices=parts, default=parts, help="what to measure (default: all)")
+    options.add_argument("--widths", nargs="+", type=int, default=WIDTHS, metavar="N")
+    options.add_argument("--batch-sizes", nargs="+", type=int, default=BATCH_SIZES, metavar="N")
+    options.add_argument("--rounds", type=int, default=5, help="how many count (default: %(default)s)")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--json", type=Path, help="where to write what was measured")
+    arguments = options.parse_args()
+    if not launched():
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.processes)]
+        os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+    th.set_num_threads(1)
+    np.random.seed(arguments.seed)
+    dist.init_process_group("gloo")
+    with Ranks.present().until_error():
+        measured = measure(arguments)
+    if Ranks.present().leads:
+        results = json.loads(
+            json.dumps(
+                {
+                    "about": facts() | {"seed": arguments.seed, "rounds": arguments.rounds},
+                    "processes": arguments.processes,
+                    **measured,
+                }
+            )
+        )
+        tables = {"messages": messages_table, "updates": updates_table, "training": training_table}
+        for name, make in tables.items():
+            if name in results:
+                print(f"\n{name}\n\n{make(results)}")
+        print(f"\n{json.dumps(results['about'])}")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    Ranks.present().leave()
+
+
+if __name__ == "__main__":
+    main()

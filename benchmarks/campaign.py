@@ -1,0 +1,133 @@
+"""A queue of long training runs, each in its own process, with one file for all results.
+
+A run appends one line to a JSON Lines file when it ends. So the file says what is left to do: a queue that was stopped
+resumes where it was, and starts again the run that it was stopped in. A run holds a lock as long as it lasts, so that
+several queues can share the work; the system releases the lock when the process ends, however it ends.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch as th
+from machine import processor  # the scripts beside this one
+from report.results import ROOT, read_lines
+from runs import facts
+
+from ppo_plus.files.lock import claim as claim
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: who learns what with which seed."""
+
+    arm: str
+    task: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm} {self.task} {self.seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ by their seed only."""
+
+    arm: str
+    task: str
+    seeds: Sequence[int]
+
+
+def in_order(stages: Iterable[Iterable[Cell]]) -> list[Job]:
+    """All runs, each once: stage by stage, and within a stage the low seeds of every cell before the high ones, so that
+    whenever it ends, every cell has about as many seeds."""
+    jobs: list[Job] = []
+    for stage in stages:
+        # Sorting keeps the order of the cells.
+        jobs += sorted((Job(cell.arm, cell.task, seed) for cell in stage for seed in cell.seeds), key=lambda j: j.seed)
+    return list(dict.fromkeys(jobs))
+
+
+def running(results: Path) -> Path:
+    """The folder, beside the results, of files that matter only while runs last. Git ignores it."""
+    return results.parent / ".running" / results.stem
+
+
+def lock_path(results: Path, job: Job) -> Path:
+    """The lock of a run."""
+    return running(results) / f"{job.arm}_{job.task}-{job.seed}.lock"
+
+
+def queue_path(results: Path) -> Path:
+    """The file with the process group of the queue that was started last."""
+    return running(results) / "queue.pid"
+
+
+def read(results: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
+    """The results of those runs that are done, in the order of the runs."""
+    found = {Job(each["arm"], each["task"], each["seed"]): each for each in read_lines(results)}
+    return {job: found[job] for job in jobs if job in found}
+
+
+def is_claimed(path: Path) -> bool:
+    """Whether a process holds the lock. Unlike :func:`claim` it disturbs nobody who looks as well."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job]:
+    """Do what is left of some runs, one after another, each in a process of its own with one thread. They belong to
+    this process's group, whose id stands in :func:`queue_path`: signals to the group pause and continue all of it.
+
+    :param command: what does a run, before the words that name it
+    :param results: the file to which they append their results
+    :param jobs: the runs, in order
+    :return: those that failed
+    """
+    running(results).mkdir(parents=True, exist_ok=True)
+    queue_path(results).write_text(f"{os.getpgrp()}\n", encoding="utf-8")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    failed = []
+    for job in jobs:
+        if read(results, [job]) or is_claimed(lock_path(results, job)):
+            continue
+        if subprocess.run([*command, *str(job).split()], env=environment, cwd=ROOT).returncode:
+            failed.append(job)
+            print(f"failed: {job}", flush=True)
+    return failed
+
+
+def versions() -> dict[str, str | None]:
+    """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files."""
+    return {
+        **facts(),
+        "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
+        "package": _package(),
+    }
+
+
+def _package() -> str | None:
+    # With changes that are not committed there is no id.
+    return None if _git("status", "--porcelain", "ppo_plus", "hyperparams") else _git("rev-parse", "HEAD:ppo_plus")
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout.strip()
+
+
+def python(script: str) -> list[str]:
+    """How this Python runs a script."""
+    return [sys.executable, script]

@@ -1,0 +1,1013 @@
+"""Seeded faults: mistakes that a careless change could make, each of which the fast tests must catch.
+
+    python benchmarks/mutants.py                   # all, half an hour or more on two cores
+    python benchmarks/mutants.py --only gae-cut kl-reversed
+    python benchmarks/mutants.py --list
+
+Each fault is put into a copy of the checkout, where the tests that should see it first run until one fails, and only if
+none does all other fast tests. The checkout itself is never changed. Before, these first tests run in a copy without a
+fault, since a test that fails there would catch everything. The exit status is 1 if a fault survived, or cannot be put
+in any longer. It needs Python 3.11 or newer.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What the tests do without; a copy of the rest takes a moment.
+NOT_COPIED = ignore_patterns(".*", "__pycache__", "build", "dist", "_build", "*.egg-info", "logs")
+#: The test that the faults can still be put in, which fails where one has been.
+OWN_TEST = "tests/benchmarks/test_mutants.py"
+#: Faults tried side by side, as ``make test`` uses two cores.
+N_AT_ONCE = 2
+
+
+class Fault(NamedTuple):
+    """A mistake, as the replacement of a text that stands once in its file.
+
+    :param name: what it is called
+    :param file: in the package
+    :param old: the text
+    :param new: what takes its place
+    :param tests: what should see it first, separated by blanks
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    def put_into(self, folder: Path) -> None:
+        """Put the fault into a copy of the checkout.
+
+        :raises ValueError: its text does not stand in the file exactly once
+        """
+        path = folder / "ppo_plus" / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.old!r} is {text.count(self.old)} times in ppo_plus/{self.file}")
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+FORMULAS = (
+    Fault(
+        "gae-cut",
+        "formulas/advantages.py",
+        "th.cat([episode_starts[1:], last_dones[None]])",
+        "th.cat([episode_starts[:-1], last_dones[None]])",
+        "tests/formulas/test_advantages.py",
+    ),
+    Fault(
+        "timeouts-overwrite",
+        "formulas/advantages.py",
+        "gamma * final_values, accumulate=True",
+        "gamma * final_values, accumulate=False",
+        "tests/formulas/test_advantages.py",
+    ),
+    Fault(
+        "surrogate-optimistic",
+        "formulas/losses.py",
+        "-th.where(surrogate > bound",
+        "-th.where(surrogate < bound",
+        "tests/formulas/test_losses.py",
+    ),
+    Fault(
+        "value-clip-optimistic",
+        "formulas/losses.py",
+        "th.max((returns - values).square(), clipped_error)",
+        "th.min((returns - values).square(), clipped_error)",
+        "tests/formulas/test_losses.py",
+    ),
+    Fault(
+        "entropy-sign",
+        "formulas/losses.py",
+        "total + coefficients.ent_coef * entropy_loss",
+        "total - coefficients.ent_coef * entropy_loss",
+        "tests/formulas/test_losses.py",
+    ),
+    Fault(
+        "early-stop-tolerance",
+        "formulas/kl_control.py",
+        "kl <= self.tolerance * target",
+        "kl <= target",
+        "tests/formulas/test_kl_control.py",
+    ),
+    Fault(
+        "penalty-direction",
+        "formulas/kl_control.py",
+        "above=2.0, below=0.5",
+        "above=0.5, below=2.0",
+        "tests/formulas/test_kl_control.py",
+    ),
+    Fault(
+        "cosine-turned",
+        "formulas/schedules.py",
+        "(1 - math.cos(",
+        "(1 + math.cos(",
+        "tests/formulas/test_schedules.py",
+    ),
+    Fault(
+        "sde-no-detach",
+        "formulas/exploration.py",
+        "(features.detach().square() @",
+        "(features.square() @",
+        "tests/formulas/test_exploration.py",
+    ),
+    Fault(
+        "colored-stands-still",
+        "formulas/exploration.py",
+        '"step": (step + 1) % self.horizon',
+        '"step": step',
+        "tests/formulas/test_exploration.py",
+    ),
+)
+POLICY = (
+    Fault(
+        "action-unclipped",
+        "policy/distributions.py",
+        "np.minimum(np.maximum(actions, space.low), space.high)",
+        "np.maximum(actions, space.low)",
+        "tests/policy/test_distributions.py",
+    ),
+    Fault(
+        "squash-slope",
+        "policy/distributions.py",
+        "super().log_prob(params, actions) - _log_tanh_slope(actions).sum(dim=1)",
+        "super().log_prob(params, actions)",
+        "tests/policy/test_distributions.py",
+    ),
+    Fault(
+        "kl-reversed",
+        "policy/distributions.py",
+        "(old.exp() * (old - new))",
+        "(new.exp() * (new - old))",
+        "tests/policy/test_distributions.py",
+    ),
+    Fault(
+        "action-start",
+        "policy/distributions.py",
+        " + space.start).astype",
+        ").astype",
+        "tests/policy/test_distributions.py",
+    ),
+    Fault(
+        "masked-bits-swapped",
+        "policy/distributions.py",
+        "may_be_0, may_be_1 =",
+        "may_be_1, may_be_0 =",
+        "tests/policy/test_masking.py",
+    ),
+    Fault(
+        "mask-of-resets",
+        "policy/masking.py",
+        'masks[getattr(env, "resetting", [])] = True',
+        "pass",
+        "tests/policy/test_masking.py tests/envs/test_vec_env.py",
+    ),
+    Fault(
+        "nothing-allowed-anywhere",
+        "policy/masking.py",
+        "starts, axis=1).all(axis=1)",
+        "starts, axis=1).any(axis=1)",
+        "tests/policy/test_masking.py",
+    ),
+    Fault(
+        "memory-of-the-sequence-before",
+        "policy/recurrent.py",
+        "tuple(part * layout.remembers for part in state)",
+        "tuple(state)",
+        "tests/policy/test_recurrent_layers.py",
+    ),
+    Fault(
+        "gru-bias-remembered",
+        "policy/recurrent.py",
+        "-weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)",
+        "th.zeros_like(n)",
+        "tests/policy/test_recurrent_layers.py",
+    ),
+    Fault(
+        "shared-memory-no-detach",
+        "policy/recurrent.py",
+        'outputs["actor"].detach() if self.shared_lstm',
+        'outputs["actor"] if self.shared_lstm',
+        "tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "memory-of-other-episode",
+        "policy/recurrent.py",
+        "layers[owner].step(x, memory[owner], starts)",
+        "layers[owner].step(x, memory[owner])",
+        "tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "observation-start",
+        "policy/observations.py",
+        ".long() - starts.to(observations.device)",
+        ".long()",
+        "tests/policy/test_observations.py",
+    ),
+    Fault(
+        "output-gain",
+        "policy/policies.py",
+        "(self.action_net, 0.01)",
+        "(self.action_net, 1.0)",
+        "tests/policy/test_policies.py tests/test_keystone.py",
+    ),
+    Fault(
+        "critic-sees-actor",
+        "policy/policies.py",
+        "self.mlp_extractor.forward_critic(features.critic)",
+        "self.mlp_extractor.forward_critic(features.actor)",
+        "tests/policy/test_policies.py tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "actor-sees-critics",
+        "policy/policies.py",
+        "canonical_space(self.views.actor), **",
+        "canonical_space(self.views.critic), **",
+        "tests/policy/test_views.py",
+    ),
+    Fault(
+        "critics-extractor-of-actors",
+        "policy/policies.py",
+        "inputs = self._preprocess_critic(obs)",
+        "inputs = self._preprocess(obs)",
+        "tests/policy/test_views.py",
+    ),
+    Fault(
+        "values-of-nothing",
+        "policy/policies.py",
+        "self.vf_features_extractor.features_dim), th.nan)",
+        "self.vf_features_extractor.features_dim), 0.0)",
+        "tests/policy/test_views.py",
+    ),
+    Fault(
+        "everything-for-the-actor",
+        "policy/views.py",
+        "if critic_keys is not None:",
+        "if False:",
+        "tests/policy/test_views.py",
+    ),
+    Fault(
+        "predict-noise-held",
+        "policy/policies.py",
+        "self._fit_noise(params, episode_start)",
+        "self._fit_noise(params)",
+        "tests/policy/test_policies.py tests/test_ppo.py",
+    ),
+    Fault(
+        "custom-policy-scale",
+        "policy/adapter.py",
+        "policy.unscale_action if policy.squash_output else None",
+        "None",
+        "tests/policy/test_adapter.py",
+    ),
+    Fault(
+        "custom-policy-entropy",
+        "policy/adapter.py",
+        "-log_prob if entropy is None",
+        "log_prob if entropy is None",
+        "tests/policy/test_adapter.py",
+    ),
+    Fault(
+        "net-arch-unchecked",
+        "policy/arguments.py",
+        'if name not in ("pi", "vf"):',
+        'if name not in ("pi", "vf", "qf"):',
+        "tests/policy/test_arguments.py",
+    ),
+)
+UPDATE = (
+    Fault(
+        "memory-of-other-sequence",
+        "update/batch.py",
+        "indices[::length] // length",
+        "th.arange(len(indices) // length)",
+        "tests/update/test_batch.py",
+    ),
+    Fault(
+        "weights-not-returned",
+        "update/flat.py",
+        "p.data, p.grad = data.copy_(p.data), grad",
+        "p.data, p.grad = data, grad",
+        "tests/update/test_flat.py",
+    ),
+    Fault(
+        "step-counts-shared",
+        "update/flat.py",
+        'value.to(value.device if beside else "cpu", copy=True)',
+        'value.to(value.device if beside else "cpu")',
+        "tests/update/test_flat.py",
+    ),
+    Fault(
+        "encoder-gradient-lost",
+        "update/gradient.py",
+        "else a if b is None else a + b",
+        "else a",
+        "tests/update/test_gradient.py",
+    ),
+    Fault(
+        "gradient-amplified",
+        "update/step.py",
+        "(max_norm / (norm + 1e-6)).clamp(max=1.0)",
+        "max_norm / (norm + 1e-6)",
+        "tests/update/test_step.py",
+    ),
+    Fault(
+        "stopped-step-taken",
+        "update/step.py",
+        "applied = counted & next_state.running",
+        "applied = counted",
+        "tests/update/test_step.py",
+    ),
+    Fault(
+        "learning-rate-unscaled",
+        "update/step.py",
+        "learning_rate * next_state.lr_scale",
+        "learning_rate",
+        "tests/update/test_step.py",
+    ),
+    Fault(
+        "moments-of-skipped",
+        "update/step.py",
+        "moment.copy_(th.where(applied, new_moments[name], moment))",
+        "moment.copy_(new_moments[name])",
+        "tests/update/test_step.py",
+    ),
+    Fault(
+        "kl-of-all-epochs",
+        "update/update.py",
+        "Records(columns, records[n_before:])",
+        "Records(columns, records)",
+        "tests/update/test_update.py",
+    ),
+    Fault(
+        "skips-add-up",
+        "update/update.py",
+        "self.n = 0 if flag else self.n + 1",
+        "self.n = self.n if flag else self.n + 1",
+        "tests/update/test_update.py",
+    ),
+)
+ROLLOUT = (
+    Fault(
+        "anew-too-late",
+        "rollout/anew.py",
+        "        if number:\n",
+        "        if number > 1:\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-with-dropout",
+        "rollout/anew.py",
+        "            policy.set_training_mode(False)\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "anew-over-the-rollout",
+        "rollout/anew.py",
+        "    twin = buffer.twin()\n",
+        "    twin = buffer\n",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "bootstraps-pile-up",
+        "rollout/collector.py",
+        "        buffer.rewards[...] = self._rewards\n",
+        "",
+        "tests/rollout/test_anew.py",
+    ),
+    Fault(
+        "tensors-bootstrap-ended",
+        "envs/tensors/vec_env.py",
+        "truncated & ~terminated",
+        "truncated",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-not-copied",
+        "rollout/tensor_collector.py",
+        "lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs",
+        "lambda tensor: tensor, self.obs",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-final-unmasked",
+        "rollout/tensor_collector.py",
+        "unknown = timeouts & ~known",
+        "unknown = timeouts",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "tensors-returns-across-episodes",
+        "envs/tensors/normalize.py",
+        "self._returns.masked_fill(step.dones, 0.0)",
+        "self._returns",
+        "tests/rollout/test_tensor_collector.py",
+    ),
+    Fault(
+        "rsl-rl-time-outs-terminate",
+        "envs/tensors/simulators.py",
+        "truncated = ended & timed.bool()",
+        "truncated = ~ended & timed.bool()",
+        "tests/envs/tensors/test_simulators.py",
+    ),
+    Fault(
+        "mjlab-not-reset",
+        "envs/tensors/simulators.py",
+        'self._resets_itself = getattr(self.cfg, "auto_reset", True)',
+        "self._resets_itself = True",
+        "tests/envs/tensors/test_simulators.py",
+    ),
+    Fault(
+        "lazy-twice",
+        "rollout/lazy.py",
+        "self._value, self._make = self._make(), None",
+        "self._value = self._make()",
+        "tests/rollout/test_lazy.py",
+    ),
+    Fault(
+        "no-bootstrap",
+        "rollout/collector.py",
+        "buffer.bootstrap_timeouts(list(rows), list(columns), final_values)",
+        "pass",
+        "tests/rollout tests/test_ppo.py",
+    ),
+    Fault(
+        "final-observation-shared",
+        "rollout/collector.py",
+        'copy.deepcopy(infos[i]["terminal_observation"])',
+        'infos[i]["terminal_observation"]',
+        "tests/rollout tests/test_ppo.py",
+    ),
+    Fault(
+        "last-value-forgets",
+        "rollout/collector.py",
+        "self._values(policy, obs, memory, starts)",
+        "self._values(policy, obs, {}, starts)",
+        "tests/rollout/test_collector.py tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "noise-of-the-going-on",
+        "rollout/collector.py",
+        "np.flatnonzero(self.starts)",
+        "np.flatnonzero(~np.asarray(self.starts))",
+        "tests/rollout/test_collector.py tests/test_ppo.py",
+    ),
+    Fault(
+        "order-of-storage",
+        "rollout/buffer.py",
+        "order = order % self.buffer_size * self.n_envs + order // self.buffer_size",
+        "pass",
+        "tests/rollout/test_buffer.py",
+    ),
+    Fault(
+        "dtype-of-the-space",
+        "rollout/buffer.py",
+        "self.actions = self.actions.astype(np.float32)",
+        "pass",
+        "tests/rollout/test_buffer.py",
+    ),
+    Fault(
+        "terminated-is-truncated",
+        "envs/vec_env.py",
+        "bool(truncated[i] and not terminated[i])",
+        "bool(truncated[i])",
+        "tests/envs/test_vec_env.py",
+    ),
+    Fault(
+        "reset-rows-learned",
+        "envs/vec_env.py",
+        "dones | resetting, infos",
+        "dones, infos",
+        "tests/envs/test_vec_env.py",
+    ),
+    Fault(
+        "evaluation-moves-statistics",
+        "rollout/evaluation.py",
+        "normalize.training, normalize.norm_reward = False, False",
+        "normalize.norm_reward = False",
+        "tests/rollout/test_evaluation.py",
+    ),
+    Fault(
+        "evaluation-unnoticed",
+        "rollout/evaluation.py",
+        "(env is None or _parts(env) & _parts(model.env))",
+        "env is None",
+        "tests/rollout/test_evaluation.py",
+    ),
+    Fault(
+        "wrong-remedy",
+        "envs/errors.py",
+        '"expected 5" in text or (function == "step" and "expected 2" not in text)',
+        'function == "step"',
+        "tests/envs/test_errors.py",
+    ),
+    Fault(
+        "unchecked-where-the-shape-fits",
+        "envs/supervised/faults.py",
+        "obs.shape == space.shape and is_finite(obs)",
+        "obs.shape == space.shape",
+        "tests/envs/supervised/test_faults.py",
+    ),
+    Fault(
+        "asked-and-blamed",
+        "envs/supervised/guarded.py",
+        "if not is_duty or isinstance(error, MemoryError)",
+        "if isinstance(error, MemoryError)",
+        "tests/envs/supervised/test_guarded.py",
+    ),
+    Fault(
+        "unread-answer",
+        "envs/supervised/workers.py",
+        "self.waiting = True",
+        "self.waiting = False",
+        "tests/envs/supervised/test_workers.py",
+    ),
+    Fault(
+        "restarted-with-its-seed",
+        "envs/supervised/vec_env.py",
+        "self.env_seeds[i] = _next_seed(seed)",
+        "self.env_seeds[i] = seed",
+        "tests/envs/supervised/test_vec_env.py",
+    ),
+    Fault(
+        "last-observation-lent",
+        "envs/supervised/vec_env.py",
+        "return mapped(np.array, self._last_obs)",
+        "return self._last_obs",
+        "tests/envs/supervised/test_vec_env.py",
+    ),
+)
+COMPILING = (
+    Fault(
+        "constants-by-reference",
+        "compiling/constants.py",
+        "value.detach().clone() if isinstance(value, th.Tensor)",
+        "value.detach() if isinstance(value, th.Tensor)",
+        "tests/compiling/test_constants.py",
+    ),
+    Fault(
+        "keyword-defaults-unseen",
+        "compiling/constants.py",
+        "(value.__defaults__, value.__kwdefaults__, closure)",
+        "(value.__defaults__, closure)",
+        "tests/compiling/test_constants.py",
+    ),
+    Fault(
+        "stale-cache",
+        "compiling/cache.py",
+        "if held is not None and held[0] == constants:",
+        "if held is not None:",
+        "tests/compiling tests/test_compile.py",
+    ),
+    Fault(
+        "pays-one-step-late",
+        "compiling/compilation.py",
+        "n_steps >= WORTH_COMPILING",
+        "n_steps > WORTH_COMPILING",
+        "tests/test_compile.py",
+    ),
+    Fault(
+        "stopped-for-ever",
+        "update/learner.py",
+        "state._replace(running=th.tensor(True))",
+        "state",
+        "tests/update/test_learner.py",
+    ),
+    Fault(
+        "trial-changes-weights",
+        "compiling/compiled.py",
+        "tree_map(th.clone, args[: self.n_mutable])",
+        "args[: self.n_mutable]",
+        "tests/compiling/test_compiled.py",
+    ),
+    Fault(
+        "trial-draws",
+        "compiling/compiled.py",
+        "with th.random.fork_rng():",
+        "with th.no_grad():",
+        "tests/compiling/test_compiled.py",
+    ),
+    Fault(
+        "kernel-without-amsgrad",
+        "compiling/torch_private.py",
+        'group["fused"] and not group["amsgrad"]',
+        'group["fused"]',
+        "tests/compiling/test_torch_private.py tests/update",
+    ),
+    Fault(
+        "buffers-left-behind",
+        "compiling/torch_private.py",
+        "stand_in.copy_(store[name])",
+        "pass",
+        "tests/compiling tests/update",
+    ),
+    Fault(
+        "product-unscaled",
+        "compiling/graphs.py",
+        "small_mm(a, b) if beta == alpha == 1 else NotImplemented",
+        "small_mm(a, b)",
+        "tests/compiling/test_graphs.py",
+    ),
+)
+TOP = (
+    Fault(
+        "unbounded-update",
+        "settings.py",
+        "if settings.clip_range is None and not control.penalizes:",
+        "if settings.clip_range is None and control is None:",
+        "tests/test_settings.py tests/test_ppo.py",
+    ),
+    Fault(
+        "sequences-unchecked",
+        "settings.py",
+        "if settings.n_steps % length or settings.batch_size % length:",
+        "if settings.n_steps % length:",
+        "tests/test_settings.py tests/policy/test_recurrent.py",
+    ),
+    Fault(
+        "callback-class",
+        "inputs.py",
+        "elif isinstance(callback, type):",
+        "elif isinstance(callback, BaseCallback):",
+        "tests/test_inputs.py",
+    ),
+    Fault(
+        "true-is-one",
+        "require.py",
+        "if isinstance(value, bool) or not isinstance(value, (int, np.integer)):",
+        "if not isinstance(value, (int, np.integer)):",
+        "tests/test_require.py",
+    ),
+    Fault(
+        "large-is-infinite",
+        "require.py",
+        "        or float(np.abs(values).max(initial=0.0)) <= LARGEST\n",
+        "",
+        "tests/test_require.py",
+    ),
+    Fault(
+        "schedule-below-zero",
+        "ppo.py",
+        "_remaining(min(num_timesteps, total_timesteps), total_timesteps)",
+        "_remaining(num_timesteps, total_timesteps)",
+        "tests/test_ppo.py tests/test_settings.py",
+    ),
+    Fault(
+        "value-clip-of-sb3",
+        "files/from_sb3.py",
+        'model.value_clip = "plain"',
+        "pass",
+        "tests/files/test_from_sb3.py",
+    ),
+    Fault(
+        "generators-forgotten",
+        "files/call.py",
+        'random_state.set_states(resumed["generators"])',
+        "pass",
+        "tests/files/test_checkpoint.py",
+    ),
+    Fault(
+        "iterations-from-zero",
+        "ppo.py",
+        "iteration = call.iteration\n",
+        "iteration = 0\n",
+        "tests/files/test_checkpoint.py",
+    ),
+    Fault(
+        "kl-memory-forgotten",
+        "files/model.py",
+        '"learner": {"kl_memory", "skipped"}',
+        '"learner": {"skipped"}',
+        "tests/files/test_model.py tests/files/test_checkpoint.py",
+    ),
+    Fault(
+        "configuration-kept",
+        "files/callback_state.py",
+        "if name not in configured or not _equal(value, configured[name])",
+        "if True",
+        "tests/files/test_callback_state.py",
+    ),
+    Fault("logs-not-cut", "files/log_state.py", "os.truncate(path, size)", "pass", "tests/files/test_log_state.py"),
+    Fault(
+        "checkpoint-not-written",
+        "zoo/train.py",
+        "            checkpoints.write()\n        _save(run)\n",
+        "            pass\n        _save(run)\n",
+        "tests/zoo/test_train.py",
+    ),
+    Fault(
+        "actions-not-copied",
+        "envs/resumable/wrapper.py",
+        "action if type(action) in IMMUTABLE else _copied(action)",
+        "action",
+        "tests/envs/resumable/test_wrapper.py",
+    ),
+    Fault(
+        "imported-names-allowed",
+        "files/names.py",
+        "isinstance(found, type) and name_of(found) == name and issubclass",
+        "isinstance(found, type) and issubclass",
+        "tests/files/test_values.py",
+    ),
+    Fault(
+        "resets-counted",
+        "envs/normalization.py",
+        "self.ret_rms.update(self.returns[self._counted])",
+        "self.ret_rms.update(self.returns)",
+        "tests/envs/test_normalization.py",
+    ),
+    Fault(
+        "vectors-of-another-width",
+        "compiling/torch_private.py",
+        'yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}',
+        "yield OPTIONS",
+        "tests/compiling/test_torch_private.py",
+    ),
+    Fault(
+        "optimizer-shared",
+        "files/from_sb3.py",
+        "copy.deepcopy(source.parameters)",
+        "source.parameters",
+        "tests/files/test_from_sb3.py",
+    ),
+    Fault(
+        "old-starts-lost",
+        "files/from_sb3.py",
+        'data.get("_last_obs"), data.get("_last_episode_starts")',
+        'data.get("_last_obs"), None',
+        "tests/files tests/test_ppo.py",
+    ),
+)
+ZOO = (
+    Fault(
+        "evaluation-seed",
+        "zoo/envs.py",
+        "(experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed",
+        "experiment.seed",
+        "tests/zoo/test_envs.py",
+    ),
+    Fault(
+        "normalized-returns",
+        "zoo/envs.py",
+        "arguments.update(training=False, norm_reward=False)",
+        "arguments.update(training=False)",
+        "tests/zoo/test_envs.py",
+    ),
+    Fault(
+        "no-atari-entry",
+        "zoo/hyperparams.py",
+        '[env_id, *(["atari"] if is_atari(env_id) else []), "default"]',
+        '[env_id, "default"]',
+        "tests/zoo/test_hyperparams.py",
+    ),
+    Fault(
+        "merged-backwards",
+        "zoo/experiment.py",
+        "{**getattr(self, name), **getattr(changed, name)}",
+        "{**getattr(changed, name), **getattr(self, name)}",
+        "tests/zoo/test_experiment.py",
+    ),
+    Fault(
+        "checkpoints-too-rare",
+        "zoo/train.py",
+        "max(run.options.save_freq // run.experiment.n_envs, 1)",
+        "run.options.save_freq",
+        "tests/zoo/test_train.py tests/zoo/cli",
+    ),
+    Fault(
+        "memory-not-played",
+        "zoo/enjoy.py",
+        "player.predict(obs, state, starts, self.deterministic)",
+        "player.predict(obs, None, starts, self.deterministic)",
+        "tests/zoo/test_enjoy.py",
+    ),
+    Fault(
+        "interval-too-narrow",
+        "zoo/plot.py",
+        "[(1 - LEVEL) / 2, (1 + LEVEL) / 2]",
+        "[1 - LEVEL, LEVEL]",
+        "tests/zoo/test_plot.py",
+    ),
+    Fault(
+        "episodes-unsorted",
+        "zoo/plot.py",
+        'episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]',
+        "pass",
+        "tests/zoo/test_plot.py",
+    ),
+    Fault(
+        "last-update-unevaluated",
+        "zoo/callbacks.py",
+        "_on_training_end(self) -> None:\n        self._evaluate(True)",
+        "_on_training_end(self) -> None:\n        pass",
+        "tests/zoo/test_callbacks.py",
+    ),
+    Fault(
+        "statistics-not-loaded",
+        "zoo/models.py",
+        "normalize.obs_rms = saved.obs_rms",
+        "pass",
+        "tests/zoo/test_models.py",
+    ),
+    Fault(
+        "near-one-unclipped",
+        "zoo/tune/space.py",
+        "self.decode(min(max(value, self.low), self.high))",
+        "self.decode(value)",
+        "tests/zoo/tune/test_space.py",
+    ),
+    Fault(
+        "one-comparison",
+        "zoo/tune/verdict.py",
+        "1 - ERROR_RATE / max(len(finalists), 1)",
+        "1 - ERROR_RATE",
+        "tests/zoo/tune/test_verdict.py",
+    ),
+    Fault(
+        "lucky-winner",
+        "zoo/tune/verdict.py",
+        "gain is not None and gain.low > 0",
+        "gain is not None and gain.value > 0",
+        "tests/zoo/tune/test_verdict.py",
+    ),
+    Fault(
+        "lock-too-late",
+        "zoo/tune/storage.py",
+        '"BEGIN IMMEDIATE"',
+        '"BEGIN"',
+        "tests/zoo/tune/test_storage.py tests/zoo/tune/test_jobs.py",
+    ),
+    Fault(
+        "password-shown",
+        "zoo/tune/storage.py",
+        "render_as_string(hide_password=True)",
+        "render_as_string(hide_password=False)",
+        "tests/zoo/tune/test_storage.py",
+    ),
+    Fault(
+        "worst-first",
+        "zoo/tune/stages.py",
+        "(-trial.values[0], trial.user_attrs[JOB])",
+        "(trial.values[0], trial.user_attrs[JOB])",
+        "tests/zoo/tune/test_stages.py",
+    ),
+    Fault(
+        "seeds-seen-before",
+        "zoo/tune/stages.py",
+        "for seed in plan.confirmation_seeds for trial",
+        "for seed in plan.racing_seeds for trial",
+        "tests/zoo/tune/test_stages.py",
+    ),
+    Fault(
+        "quarter-not-trimmed",
+        "zoo/tune/statistics.py",
+        "trim_mean(scores, 0.25, axis=axis)",
+        "trim_mean(scores, 0.1, axis=axis)",
+        "tests/zoo/tune/test_statistics.py",
+    ),
+    Fault(
+        "one-death-more",
+        "zoo/tune/jobs.py",
+        "+ 1 < MAX_DEATHS",
+        "+ 1 <= MAX_DEATHS",
+        "tests/zoo/tune/test_jobs.py",
+    ),
+    Fault(
+        "seed-zero-random",
+        "zoo/cli/train.py",
+        "args.seed if args.seed >= 0 else",
+        "args.seed if args.seed > 0 else",
+        "tests/zoo/cli",
+    ),
+    Fault(
+        "interrupt-succeeds",
+        "zoo/cli/train.py",
+        "sys.exit(128 + came[0] if came else code)",
+        "sys.exit(0)",
+        "tests/zoo/cli",
+    ),
+    Fault(
+        "two-lines-of-error",
+        "zoo/cli/arguments.py",
+        "{' '.join(message.split())}",
+        "{message}",
+        "tests/zoo/cli/test_cli.py",
+    ),
+)
+FAULTS = FORMULAS + POLICY + UPDATE + ROLLOUT + COMPILING + TOP + ZOO
+
+#: Libraries that tests load, loaded once for all processes; not the package, which each loads from its own copy.
+LIBRARIES = ["gymnasium", "hypothesis", "matplotlib.pyplot", "optuna", "sb3_contrib", "scipy.stats", "torch"]
+
+
+class FirstFailure:
+    """A plugin of pytest that remembers which test failed first."""
+
+    name: str | None = None
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and self.name is None:
+            self.name = report.nodeid
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def run_tests(folder: Path, *arguments: str) -> str | None:
+    """Run fast tests in a copy of the checkout, in a process that is used for nothing else.
+
+    :param folder: the copy; its package is the one that they import, in processes of their own as well
+    :param arguments: which tests, as arguments of pytest
+    :return: the first one that failed; ``None``: all passed
+    :raises RuntimeError: they could not be run, or imported another package
+    """
+    os.chdir(folder)
+    # Before the checkout, which the environment has installed.
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.path.insert(0, str(folder))
+    log = folder / "tests.log"
+    for stream in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    failure = FirstFailure()
+    options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", f"--ignore={OWN_TEST}"]
+    ended = pytest.main([*options, *arguments], [failure])
+    if not str(sys.modules["ppo_plus"].__file__).startswith(str(folder)):
+        raise RuntimeError(f"the tests imported {sys.modules['ppo_plus'].__file__}, and not the copy")
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest {' '.join(arguments)} ended with {ended!r}: {log.read_text()}")
+    return failure.name
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the checkout, for a while."""
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, ROOT.name)
+        copytree(ROOT, folder, ignore=NOT_COPIED)
+        yield folder
+
+
+def fails_without_fault(pool: Executor, path: str) -> str | None:
+    """The first test of a file that fails as the package is, if there is one."""
+    with copied() as folder:
+        return pool.submit(run_tests, folder, path).result()
+
+
+def find_catcher(pool: Executor, fault: Fault) -> str | None:
+    """The first test that fails with a fault; ``None``: it survives."""
+    with copied() as folder:
+        fault.put_into(folder)
+        first = fault.tests.split()
+        others = ["tests", *(f"--ignore={path}" for path in first)]
+        return pool.submit(run_tests, folder, *first).result() or pool.submit(run_tests, folder, *others).result()
+
+
+def main() -> None:
+    by_name = {fault.name: fault for fault in FAULTS}
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", nargs="+", choices=by_name, metavar="NAME", help="these faults alone")
+    options.add_argument("--list", action="store_true", help="print the faults and leave it at that")
+    args = options.parse_args()
+    faults = [by_name[name] for name in args.only or by_name]
+    if args.list:
+        for fault in faults:
+            print(f"{fault.name:30} {fault.file:28} {fault.old}  ->  {fault.new}")
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    n_survived = 0
+    with (
+        ProcessPoolExecutor(N_AT_ONCE, context, max_tasks_per_child=1) as pool,
+        ThreadPoolExecutor(N_AT_ONCE) as threads,
+    ):
+        # Each file by itself, so that both cores are used.
+        files = sorted({path for fault in faults for path in fault.tests.split()})
+        failing = [name for name in threads.map(partial(fails_without_fault, pool), files) if name]
+        if failing:
+            raise SystemExit(f"without any fault fail {', '.join(failing)}")
+        for fault, catcher in zip(faults, threads.map(partial(find_catcher, pool), faults), strict=True):
+            n_survived += catcher is None
+            verdict = "SURVIVED" if catcher is None else f"caught by {catcher}"
+            print(f"{fault.name:30} {fault.file:28} {verdict}", flush=True)
+    print(f"{len(faults) - n_survived} of {len(faults)} faults were caught")
+    sys.exit(n_survived > 0)
+
+
+if __name__ == "__main__":
+    main()

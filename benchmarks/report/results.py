@@ -1,0 +1,83 @@
+"""Where results are kept, and how files of them are read and written."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def path(name: str) -> Path:
+    """The file of a measurement."""
+    return RESULTS / f"{name}.json"
+
+
+def read(name: str) -> dict[str, Any]:
+    """A measurement that has one JSON file."""
+    measured: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    return measured
+
+
+def write(path: Path, measured: dict[str, Any], **kwargs: Any) -> None:
+    """Write a measurement to a JSON file.
+
+    :param path: the file; missing folders are made
+    :param measured: what JSON can express; NaN and infinity raise an error
+    :param kwargs: further arguments of :func:`json.dumps`
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(measured, indent=1, allow_nan=False, **kwargs) + "\n", encoding="utf-8")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON Lines file, one a line; none if there is no file.
+
+    A process that is killed while it appends leaves a part of a line at the end, which does not count.
+
+    :raises ValueError: another line is not valid JSON
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    if lines and not _is_whole(lines[-1]):
+        lines.pop()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not valid JSON: {error}") from None
+    return records
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append a record to a JSON Lines file. Several processes may append to the same file at once.
+
+    :param path: the file; missing folders are made
+    :param record: what JSON can express; NaN and infinity raise an error
+    """
+    import fcntl  # Windows, which does not have it, can still read results
+
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        # Held until the file is closed.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        *_, end = file.read().split(b"\n")
+        if _is_whole(end):
+            line = b"\n" + line  # an editor has removed the last line's end
+        elif end:
+            file.truncate(file.tell() - len(end))
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(line: bytes) -> bool:
+    """Whether a line that has no end is a whole record: no part of a JSON object is valid JSON."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

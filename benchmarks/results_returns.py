@@ -1,0 +1,244 @@
+"""What the campaign found: contenders beside each other, over all of MuJoCo's tasks, and what was meant to be reached.
+
+    python benchmarks/results_returns.py                         # the tables
+    python benchmarks/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
+
+From what ``learning_returns.py`` left in ``benchmarks/results/returns.jsonl``. Over tasks, a score is in units of what
+SB3's settings reach on its task (the interquartile mean of their runs).
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
+from learning_returns import (
+    BIN,
+    COMPARED,
+    FILE,
+    GOALS,
+    NAMES,
+    OVERRIDES,
+    SCREENED,
+    TASKS,
+    reached,
+    results,
+    shared_arm,
+    table,
+)
+from markdown_table import markdown
+from runs import N_INTERVAL, score
+
+from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
+
+REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
+#: Contenders of the pictures and of the comparison over tasks, and their colors.
+CONTENDERS = {"sb3-defaults": ORANGE, "rl_zoo3": PURPLE, "trpo": GREEN, "mujoco": BLUE}
+#: Runs by contender and task.
+Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
+#: The parts of the campaign by whose runs nothing was chosen, but whether tasks keep settings of their own.
+REPORTED = ("baselines", "table", "overrides")
+#: Fewer runs of a task are not compared, though there are several tasks.
+N_POOLED = 2
+
+
+def grouped(results: Iterable[dict[str, Any]]) -> Runs:
+    """By contender and task, those of :data:`CONTENDERS`."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {arm: {} for arm in CONTENDERS}
+    for result in results:
+        if result["arm"] in found:
+            found[result["arm"]].setdefault(result["task"], []).append(result)
+    return {arm: by_task for arm, by_task in found.items() if by_task}
+
+
+def shared(results: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """By task, those with the settings that tasks share: where these are a task's only ones, those of the table."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        if result["arm"] == shared_arm(result["task"]):
+            found.setdefault(result["task"], []).append(result)
+    return found
+
+
+def scores(runs: Runs, arm: str, measure: str, tasks: Iterable[str]) -> list[list[float]]:
+    """What a contender's runs reach on each task.
+
+    :param measure: the name in a result
+    """
+    return [[run[measure]["mean"] for run in runs[arm][task]] for task in tasks]
+
+
+def enough(runs: Runs, arm: str) -> list[str]:
+    """The tasks of which there are runs enough to compare a contender over several tasks."""
+    return [task for task in TASKS if len(runs.get(arm, {}).get(task, [])) >= N_POOLED]
+
+
+def contenders(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task and contender, those of :data:`CONTENDERS`."""
+    return table(result for result in results if result["arm"] in CONTENDERS)
+
+
+def comparison(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each contender: over the tasks of which it and the reference have enough runs, with settings that
+    differ, how many times the reference's return it has, and how probable it is that a run of it is better than one of
+    the reference."""
+    results = list(results)
+    runs, rows = {**grouped(results), SHARED: shared(results)}, []
+    for arm in runs:
+        tasks = [
+            task
+            for task in enough(runs, arm)
+            if task in enough(runs, REFERENCE)
+            and runs[arm][task][0]["settings"] != runs[REFERENCE][task][0]["settings"]
+        ]
+        if not tasks:
+            continue
+        cells = []
+        for measure in COMPARED.values():
+            own, reference = (scores(runs, each, measure, tasks) for each in (arm, REFERENCE))
+            cells.append(f"{ratio_interval(own, reference):.2f}")
+            cells.append(f"{improvement_interval(own, reference):.0%}")
+        n_runs = sum(len(runs[arm][task]) for task in tasks)
+        rows.append([NAMES[arm], f"{len(tasks)} of {len(TASKS)}", str(n_runs), *cells])
+    named = [name for title in COMPARED for name in (f"{title}, SB3's = 1", "better than SB3's")]
+    return markdown(["contender", "tasks", "runs", *named], rows)
+
+
+def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task: how many times the reference's return the settings that tasks share have, and those of the
+    task itself where it has some; of runs that are enough for an interval."""
+    results = list(results)
+    runs, rows = {**grouped(results), SHARED: shared(results)}, []
+    for task in TASKS:
+        for arm in (SHARED, "mujoco") if shared_arm(task) == SHARED else (SHARED,):
+            if min(len(runs.get(each, {}).get(task, [])) for each in (arm, REFERENCE)) >= N_INTERVAL:
+                cells = []
+                for measure in COMPARED.values():
+                    own, reference = (scores(runs, each, measure, [task]) for each in (arm, REFERENCE))
+                    cells.append(f"{ratio_interval(own, reference):.2f}")
+                held_out = arm == SHARED and task not in SCREENED
+                rows.append([task, "yes" if held_out else "no", NAMES[arm], *cells])
+    return markdown(["task", "held out", "settings", *(f"{title}, SB3's = 1" for title in COMPARED)], rows)
+
+
+def gains(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task of which settings of its own were measured: what runs with these reach and what those with
+    the shared settings do, and how many times as much that is; an interval without 1 is a gain that chance does
+    not explain."""
+    results, rows = list(results), []
+    for task, arm in OVERRIDES.items():
+        arms = arm, shared_arm(task)
+        runs = {arm: [run for run in results if (run["arm"], run["task"]) == (arm, task)] for arm in arms}
+        if min(map(len, runs.values())) < N_POOLED:
+            continue
+        for title, measure in COMPARED.items():
+            own, common = ([run[measure]["mean"] for run in each] for each in runs.values())
+            seeds = f"{len(own)} and {len(common)}"
+            rows.append([task, title, seeds, score(own), score(common), f"{ratio_interval([own], [common]):.2f}"])
+    return markdown(["task", "return of", "seeds", "its own settings", "the shared settings", "times as much"], rows)
+
+
+def goals(results: Iterable[dict[str, Any]], arm: str) -> list[str]:
+    """A line for each task with a goal: what runs of a contender reach, and what they were meant to.
+
+    :param arm: of :data:`GOALS`
+    """
+    own = [result for result in results if result["arm"] == arm]
+    rows = []
+    for task, goal in GOALS[arm].items():
+        if runs := [result for result in own if result["task"] == task]:
+            means = [run["deterministic"]["mean"] for run in runs]
+            scores = [reached(runs, measure) for measure in COMPARED.values()]
+            by = f"{sum(each >= goal for each in means)} of {len(runs)}"
+            found = "yes" if iqm(np.array(means)) >= goal else "no"
+            rows.append([task, f"{runs[0]['steps']:,}", str(len(runs)), *scores, str(goal), found, by])
+    return markdown(["task", "steps", "seeds", *COMPARED, "goal", "reached", "by single runs"], rows)
+
+
+def draw_curves(runs: Runs, path: Path) -> None:
+    """The training return of each task: interquartile means over seeds and, where they are enough, 95 % intervals."""
+    with picture(path, 2, 3, width=2.7, height=2.1) as panels:
+        for task, axes in zip(TASKS, panels.flat, strict=True):
+            for arm, by_task in runs.items():
+                if task in by_task:
+                    _draw_curve(axes, by_task[task], NAMES[arm], CONTENDERS[arm])
+            axes.set(title=task, xlim=(0, None))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}M")
+        lines = {line.get_label(): line for axes in panels.flat for line in axes.lines}
+        figure = panels[0, 0].figure
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
+
+
+def _draw_curve(axes: Any, runs: list[dict[str, Any]], label: str, color: str) -> None:
+    # What all of them have: runs of fewer steps have a shorter curve.
+    steps = np.array(min((run["curve"]["steps"] for run in runs), key=len))
+    returns = np.array([run["curve"]["return"][: len(steps)] for run in runs], dtype=float)
+    # The last point may be of a few steps only.
+    has = np.isfinite(returns).all(axis=0) & (steps % BIN == 0)
+    if not has.any():
+        return
+    bands = np.array([iqm_interval(column) for column in returns[:, has].T])
+    axes.plot(steps[has], bands[:, 0], color=color, label=label, linewidth=1)
+    if len(runs) >= N_INTERVAL:
+        axes.fill_between(steps[has], bands[:, 1], bands[:, 2], color=color, alpha=0.2, linewidth=0)
+
+
+def draw_profile(runs: Runs, path: Path) -> None:
+    """Which part of the runs reaches, in deterministic episodes, how many times what the reference's interquartile mean
+    is; of contenders with enough runs of all tasks of which it has enough. Bands are of the contenders' seeds: the unit
+    is taken as exact."""
+    tasks = enough(runs, REFERENCE)
+    of = {
+        arm: [np.array(each) for each in scores(runs, arm, "deterministic", tasks)]
+        for arm in runs
+        if set(tasks) <= set(enough(runs, arm))
+    }
+    units = [iqm(each) for each in of[REFERENCE]]
+    shown = {arm: [each / unit for each, unit in zip(own, units, strict=True)] for arm, own in of.items()}
+    thresholds = np.linspace(0, np.quantile(np.concatenate(sum(shown.values(), [])), 0.98), 100)
+    with picture(path) as axes:
+        for arm, each in shown.items():
+            label, color = NAMES[arm], CONTENDERS[arm]
+            part, low, high = profile(each, list(thresholds)).T
+            axes.plot(thresholds, part, color=color, label=label)
+            axes.fill_between(thresholds, low, high, color=color, alpha=0.2, linewidth=0)
+        axes.set(xlabel="return, SB3's = 1", ylabel="runs that reach it", xlim=(0, None), ylim=(0, 1.02))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.legend(frameon=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the pictures there")
+    arguments = parser.parse_args()
+    found = results(arguments.results)
+    if not found:
+        parser.error(
+            f"--results {arguments.results}: there are no results of runs that learning_returns.py --list shows"
+        )
+    if arguments.draw:
+        runs = grouped(found)
+        if not runs:
+            parser.error(
+                f"--results {arguments.results}: no runs there of {', '.join(CONTENDERS)}, which the pictures show"
+            )
+        draw_curves(runs, arguments.draw / "mujoco_curves.svg")
+        if enough(runs, REFERENCE):
+            draw_profile(runs, arguments.draw / "mujoco_profile.svg")
+    else:
+        reported = results(arguments.results, REPORTED)
+        tables = (
+            contenders(reported),
+            comparison(reported),
+            each_task(reported),
+            gains(results(arguments.results, ["overrides"])),
+            *(goals(found, arm) for arm in GOALS),
+        )
+        print("\n\n".join("\n".join(rows) for rows in tables))
+
+
+if __name__ == "__main__":
+    main()

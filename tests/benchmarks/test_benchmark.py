@@ -1,0 +1,83 @@
+"""The parts of ``benchmarks/benchmark.py`` that figures pass through."""
+
+import numpy as np
+import pytest
+import torch as th
+from compiled import needs_compiler
+
+
+@pytest.fixture(scope="module")
+def benchmark(import_script):
+    return import_script("benchmark")
+
+
+def test_speed_ups_are_taken_within_rounds(benchmark):
+    slow, fast = benchmark.Measured([10.0, 20.0, 60.0]), benchmark.Measured([5.0, 5.0, 20.0])
+    assert fast.speed_ups(slow) == [2.0, 4.0, 3.0]
+    assert benchmark.time_cell(fast, slow) == "5.0 µs, **3.00×** [2.00, 4.00]"
+    assert benchmark.time_cell(slow, slow) == "20.0 µs"
+    assert benchmark.time_cell(benchmark.Measured(error="ValueError"), slow) == "–"
+
+
+def test_memory_that_is_shared_counts_once(benchmark):
+    tensor = th.zeros(1000)
+    stored = {"view": tensor.numpy(), "tensors": {"own": tensor, "other": np.zeros(500)}, "size": 3}
+    assert benchmark.stored(stored) == pytest.approx(0.008)
+
+
+def test_a_clock_adds_up_and_passes_results_on(benchmark, monkeypatch):
+    times = iter([10.0, 12.0, 20.0, 20.5])
+    monkeypatch.setattr(benchmark, "perf_counter", lambda: next(times))
+    seconds = {"update": 0.0}
+    double = benchmark.clocked(seconds, "update", lambda number: 2 * number)
+    assert [double(1), double(number=2)] == [2, 4]
+    assert seconds == {"update": 2.5}
+
+
+@pytest.mark.parametrize("name", ["Atari-shapes-x8", "Dict-x8"])
+def test_replayed_observations_are_in_the_space(benchmark, name):
+    workload = benchmark.WORKLOADS[name]
+    env = workload.make_env(seed=0)
+    obs = env.reset()
+    for _ in range(3):
+        first = {key: value[0] for key, value in obs.items()} if isinstance(obs, dict) else obs[0]
+        assert env.observation_space.contains(first)
+        obs, rewards, dones, infos = env.step(np.zeros(workload.n_envs, dtype=int))
+        assert len(rewards) == len(dones) == len(infos) == workload.n_envs and not dones.any()
+
+
+def test_shrunk_workloads_keep_two_full_minibatches(benchmark):
+    axes = [benchmark.WORKLOADS, *benchmark.SCALING.values()]
+    for workload in [workload.shrunk() for axis in axes for workload in axis.values()]:
+        assert workload.n_envs * workload.n_steps == 2 * workload.batch_size
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["SB3", "PPO_Plus eager", pytest.param("PPO_Plus compiled", marks=[pytest.mark.slow, needs_compiler])],
+)
+def test_sections_add_up_to_a_round(benchmark, algorithm):
+    trainee = benchmark.Trainee(algorithm, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
+    sections = trainee.sections()
+    assert list(sections) == list(benchmark.SECTIONS)
+    assert all(value > 0 for value in sections.values())
+    assert trainee.memory()["buffer"] > 0
+
+
+def test_with_all_cores_each_contender_is_what_ppo_plus_is_compared_with(benchmark):
+    results = {
+        "task": {"SB3": benchmark.Measured([10.0, 30.0, 30.0]), "PPO_Plus": benchmark.Measured([5.0, 5.0, 10.0])}
+    }
+    *_, theirs, ours = benchmark.all_cores_table(results).splitlines()
+    assert theirs == "| task | SB3 | 30.0 µs | **3.00×** [2.00, 6.00] |"
+    assert ours == "| task | PPO_Plus | 5.0 µs |  |"
+
+
+@pytest.mark.parametrize("name", ["SB3, DummyVecEnv, one thread", "PPO_Plus, make_vec"])
+def test_contenders_with_all_cores_train(benchmark, name, monkeypatch):
+    monkeypatch.setitem(benchmark.CONTENDERS, benchmark.COMPILED, benchmark.CONTENDERS["PPO_Plus eager"])
+    threads = th.get_num_threads()
+    trainee = benchmark.Trainee(name, benchmark.WORKLOADS["CartPole-v1-x8"].shrunk(), seed=0, device="cpu")
+    assert trainee.round() > 0
+    th.set_num_threads(threads)
+    assert (type(trainee.model.env).__name__ == "DummyVecEnv") == name.startswith("SB3")

@@ -1,0 +1,272 @@
+"""Long runs one by one: ``benchmarks/campaign.py`` and what ``benchmarks/learning_returns.py`` does with it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from stable_baselines3 import PPO
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo.envs import make_envs
+from ppo_plus.zoo.experiment import load_experiment, parse_settings
+
+#: Stands for a run: appends the words that name it, and how many results there were before.
+FAKE = """
+import json, pathlib, sys
+arm, task, seed = sys.argv[2:]
+if task == "broken":
+    sys.exit(1)
+file = pathlib.Path(sys.argv[1])
+result = {"arm": arm, "task": task, "seed": int(seed), "order": len(file.read_text().splitlines())}
+with file.open("a") as lines:
+    print(json.dumps(result), file=lines)
+"""
+
+#: Holds a lock until it gets a line of input.
+HOLDER = """
+import campaign, pathlib, sys
+with campaign.claim(pathlib.Path(sys.argv[1])) as held:
+    print(held, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(scope="module")
+def campaign(import_script):
+    return import_script("campaign")
+
+
+@pytest.fixture(scope="module")
+def script(import_script):
+    return import_script("learning_returns")
+
+
+def test_low_seeds_of_every_cell_come_first_and_nothing_twice(campaign):
+    stages = [
+        [campaign.Cell("a", "x", range(2)), campaign.Cell("b", "x", range(1))],
+        [campaign.Cell("a", "y", range(2)), campaign.Cell("a", "x", range(3))],
+    ]
+    assert [str(job) for job in campaign.in_order(stages)] == ["a x 0", "b x 0", "a x 1", "a y 0", "a y 1", "a x 2"]
+
+
+def test_a_queue_does_what_is_left_and_continues_after_failures(campaign, script, tmp_path):
+    file = tmp_path / "results.jsonl"
+    jobs = [campaign.Job("a", task, seed) for seed in range(2) for task in ("x", "broken", "busy")]
+    script.append_line(file, {**vars(jobs[0]), "order": 0})
+    with campaign.claim(campaign.lock_path(file, jobs[2])) as held:
+        assert held
+        failed = campaign.work([sys.executable, "-c", FAKE, str(file)], file, jobs)
+    assert failed == [jobs[1], jobs[4]]
+    results = campaign.read(file, jobs)
+    assert {job: result["order"] for job, result in results.items()} == {jobs[0]: 0, jobs[3]: 1, jobs[5]: 2}
+    assert campaign.queue_path(file).read_text() == f"{os.getpgrp()}\n"
+
+
+@pytest.mark.slow
+def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
+    path = tmp_path / "running" / "a.lock"
+    assert not campaign.is_claimed(path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        cwd=campaign.ROOT / "benchmarks",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout.readline() == "True\n"
+    assert path.read_text() == f"{other.pid}\n"
+    assert campaign.is_claimed(path)
+    with campaign.claim(path) as held:
+        assert not held
+    other.kill()
+    other.communicate()
+    assert not campaign.is_claimed(path)
+    with campaign.claim(path) as held:
+        assert held
+
+
+def test_every_planned_run_can_be_built(script):
+    """All contenders and tasks are known, and those who are compared get the same settings."""
+    for job in script.in_order(script.STAGES.values()):
+        training = script.experiment(job)
+        steps = script.ARMS[job.arm].steps or load_experiment(job.task).n_timesteps
+        assert (training.env_id, training.seed, training.n_timesteps) == (job.task, job.seed, steps)
+        assert training.normalize is not None or job.arm in ("entry", "atari") or job.task in script.OWN_ENTRY
+    for arm in ("rl_zoo3", "sb3-defaults"):
+        ours, theirs = (script.experiment(script.Job(name, "Hopper-v5", 0)) for name in (arm, f"{arm}-by-sb3"))
+        assert ours == theirs
+    assert script.experiment(script.Job("trpo", "Swimmer-v5", 0)).hyperparams["gamma"] == 0.9999
+    assert script.experiment(script.Job("trpo", "Hopper-v5", 0)).hyperparams["gamma"] == 0.99
+
+
+def test_every_result_has_the_settings_that_its_contender_has_now(script):
+    """A result is known by its place: one of other settings would count as one of these."""
+    for result in script.results():
+        job = script.Job(result["arm"], result["task"], result["seed"])
+        arm = script.ARMS[job.arm]
+        made = parse_settings(job.task, result["settings"]).replace(seed=job.seed, device="cpu", vec_env=arm.vec_env)
+        assert made == script.experiment(job), job
+        algorithm = arm.algorithm
+        assert result["algorithm"] == f"{algorithm.__module__.split('.')[0]}.{algorithm.__name__}", job
+
+
+def test_episodes_are_in_the_order_of_their_ends(script):
+    """And where several end at once, in the order of environments: not the better ones last."""
+    episodes = script.Episodes()
+    for steps, ended in (
+        (20, [(1.0, 10), None]),
+        (30, [None, (3.0, 15)]),
+        (40, [None] * 2),
+        (60, [(9.0, 20), (2.0, 15)]),
+    ):
+        episodes.num_timesteps = steps
+        episodes.locals["infos"] = [{"episode": {"r": each[0], "l": each[1]}} if each else {} for each in ended]
+        assert episodes._on_step()
+    np.testing.assert_array_equal(episodes.rows(), [[20, 1.0, 10], [30, 3.0, 15], [60, 9.0, 20], [60, 2.0, 15]])
+    assert script.Episodes().rows().shape == (0, 3)
+
+
+def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
+    done = np.array([[10, 1.0, 10], [20, 3.0, 10], [50, 5.0, 30]])
+    assert script.curve(done, 55, 20) == {
+        "steps": [20, 40, 55],
+        "episodes": [2, 0, 1],
+        "return": [2.0, None, 5.0],
+        "length": [10.0, None, 30.0],
+    }
+    assert script.curve(np.zeros((0, 3)), 20, 20)["return"] == [None]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["mujocco", "Ant-v5", "1"], "there is no contender ARM='mujocco': mujoco, "),
+        (["?", "Ant-v5", "1"], "there is no contender ARM='?': mujoco, entry, sb3-defaults are some of those"),
+        (["mujoco", "Nope-v5", "1"], "ARM=mujoco TASK=Nope-v5: ppo_plus.yml has no entry Nope-v5"),
+        (["rl_zoo3", "Nope-v5", "1"], "ppo_plus.yml has no entry Nope-v5/rl_zoo3"),
+        (["sb3-defaults", "Nope-v5", "1"], "TASK='Nope-v5' is no environment that Gymnasium has registered"),
+        (["atari", "ALE/Nope-v5", "1"], "TASK='ALE/Nope-v5' is no environment that Gymnasium has registered"),
+        (["entry", "mujoco", "1"], "TASK='mujoco' is no environment that Gymnasium has registered"),
+        (
+            ["own-Ant-v5-00", "Hopper-v5", "1"],
+            "ARM=own-Ant-v5-00 has settings of its own task only, not of TASK=Hopper-v5",
+        ),
+        (["mujoco", "Ant-v5", "x"], "SEED='x' must be a whole number, 0 or above"),
+        (["mujoco", "Ant-v5", "1", "--steps", "0"], "argument --steps: it must be a positive whole number, not '0'"),
+    ],
+)
+def test_mistakes_in_a_run_are_named(script, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["learning_returns.py", "--run", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arm", ["entry", "sb3-defaults-by-sb3"])
+@pytest.mark.slow
+def test_a_run_leaves_a_short_line_that_says_all(script, arm, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "N_EPISODES", 4)
+    monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
+    job = script.Job(arm, "Pendulum-v1", 3)
+    path = tmp_path / "results.jsonl"
+    script.run(job, path, 4096)
+    assert path.stat().st_size < 30_000
+    result = json.loads(path.read_text())
+    assert result["steps"] == 4096
+    assert result["command"].endswith(f"--run {arm} Pendulum-v1 3 --steps 4096")
+    assert result["settings"].get("gamma") == (0.9 if arm == "entry" else None)
+    assert {"python", "torch", "stable_baselines3", "gymnasium", "mujoco", "ppo_plus", "commit"} <= set(
+        result["versions"]
+    )
+    # Episodes of Pendulum have 200 steps; four environments made 1024 steps each, or one 4096.
+    assert result["curve"]["episodes"] == [20]
+    assert result["last"]["length"] == 200
+    assert len(result["last"]["returns"]) == 20
+    for name in ("deterministic", "stochastic"):
+        assert len(result[name]["returns"]) == 4
+        assert -2000 < result[name]["mean"] < 0
+    assert result["deterministic"] != result["stochastic"]
+    before = path.read_text()
+    capsys.readouterr()
+    script.run(job, path, 4096)
+    assert capsys.readouterr().out == f"{job}: done already, 4,096 steps in {path}; --results takes another file\n"
+    assert path.read_text() == before
+    assert script.status(path, [job, script.Job(arm, "Pendulum-v1", 4)])[1] == f"{arm} Pendulum-v1 4: open"
+
+
+@pytest.mark.slow
+def test_episodes_at_the_end_are_normalized_as_training_was(script, monkeypatch):
+    """Rewards come as the environment gives them, observations as the policy knows them."""
+    monkeypatch.setattr(script, "N_EPISODES", 4)
+    monkeypatch.setattr(script, "N_EVAL_ENVS", 2)
+    training = script.experiment(script.Job("sb3-defaults-by-sb3", "Pendulum-v1", 0), 2048)
+    env = make_envs(training)
+    model = script.make_model(PPO, training, env)
+    model.learn(2048)
+    seen, predict = [], model.predict
+
+    def spy(observation, **kwargs):
+        seen.append(observation)
+        return predict(observation, **kwargs)
+
+    model.predict = spy
+    result = script.play(model, training, deterministic=True)
+    assert result["mean"] < -100
+    # Pendulum's angular velocity goes up to 8; normalized it is about 1.
+    assert 0.5 < np.std(np.concatenate(seen), axis=0)[2] < 2.0
+    assert env.obs_rms.mean.any()
+
+
+@pytest.mark.slow
+def test_at_equal_settings_ppo_plus_and_sb3_begin_alike(script):
+    """The same weights and the same first rollout."""
+    pytest.importorskip("mujoco")
+    models = []
+    for arm, algorithm in (("rl_zoo3", PPO_Plus), ("rl_zoo3-by-sb3", PPO)):
+        training = script.experiment(script.Job(arm, "Hopper-v5", 0), 512)
+        env = make_envs(training)
+        model = script.make_model(algorithm, training, env)
+        model.learning_rate, model.n_epochs = 0.0, 1
+        model._setup_lr_schedule()
+        episodes = script.Episodes()
+        model.learn(512, episodes)
+        models.append((model, episodes.rows()))
+    (ours, our_episodes), (theirs, their_episodes) = models
+    np.testing.assert_allclose(our_episodes, their_episodes, rtol=1e-5)
+    actions = [model.rollout_buffer.actions.reshape(512, 3) for model in (ours, theirs)]
+    np.testing.assert_allclose(*actions, rtol=1e-3, atol=1e-3)
+
+
+def test_table_puts_tasks_together(script):
+    results = [
+        {"task": task, "arm": arm, **{name: {"mean": 1.0} for name in script.MEASURES.values()}}
+        for arm, task in [("a", "x"), ("a", "y"), ("b", "x"), *[("a", "x")] * 4]
+    ]
+    lines = script.table(results)
+    assert lines[0].startswith("| task | contender | seeds | last 100 training episodes |")
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        ["| x", "a", "5"],
+        ["| x", "b", "1"],
+        ["| y", "a", "1"],
+    ]
+    assert "1.0 [1.0, 1.0]" in lines[2] and "[" not in lines[3]
+
+
+def test_effects_are_of_each_task_and_of_all(script):
+    """Runs with the first setting, whatever else, reach 3 where the others reach 1: it adds as much as the mean is."""
+    name, columns = "finalists", 5
+    screen = script.SCREENS[name]
+    high = dict(zip(screen.arms(name), screen.design.levels[:, 0] > 0, strict=True))
+    results = [
+        {"arm": arm, "task": task, "seed": screen.seed, **dict.fromkeys(("last", "deterministic"), {"mean": score})}
+        for task in script.SCREENED
+        for arm, score in zip(high, (3.0 if each else 1.0 for each in high.values()), strict=True)
+    ]
+    header, _, means, first, *others, _, n_runs = script.effects_table(results, name)
+    assert header.count("|") == columns + 2 and f"{len(results)} of {len(results)} runs" == n_runs
+    assert means.count(" 2 |") == len(script.SCREENED)
+    assert first.count("+100% [") == columns and all(f"{row}".count("+100%") == 0 for row in others)
+    assert script.effects_table([], name)[-1] == f"0 of {len(results)} runs"
