@@ -19,6 +19,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.files.whole import write_text
 from ppo_plus.ranks import Ranks
+from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
 from ppo_plus.zoo.envs import make_envs, settle
 from ppo_plus.zoo.experiment import Experiment
@@ -66,6 +67,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
             _write_settings(experiment, options, folder, model)
+        interrupts.check()
     except BaseException:
         if ranks.leads:
             shutil.rmtree(folder.path)
