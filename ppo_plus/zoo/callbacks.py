@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ppo_plus.files.atomic import replacing
 from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
-from ppo_plus.zoo.interrupts import raise_if_lost
+from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.models import save_statistics
 
 
@@ -204,10 +204,10 @@ class SavedModels(CheckpointCallback):
 
 
 class Interruptible(BaseCallback):
-    """Ends training by an interrupt that came and was lost; see :func:`ppo_plus.zoo.interrupts.raise_if_lost`."""
+    """Ends training when a signal has come; see :func:`ppo_plus.zoo.interrupts.check`."""
 
     def _on_step(self) -> bool:
-        raise_if_lost()
+        check()
         return True
 
 

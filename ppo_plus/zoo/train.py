@@ -21,6 +21,7 @@ from ppo_plus.files import checkpoint
 from ppo_plus.files.atomic import write_text
 from ppo_plus.files.checkpoint import Checkpoints
 from ppo_plus.ranks import Ranks
+from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs, settle
@@ -68,6 +69,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
             _write_settings(experiment, options, folder, model)
+        interrupts.check()
     except BaseException:
         if ranks.leads:
             shutil.rmtree(folder.path)

@@ -3,15 +3,13 @@
 import argparse
 import errno
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -25,8 +23,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
-from ppo_plus.zoo.interrupts import SIGNALS, interrupt_once
+from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
 from ppo_plus.zoo.registry import import_packages
 from ppo_plus.zoo.runs import Options, find_run, saved_arguments
 from ppo_plus.zoo.torchrun import job, launch, launched
@@ -210,14 +207,14 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     if args.dry_run:
         check(experiment, options)
         return partial(print, describe(experiment, options), end="")
-    with cleaning_up():
+    with deferred():
         run = set_up(experiment, options)
 
     def work() -> None:
-        with _one_interrupt() as came:
+        with deferred(ends_process=True):
             if name and records:
                 track(args, experiment, name)
-            _train(train, run, args, came)
+            _train(train, run, args)
 
     return work
 
@@ -299,13 +296,13 @@ def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
     run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose, **survived)
 
     def work() -> None:
-        with _one_interrupt() as came:
-            _train(train, run, args, came)
+        with deferred(ends_process=True):
+            _train(train, run, args)
 
     return work
 
 
-def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace, came: list[int]) -> None:
+def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace) -> None:
     """Train, and say what can be done next, of several processes once.
 
     Where training does not reach its end the exit code says why: 128 plus the signal's number, or the operating
@@ -314,7 +311,6 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param train: trains a run
     :param run: the run
     :param args: what it was asked for
-    :param came: the signal that came, once it has
     """
     from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.files.checkpoint import files, steps_of
@@ -344,7 +340,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
             resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
             print(f"go on from {steps_of(newest[0]):,} timesteps: {shlex.join(resume)}", flush=True)
     if not finished:
-        sys.exit(128 + came[0] if came else code)
+        number = came()
+        sys.exit(code if number is None else 128 + number)
 
 
 def _told(code: int, reason: str) -> int:
@@ -360,29 +357,6 @@ def _settings_file(name: str) -> Path:
         raise ValueError(f"-conf {name}: settings are YAML here, because reading them must run no code; write its "
                          "dictionary `hyperparams` as YAML")  # fmt: skip
     return path
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[list[int]]:
-    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving.
-
-    :return: the signal that came, once it has
-    """
-    came: list[int] = []
-    # A shell's background job ignores Ctrl-C, which is left so.
-    numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-    def interrupt(number: int, _: object) -> NoReturn:
-        came.append(number)
-        interrupt_once(numbers)
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            # After one, others stay ignored: the exit takes a while, too.
-            signal.signal(number, signal.SIG_IGN if came else handler)
 
 
 def describe(experiment: "Experiment", options: Options) -> str:

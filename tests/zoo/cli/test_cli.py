@@ -22,7 +22,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from products import sample
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo import envs
+from ppo_plus.zoo import envs, interrupts
 from ppo_plus.zoo.cli import main, make_parser
 from ppo_plus.zoo.cli import train as train_command
 from ppo_plus.zoo.cli.arguments import Parser, key_value
@@ -136,15 +136,16 @@ def test_an_interrupt_that_is_lost_ends_the_training_nevertheless(folder, handle
 
 
 def test_both_signals_at_once_are_one_interrupt_of_training(handlers, monkeypatch):
-    """Python would tell of the second one, were it ignored by the system's own handler."""
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    """Python would report the second one, were it ignored by the system's own handler."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    with pytest.raises(KeyboardInterrupt), train_command._one_interrupt() as came:
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred(ends_process=True):
         for number in SIGNALS:
             signal.raise_signal(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert len(came) == 1 and not told
+        interrupts.check()
+    assert interrupts.came() is None and not reported
 
 
 def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):
