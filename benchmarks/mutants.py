@@ -336,7 +336,7 @@ UPDATE = (
     Fault(
         "learning-rate-unscaled",
         "update/step.py",
-        "learning_rate * next_state.lr_scale",
+        "next_state.scaled(learning_rate)",
         "learning_rate",
         "tests/update/test_step.py",
     ),
@@ -350,15 +350,15 @@ UPDATE = (
     Fault(
         "kl-of-all-epochs",
         "update/update.py",
-        "Records(columns, records[n_before:])",
-        "Records(columns, records)",
+        "Records(self._columns, self._records[self._n_before :])",
+        "Records(self._columns, self._records)",
         "tests/update/test_update.py",
     ),
     Fault(
         "skips-add-up",
         "update/update.py",
-        "self.n = 0 if flag else self.n + 1",
-        "self.n = self.n if flag else self.n + 1",
+        "self.n_skipped = 0 if flag else self.n_skipped + 1",
+        "self.n_skipped = self.n_skipped if flag else self.n_skipped + 1",
         "tests/update/test_update.py",
     ),
 )
@@ -584,10 +584,10 @@ COMPILING = (
     ),
     Fault(
         "stopped-for-ever",
-        "update/learner.py",
+        "update/update.py",
         "state._replace(running=th.tensor(True))",
         "state",
-        "tests/update/test_learner.py",
+        "tests/update/test_update.py",
     ),
     Fault(
         "trial-changes-weights",
@@ -692,8 +692,8 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "files/model.py",
-        '"learner": {"kl_memory", "skipped"}',
-        '"learner": {"skipped"}',
+        '"updater": {"kl_memory", "n_skipped"}',
+        '"updater": {"n_skipped"}',
         "tests/files/test_model.py tests/files/test_checkpoint.py",
     ),
     Fault(

@@ -41,7 +41,7 @@ nitpick_ignore_regex = [
         r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv",
     ),
     # What a model is made of inside.
-    ("py:class", r"ppo_plus\.(rollout\.(collector|anew)|update\.learner|ranks)\.\w+"),
+    ("py:class", r"ppo_plus\.(rollout\.(collector|anew)|update\.update|ranks)\.\w+"),
 ]
 #: Long signatures get a line per argument, which fits on a phone.
 maximum_signature_line_length = 72

@@ -6,7 +6,7 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 import io
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -56,10 +56,9 @@ from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import Settings
 from ppo_plus.update.batch import Batch
-from ppo_plus.update.flat import packed
-from ppo_plus.update.learner import Learner, metrics
+from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
-from ppo_plus.update.update import Scheduled, Skipped, Update
+from ppo_plus.update.update import Update, Updater
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
 
@@ -184,7 +183,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: Where the environments are, and what is carried from step to step.
         self.collector = Collector()
         #: What lasts from one update to the next.
-        self.learner = Learner()
+        self.updater = Updater()
         self.compilation = Compilation()
         self.call = Call()
         #: The processes that train this model together.
@@ -388,7 +387,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if goes_on:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
-            self.learner.skipped = Skipped()
+            self.updater.n_skipped = 0
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
         # A copy of the model has its own, which it may not have set up.
@@ -524,7 +523,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         facts = self._common_settings()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
-        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
+        self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
         copy_lead(self.ranks, self.policy, self.policy.optimizer)
         self.together.begin(self.env)  # type: ignore[arg-type]
 
@@ -623,60 +622,66 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
-        settings, policy, buffer = self._read_settings(), self.policy, self.rollout_buffer
+        settings, policy = self._read_settings(), self.policy
         policy.set_training_mode(True)
-        self._normalize(buffer)
-        # Also a schedule that replaced the attribute after SB3's fashion.
-        schedules = settings.schedules | {"learning_rate": self.lr_schedule}
-        numbers = self.together.scheduled = at(self._current_progress_remaining, schedules)
-        scheduled = Scheduled.of(numbers, self.device)
-        state = self.learner.kl_state(settings.control)
-        learning_rate = numbers["learning_rate"] * state.lr_scale.item()
-        utils.update_learning_rate(policy.optimizer, learning_rate)
+        self._normalize(self.rollout_buffer)
+        numbers = at(self._current_progress_remaining, settings.schedules | {"learning_rate": self.lr_schedule})
+        self.together.scheduled = numbers
         reduction = Reduction(self.ranks) if self.ranks.several else None
-        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
-        foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
+        rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, reduction)
+        reads: dict[str, Any] = {"named": [self], "loss": settings.loss}
+        with self.updater.start(rule, numbers, self.device, self.compilation, self._unable(), **reads) as update:
+            for epoch in self._epochs():
+                for data, indices in epoch:
+                    update.step(data, indices)
+                    if update.stopped:
+                        break
+                update.end_epoch()
+                if update.stopped:
+                    break
+        average_buffers(self.ranks, policy)
+        self._n_updates += update.n_epochs
+        self._log_update(update, numbers)
 
-        epochs: Iterable[Any] = self._passes()
-        if self.ranks.several:
-            epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
-        with packed(policy.optimizer) as weights:
-            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
-            done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
-        if self.ranks.several:
-            average_buffers(self.ranks, policy)
-        self._n_updates += done.n_epochs
-        if self.verbose >= 1 and not done.state.running:
-            print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
-        shown = ("clip_range", "clip_range_vf")
-        ranges = {name: numbers[name] for name in shown if numbers[name] is not None}
-        explained = explained_variance(self.ranks, buffer.values, buffer.returns)
-        logged = metrics(done, settings.control, explained, policy)
-        for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
-            self.logger.record(f"train/{name}", value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def _normalize(self, buffer: RolloutBuffer) -> None:
-        """Normalize advantages over the whole rollout, where that is asked for."""
-        if self.normalize_advantage == "rollout":
-            self.together.normalize_advantages(buffer)
+    def _epochs(self) -> Iterable[Iterable[Any]]:
+        """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
+        settings, buffer = self.settings, self.rollout_buffer
+        rollout = buffer.on_device()
+        if self.ranks.several and settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        if settings.recompute_advantages:
+            rollout = separate(rollout)
+        epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
+        if settings.recompute_advantages:
+            epochs = estimated_anew(epochs, rollout, self.policy, buffer, self._estimate)
+        return shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
-        """Fill advantages and returns of a twin of the rollout, given its values."""
+        """Fill advantages and returns of a copy of the rollout, given its values."""
         self.collector.estimate(buffer)
         self._normalize(buffer)
 
-    def _passes(self) -> Iterator[Any]:
-        """Passes over the rollout in minibatches."""
-        buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
-        if self.ranks.several and self.settings.loss.normalize_advantage:
-            rollout = with_room(rollout)
-        if self.recompute_advantages:
-            rollout = separate(rollout)
-        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
-        if self.recompute_advantages:
-            passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
-        return passes
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Normalize advantages over the whole rollout, if that is asked for."""
+        if self.settings.normalize_advantage == "rollout":
+            self.together.normalize_advantages(buffer)
+
+    def _unable(self) -> str | None:
+        """Why minibatches cannot be compiled; ``None``: they can, as far as is known."""
+        if self.settings.has_own_buffer:
+            return None
+        return f"{type(self.rollout_buffer).__name__} is not a subclass of ppo_plus.RolloutBuffer"
+
+    def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
+        if self.verbose >= 1 and not update.state.running:
+            print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
+        buffer = self.rollout_buffer
+        logged = update.metrics(self.policy)
+        logged["explained_variance"] = explained_variance(self.ranks, buffer.values, buffer.returns)
+        logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
+        for name, value in logged.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
         r"""The loss of one minibatch: **the place to override** to change the objective.

@@ -5,7 +5,7 @@ from torch import nn, optim
 
 from ppo_plus.formulas.schedules import at
 from ppo_plus.update.flat import ELEMENTWISE, Weights
-from ppo_plus.update.update import Scheduled
+from ppo_plus.update.minibatch import Scheduled
 
 #: Beside the plain ones: state that is only there with certain options.
 OPTIONS = {

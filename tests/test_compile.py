@@ -29,7 +29,7 @@ from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.update.flat import packed
-from ppo_plus.update.update import Update
+from ppo_plus.update.minibatch import CompiledMinibatch, UpdateRule
 
 pytestmark = needs_compiler
 
@@ -750,9 +750,9 @@ def test_an_optimizer_whose_first_step_was_skipped_still_gets_its_state():
     model.policy.optimizer.state.clear()
     data = model.rollout_buffer.on_device()
     data.returns[:16] = th.nan
-    update = Update(model.policy, model.compute_loss, KLControl(), 0.5)
+    rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
     with packed(model.policy.optimizer) as weights:
-        minibatch = update.compiled(Compiled(update, "the update", n_mutable=3), weights, scheduled(model))
+        minibatch = CompiledMinibatch(rule, Compiled(rule, "the update", n_mutable=3), weights, scheduled(model))
         state = KLControl().init()
         for first in (0, 16, 32):
             state, columns, record = minibatch(data, state, th.arange(first, first + 16))

@@ -29,7 +29,7 @@ KIND = "model"
 #: What has a state of its own, and which of its attributes last.
 OWNERS = {
     "collector": {"obs", "starts", "carry"},
-    "learner": {"kl_memory", "skipped"},
+    "updater": {"kl_memory", "n_skipped"},
     "compilation": {"n_planned", "decision", "strict", "unable", "tries"},
 }
 #: What is made anew from the rest.
@@ -153,7 +153,7 @@ def _restored(written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: C
             raise
         except Refused:
             # What a KL control remembers is of no use to another one.
-            if not (name == "learner" and "kl_control" in given):
+            if not (name == "updater" and "kl_control" in given):
                 raise
     if not all(isinstance(each, dict) for each in (*saved.values(), *saved["owners"].values())):
         raise Damaged("it describes no model")

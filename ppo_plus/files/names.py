@@ -77,7 +77,6 @@ OBJECTS = frozenset(
         "ppo_plus.formulas.schedules:Current",
         "ppo_plus.formulas.schedules:Linear",
         "ppo_plus.policy.carry:Carry",
-        "ppo_plus.update.update:Skipped",
         "stable_baselines3.common.running_mean_std:RunningMeanStd",
         "stable_baselines3.common.utils:ConstantSchedule",
         "stable_baselines3.common.utils:FloatSchedule",

@@ -70,7 +70,7 @@ class Reduction:
         )
 
 
-def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[list[Rows]]:
+def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
     """Epochs with as many minibatches in each process, of which the last ones may have no rows.
 
     :param ranks: the processes
@@ -78,6 +78,9 @@ def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bo
     :param normalizes: whether the loss is to find :attr:`~ppo_plus.Batch.normalized` advantages, for which rollouts
         have a place (:func:`with_room`)
     """
+    if not ranks.several:
+        yield from epochs
+        return
     for epoch in epochs:
         minibatches = list(epoch)
         if not minibatches:
@@ -156,6 +159,8 @@ def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
     :param ranks: the processes
     :param policy: whose buffers to change
     """
+    if not ranks.several:
+        return
     for buffer in policy.buffers():
         if buffer.is_floating_point():
             # Divided first, so that nothing becomes infinite.

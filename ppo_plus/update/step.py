@@ -81,7 +81,7 @@ def apply(
         if next_state is not state:
             next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
         applied = counted & next_state.running
-    optimizer_step(grads, learning_rate * next_state.lr_scale, applied)
+    optimizer_step(grads, next_state.scaled(learning_rate), applied)
     columns = Columns((*FLAGS, "loss", *losses.diagnostics, "grad_norm"))
     record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
     try:

@@ -132,7 +132,7 @@ def test_the_state_of_collecting_and_learning_is_in_the_file():
     loaded = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu", force_reset=False)
     assert all(np.array_equal(loaded._last_obs[key], each) for key, each in model._last_obs.items())
     assert loaded.collector.carry.noise["theta"].equal(model.collector.carry.noise["theta"])
-    assert loaded.learner.kl_memory == model.learner.kl_memory
+    assert loaded.updater.kl_memory == model.updater.kl_memory
     assert loaded.compilation.n_planned == model.compilation.n_planned and loaded.compiled == model.compiled
     again = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu")
     assert again._last_obs is None
@@ -217,7 +217,7 @@ def test_what_is_the_users_is_registered_or_handed_in(options, name, own, recwar
         assert getattr(PPO_Plus.load(file, device="cpu", **how), name) == handed
     register(own)
     loaded = PPO_Plus.load(file, device="cpu")
-    assert getattr(loaded, name) == handed and loaded.learner.kl_memory == model.learner.kl_memory
+    assert getattr(loaded, name) == handed and loaded.updater.kl_memory == model.updater.kl_memory
 
 
 def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
@@ -270,7 +270,7 @@ def test_a_pickled_model_has_to_be_trusted(tmp_path):
             PPO_Plus.load(file)
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu", trust_pickle=True)
     assert loaded.lr_schedule(1.0) == 1e-3 and loaded.num_timesteps == 32
-    with pytest.warns(UserWarning, match="is read without compilation, learner"):
+    with pytest.warns(UserWarning, match="is read without compilation, updater"):
         safely = PPO_Plus.load(tmp_path / "model", device="cpu", learning_rate=1e-3)
     for each in (loaded, safely):
         assert th.equal(each.policy.action_net.weight, model.policy.action_net.weight)

@@ -1,82 +1,65 @@
-"""One minibatch as a pure function, in place, and by parts: the same step."""
+"""Updates, and what lasts from one to the next."""
 
 import copy
+import pickle
 
-import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
-from memories import SMALL
 from optimizers import scheduled
-from torch import optim
 
 from ppo_plus import KLControl, PPO_Plus
+from ppo_plus.formulas.kl_control import AdaptivePenalty, EarlyStop, KLState
 from ppo_plus.update.flat import packed
-from ppo_plus.update.gradient import others_of
-from ppo_plus.update.update import MAX_SKIPPED, Skipped, Update, run_epochs
-
-CASES = {
-    "discrete": ("discrete", "MlpPolicy", {}),
-    "penalty": ("box", "MlpPolicy", dict(kl_control="penalty", target_kl=0.01, use_sde=True, ent_coef=0.01)),
-    "stop": ("mixed", "MlpPolicy", dict(target_kl=1e-6)),
-    "memory": ("multidiscrete", "MlpGruPolicy", dict(policy_kwargs=SMALL)),
-    "RMSprop": ("box", "MlpPolicy", dict(policy_kwargs=dict(optimizer_class=optim.RMSprop))),
-}
+from ppo_plus.update.minibatch import EagerMinibatch, UpdateRule
+from ppo_plus.update.update import MAX_SKIPPED, Update, Updater
 
 
-def trained(case):
-    action, policy, arguments = CASES[case]
-    sizes = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False)
-    return PPO_Plus(policy, vec(ACTIONS[action]), **sizes | arguments).learn(64)
+def remembering(control, running=False, beta=4.0, lr_scale=0.5):
+    updater = Updater()
+    updater.kl_memory = control, (float(running), beta, lr_scale)
+    return updater
 
 
-def arguments_of(model):
-    return scheduled(model)._replace(learning_rate=th.tensor(1e-3))
+def test_a_new_one_begins_as_the_control_does():
+    control = AdaptivePenalty()
+    assert Updater().kl_state(control) == control.init()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_pure_function_and_the_step_in_place_agree(case):
-    model = trained(case)
-    twin = copy.deepcopy(model)
-    results = []
-    for each, pure in ((model, True), (twin, False)):
-        control = each.settings.control
-        update = Update(each.policy, each.compute_loss, control, 0.5)
-        state, settled = control.init(), arguments_of(each)
-        data = each.rollout_buffer.on_device()
-        with packed(each.policy.optimizer) as weights:
-            for seed in range(3):
-                th.manual_seed(seed)
-                np.random.seed(seed)
-                _, indices = next(each.rollout_buffer.minibatches(16, data))
-                if pure:
-                    # On copies, which it changes; the policy's own weights stay as they are meanwhile.
-                    vector, moments = weights.vector.clone(), {k: v.clone() for k, v in weights.moments.items()}
-                    others = [tensor.clone() for tensor in others_of(each.policy)()]
-                    before = weights.vector.clone()
-                    state, columns, record = update(vector, moments, others, settled, data, state, indices)
-                    assert th.equal(weights.vector, before)
-                    weights.vector.copy_(vector)
-                    for name, moment in weights.moments.items():
-                        moment.copy_(moments[name])
-                else:
-                    state, columns, record = update.plain(weights, settled)(data, state, indices)
-            results.append((weights.vector.clone(), dict(weights.moments), columns, record, state))
-    (vector, moments, columns, record, state), (other, others, names, numbers, final) = results
-    th.testing.assert_close(vector, other, rtol=0, atol=2e-6)
-    for name in moments:
-        th.testing.assert_close(moments[name], others[name], rtol=1e-4, atol=1e-6)
-    assert columns == names
-    th.testing.assert_close(record, numbers, rtol=1e-4, atol=1e-6)
-    assert state.running == final.running == (case != "stop")
+def test_a_control_that_stopped_the_last_update_runs_again_and_keeps_the_rest():
+    state = remembering(AdaptivePenalty(band=2.0)).kl_state(AdaptivePenalty(band=2.0))
+    assert state == KLState(th.tensor(True), th.tensor(4.0), th.tensor(0.5))
+
+
+@pytest.mark.parametrize("other", [AdaptivePenalty(band=3.0), EarlyStop()])
+def test_another_control_begins_anew(other):
+    assert remembering(AdaptivePenalty(band=2.0)).kl_state(other) == other.init()
+
+
+@pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr", "stop"])
+def test_it_keeps_what_an_update_left(kl_control):
+    env = vec(ACTIONS["box"])
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, seed=0, device="cpu", kl_control=kl_control, target_kl=1e-7).learn(
+        32
+    )
+    control, (running, beta, lr_scale) = model.updater.kl_memory
+    assert control == model.settings.control
+    assert (running == 0) == (kl_control == "stop")
+    assert (beta > 1) == (kl_control == "penalty") and (lr_scale < 1) == (kl_control == "adaptive_lr")
+    for again in (copy.deepcopy(model.updater), pickle.loads(pickle.dumps(model.updater))):
+        assert again.kl_memory == model.updater.kl_memory
+    rate = model.policy.optimizer.param_groups[0]["lr"]
+    model.train()
+    # The scale that the update before left.
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(3e-4 * lr_scale) and rate <= 3e-4
 
 
 def test_bad_minibatches_are_counted_in_a_row():
-    skipped = Skipped()
-    skipped.count([False] * (MAX_SKIPPED - 1))
-    skipped.count([True] + [False] * (MAX_SKIPPED - 1))
+    updater = Updater()
+    updater.count_skipped([False] * (MAX_SKIPPED - 1))
+    updater.count_skipped([True] + [False] * (MAX_SKIPPED - 1))
     with pytest.raises(FloatingPointError, match=f"not finite in {MAX_SKIPPED} minibatches in a row"):
-        skipped.count([False])
+        updater.count_skipped([False])
 
 
 class UntilSecondEpoch(KLControl):
@@ -87,20 +70,27 @@ class UntilSecondEpoch(KLControl):
 
 
 def test_a_control_may_end_the_update_after_an_epoch():
-    model = trained("discrete")
+    env = vec(ACTIONS["discrete"])
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False)
+    model.learn(32)
     made = []
 
     def minibatch(data, state, indices):
         made.append(data)
-        _, columns, record = real(data, state, indices)
+        _, columns, record = real(rollout, state, indices)
         record[columns.names.index("approx_kl")] = float(data)
         return state, columns, record
 
+    control = UntilSecondEpoch()
+    rule = UpdateRule(model.policy, model.compute_loss, KLControl(), 0.5)
     with packed(model.policy.optimizer) as weights:
-        plain = Update(model.policy, model.compute_loss, KLControl(), 0.5).plain(weights, arguments_of(model))
+        real = EagerMinibatch(rule, weights, scheduled(model))
         rollout = model.rollout_buffer.on_device()
-        real = lambda data, state, indices: plain(rollout, state, indices)  # noqa: E731
-        epochs = [[(epoch, None)] * 2 for epoch in (1, 2, 3)]
-        control = UntilSecondEpoch()
-        done = run_epochs(minibatch, epochs, control, control.init(), th.tensor(0.0), Skipped())
-    assert made == [1, 1, 2, 2] and done.n_epochs == 2 and done.kl == 2 and not done.state.running
+        update = Update(minibatch, control, control.init(), th.tensor(0.0), Updater(), 1e-3)
+        for epoch in (1, 2):
+            assert not update.stopped
+            for _ in range(2):
+                update.step(epoch, None)
+            update.end_epoch()
+        update.finish()
+    assert made == [1, 1, 2, 2] and update.n_epochs == 2 and update.kl == 2 and update.stopped

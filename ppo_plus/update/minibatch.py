@@ -1,0 +1,340 @@
+"""One minibatch of an update, a gradient and a step along it: as a pure function, eager, and compiled.
+
+:class:`UpdateRule` has the pure functions. :class:`EagerMinibatch` changes the policy and its optimizer directly;
+:class:`CompiledMinibatch` runs the whole rule compiled, and :class:`CompiledGradient` the gradient alone where
+something stands between gradient and step: recurrent layers, or other processes.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch as th
+
+from ppo_plus.compiling.compilation import Compilation
+from ppo_plus.compiling.compiled import Compiled
+from ppo_plus.compiling.torch_private import after_accumulation, optimizer_step, swapped
+from ppo_plus.formulas.kl_control import KLControl, KLState
+from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.policy.carry import Features
+from ppo_plus.update.batch import Batch, pick
+from ppo_plus.update.flat import Weights, concatenated, trainable
+from ppo_plus.update.gradient import (
+    Gradient,
+    LossFunction,
+    gradient_by_parts,
+    head_gradient,
+    loss_gradient,
+    others_of,
+    standing_in,
+)
+from ppo_plus.update.parallel import Reduction, n_transitions
+from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, apply, functional_step
+
+#: What a minibatch returns: the KL control's state, and a record.
+Outcome = tuple[KLState, Columns, th.Tensor]
+#: One minibatch, of the rollout, the KL control's state and the rows of the rollout (``None``: all).
+Minibatch = Callable[[Any, KLState, th.Tensor | None], Outcome]
+#: The loss of a minibatch and its gradient, of the coefficients, the rollout and its rows.
+GradientFunction = Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]]
+
+
+class Scheduled(NamedTuple):
+    """The values of all schedules in an update, as tensors.
+
+    :param coefficients: weights and bounds of the loss
+    :param learning_rate: before the KL control's scale, 0-d
+    :param target_kl: the KL control's target, 0-d; NaN without one
+    """
+
+    coefficients: Coefficients
+    learning_rate: th.Tensor
+    target_kl: th.Tensor
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
+        """The values from numbers.
+
+        :param numbers: by name of the argument
+        :param device: where the tensors are needed
+        """
+        tensors = {
+            name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
+        }
+        rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
+        assert rate is not None
+        no_target = th.tensor(float("nan"), device=device)
+        return cls(Coefficients(**tensors), rate, no_target if target is None else target)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How a minibatch changes a policy, as pure functions of tensors.
+
+    :param policy: the policy, with its optimizer
+    :param compute_loss: the loss as a function of a batch and the coefficients
+    :param control: the KL control
+    :param max_grad_norm: bound on the norm of the gradient
+    :param reduction: averages the parts that several processes have of a minibatch; ``None``: there is one process
+    """
+
+    policy: Any
+    compute_loss: LossFunction
+    control: KLControl
+    max_grad_norm: float
+    reduction: Reduction | None = None
+
+    def __call__(
+        self,
+        vector: th.Tensor,
+        moments: dict[str, th.Tensor],
+        others: list[th.Tensor],
+        scheduled: Scheduled,
+        data: Batch,
+        state: KLState,
+        indices: th.Tensor | None,
+    ) -> Outcome:
+        """One minibatch; changes the first three arguments in place.
+
+        :param vector: the weights
+        :param moments: the optimizer's state for them
+        :param others: the policy's buffers, which its layers may change in place, and frozen weights
+        :param scheduled: the values of schedules
+        :param data: the rollout
+        :param state: the KL control's state
+        :param indices: which rows of the rollout; ``None`` for all
+        """
+        coefficients = self.penalizing(scheduled.coefficients, state)
+        losses, grads = self.gradient(vector, others, coefficients, data, coefficients.kl_coef, indices)
+        step = functional_step(self.policy.optimizer, vector, moments)
+        return self.apply(step, losses, grads, state, scheduled)
+
+    def gradient(
+        self,
+        vector: th.Tensor,
+        others: list[th.Tensor],
+        coefficients: Coefficients,
+        data: Batch,
+        kl_coef: th.Tensor | None,
+        indices: th.Tensor | None,
+    ) -> tuple[Losses, Gradient]:
+        """Loss and gradient of this process's part of a minibatch.
+
+        :param kl_coef: the coefficient that changes from one minibatch to the next; the other parameters are those of
+            :meth:`__call__`
+        """
+        batch = data if indices is None else pick(data, indices)
+        with standing_in(self.policy, vector, others) as params:
+            coefficients = coefficients._replace(kl_coef=kl_coef)
+            losses, grads = loss_gradient(self.compute_loss, params, coefficients, batch)
+        return losses._replace(total=losses.total.detach()), (concatenated(grads, params),)
+
+    def head_gradient(self, *args: Any) -> tuple[Losses, Gradient]:
+        """:func:`~ppo_plus.update.gradient.head_gradient` of this policy and loss."""
+        return head_gradient(self.policy, self.compute_loss, *args)
+
+    def penalizing(self, coefficients: Coefficients, state: KLState) -> Coefficients:
+        """The coefficients with the present weight of the KL penalty, if the control has one."""
+        return coefficients._replace(kl_coef=state.beta) if self.control.penalizes else coefficients
+
+    def apply(
+        self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, scheduled: Scheduled
+    ) -> Outcome:
+        """:func:`~ppo_plus.update.step.apply` with this control."""
+        rates = scheduled.learning_rate, scheduled.target_kl
+        return apply(step, losses, grads, self.max_grad_norm, self.control, state, *rates)
+
+
+def prepared(
+    rule: UpdateRule,
+    weights: Weights,
+    scheduled: Scheduled,
+    compilation: Compilation,
+    unable: str | None = None,
+    **reads: Any,
+) -> Minibatch:
+    """The function that makes the minibatches of one update: compiled if training is and it can be, otherwise eager.
+
+    :param rule: how a minibatch changes the policy
+    :param weights: the weights
+    :param scheduled: the values of schedules
+    :param compilation: whether and what to compile
+    :param unable: why minibatches cannot be compiled; ``None``: they can, as far as is known
+    :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
+    :raises CompileError: ``compile=True``, and they cannot be compiled
+    """
+    policy = rule.policy
+    optimizer = policy.optimizer
+    function: Callable[..., Any]
+    if policy.remembers:
+        # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
+        function, n_mutable = rule.head_gradient, 2
+    elif rule.reduction is not None:
+        function, n_mutable = rule.gradient, 2
+    else:
+        function, n_mutable = rule, 3
+    if weights.vector is None:
+        unable = (
+            f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
+            "that were frozen for a while have taken fewer steps than the others)"
+        )
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
+    compiled = compilation.compiled(
+        "the update",
+        function,
+        unable=unable,
+        n_mutable=n_mutable,
+        given=[*trainable(optimizer), *others_of(policy)()],
+        compute_loss=rule.compute_loss,
+        policy=policy,
+        control=rule.control,
+        max_grad_norm=rule.max_grad_norm,
+        optimizer=(type(optimizer), options),
+        **reads,
+    )
+    if compiled is None:
+        return EagerMinibatch(rule, weights, scheduled)
+    if policy.remembers:
+        return EagerMinibatch(rule, weights, scheduled, CompiledHeads(rule, compiled, weights))
+    if rule.reduction is not None:
+        return EagerMinibatch(rule, weights, scheduled, CompiledGradient(rule, compiled, weights))
+    return CompiledMinibatch(rule, compiled, weights, scheduled)
+
+
+class EagerMinibatch:
+    """Minibatches that change the policy and its optimizer directly; the parameters are those of :func:`prepared`.
+
+    :param gradient: computes the loss and its gradient; by default eagerly
+    """
+
+    def __init__(
+        self, rule: UpdateRule, weights: Weights, scheduled: Scheduled, gradient: GradientFunction | None = None
+    ):
+        self._rule, self._weights, self._scheduled = rule, weights, scheduled
+        self._gradient = gradient or partial(eager_gradient, rule.compute_loss, weights)
+        self._list_others = others_of(rule.policy)
+
+    def __call__(self, data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+        rule, weights = self._rule, self._weights
+        others = self._list_others()
+        found = None
+        if rule.reduction is None or (n := n_transitions(data, indices)):
+            coefficients = rule.penalizing(self._scheduled.coefficients, state)
+            # What a module puts in place of a buffer is written into the buffer, as compiled.
+            with swapped(rule.policy, others, others) if others else nullcontext():
+                losses, grads = self._gradient(coefficients, data, indices)
+            if weights.vector is not None and len(grads) == len(weights.params):
+                grads = (concatenated(grads, weights.params),)
+            found = losses, grads
+        if rule.reduction is not None:
+            found = rule.reduction(found, weights.targets, n)
+        assert found is not None
+        return rule.apply(self._step, *found, state, self._scheduled)
+
+    def _step(self, grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
+        optimizer_step(self._weights.optimizer, self._weights.targets, grads, learning_rate, applied)
+
+
+def eager_gradient(
+    compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Any, indices: th.Tensor | None
+) -> tuple[Losses, Gradient]:
+    """Loss and gradient of a minibatch, with the hooks on weights called as ``backward()`` would."""
+    # No name for the minibatch: images should not stay while there are gradients.
+    losses, grads = loss_gradient(
+        compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices)
+    )
+    return losses, tuple(after_accumulation(weights.params, grads))
+
+
+class CompiledGradient:
+    """Loss and gradient of a process's part of a minibatch, compiled.
+
+    :param rule: how a minibatch changes the policy
+    :param compiled: the compiled form of :meth:`UpdateRule.gradient`
+    :param weights: the weights
+    """
+
+    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights):
+        self._rule, self._compiled, self._weights = rule, compiled, weights
+        self._eager = partial(eager_gradient, rule.compute_loss, weights)
+        self._list_others = others_of(rule.policy)
+        #: The rollout that the compiled form is bound to, and the bound form.
+        self._data: Any = None
+        self._bound: Any = None
+
+    def __call__(self, coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+        if self._data is not data:
+
+            def eager(kl_coef: th.Tensor | None, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+                return self._eager(coefficients._replace(kl_coef=kl_coef), data, indices)
+
+            self._bind(coefficients, data, plain=eager)
+        return self._bound(coefficients.kl_coef, indices)  # type: ignore[no-any-return]
+
+    def _bind(self, coefficients: Coefficients, data: Any, **given: Any) -> None:
+        fixed = coefficients._replace(kl_coef=None), data
+        self._data, self._bound = data, self._compiled.bind(self._weights.vector, self._list_others(), *fixed, **given)
+
+
+class CompiledHeads(CompiledGradient):
+    """Loss and gradient of a minibatch of sequences: the encoder eager, the heads and the loss compiled.
+
+    The parameters are those of :class:`CompiledGradient`, with the compiled form of :meth:`UpdateRule.head_gradient`.
+    """
+
+    def __call__(self, coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+        # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
+        # hooks on weights must see the gradient of the weights themselves.
+        if indices is None or data.valid is not None or self._compiled.failure is not None:
+            return self._eager(coefficients, data, indices)
+        if self._data is not data:
+            self._bind(coefficients, data)
+
+        def head(features: Features) -> tuple[Losses, Gradient]:
+            return self._bound(coefficients.kl_coef, features, indices)  # type: ignore[no-any-return]
+
+        return gradient_by_parts(self._rule.policy, head, self._weights.params, pick(data, indices))
+
+
+class CompiledMinibatch:
+    """Minibatches in the compiled form of an :class:`UpdateRule`.
+
+    :param rule: how a minibatch changes the policy
+    :param compiled: its compiled form
+    :param weights: the weights
+    :param scheduled: the values of schedules
+    """
+
+    def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights, scheduled: Scheduled):
+        self._compiled, self._weights, self._scheduled = compiled, weights, scheduled
+        self._eager = EagerMinibatch(rule, weights, scheduled)
+        self._list_others = others_of(rule.policy)
+        self._fresh = not weights.moments
+        self._full_size = 0
+        self._data: Any = None
+        self._bound: Any = None
+
+    def __call__(self, data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+        if self._data is not data:
+            # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
+            # trace is a full one, as the first is.
+            size = len(data.returns) if indices is None else len(indices)
+            self._full_size = max(self._full_size, size)
+            if self._fresh or size < self._full_size:
+                outcome = self._eager(data, state, indices)
+                # A step that was skipped has not made the state yet.
+                self._fresh = self._fresh and not bool(outcome[2][FLAGS.index("finite")])
+                return outcome
+            self._bind(data)
+        return self._bound(state, indices)  # type: ignore[no-any-return]
+
+    def _bind(self, data: Any) -> None:
+        weights = self._weights
+        for target in weights.targets:
+            # The compiled form leaves no gradient.
+            target.grad = None
+        # Only now, since a module may have replaced a buffer, or have a new one.
+        fixed = weights.vector, weights.moments, self._list_others(), self._scheduled, data
+        self._data, self._bound = data, self._compiled.bind(*fixed, plain=partial(self._eager, data))
