@@ -720,8 +720,8 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "files/model.py",
-        '"learner": {"kl_memory", "skipped", "critic_moments"}',
-        '"learner": {"skipped", "critic_moments"}',
+        '    "kl_memory": "learner.kl_memory",\n',
+        "",
         "tests/files/test_model.py tests/files/test_checkpoint.py",
     ),
     Fault(

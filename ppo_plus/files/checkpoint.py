@@ -23,7 +23,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ppo_plus.files import container, log_state, random_state
 from ppo_plus.files.call import Call
 from ppo_plus.files.encode import Undescribable
-from ppo_plus.files.from_sb3 import attributes_of_arguments
+from ppo_plus.files.from_sb3 import argument_attributes
 from ppo_plus.files.model import assemble, state_of
 from ppo_plus.files.names import Damaged
 from ppo_plus.generators import derived_seed
@@ -73,7 +73,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment:
 def _copied_state(model: Any) -> dict[str, Any]:
     """:raises Undescribable: something that a model is made of can only be pickled"""
     state = state_of(model)
-    needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
+    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
     if needed:
         raise Undescribable(f"a checkpoint cannot hold all of the model: {needed[0]}")
     return copy.deepcopy(state)

@@ -25,8 +25,8 @@ from ppo_plus.files.decode import restore
 from ppo_plus.files.encode import describe
 from ppo_plus.files.names import Damaged, Refused
 
-#: The newest version of the format, which is written; all up to it are read.
-VERSION = 1
+#: The version of the format that is written and read. It changes whenever what files of any kind contain does.
+VERSION = 2
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
@@ -175,9 +175,11 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error
     if title != f"ppo_plus {kind}":
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
-    if number > VERSION:
+    if number != VERSION:
+        remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         raise Refused(
-            f"it was written by a newer ppo_plus (version {number} of the format, known is {VERSION}): update"
+            f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
+            f"and this ppo_plus reads version {VERSION}: {remedy}"
         )
     return dict(head)
 

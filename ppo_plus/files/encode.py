@@ -168,7 +168,7 @@ class _Writer:
             state = dict(vars(value))
         else:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        return {f"!{name_of(cls)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+        return {f"!{_named(cls, path)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
 
 
 #: Writers of other containers, by exact type.
@@ -213,6 +213,8 @@ def _is_function(value: Any) -> bool:
 def _named(value: Any, path: str) -> str:
     """The name of a class or a function."""
     name = name_of(value)
+    if name.startswith("ppo_plus.") and not is_registered(value):
+        raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
     if not isinstance(value, type) and not is_registered(value) and "<" in name:
         what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
         raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")

@@ -14,7 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.files.sb3_zip import check_unread, read_old_zip
+from ppo_plus.files.sb3_zip import check_unread, read_sb3_zip
 from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
@@ -132,9 +132,9 @@ def saved_data(path: Path, custom_objects: dict[str, Any] | None = None) -> dict
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
-def attributes_of_arguments(cls: type[Any]) -> set[str]:
-    """Where the arguments are kept that a model has."""
-    return {ATTRIBUTES.get(name, name) for name in _changeable(cls)}
+def argument_attributes(cls: type[Any]) -> dict[str, str]:
+    """The arguments that may be changed on the way, and the attributes that have them."""
+    return {name: ATTRIBUTES.get(name, name) for name in sorted(_changeable(cls))}
 
 
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def _source(
 
 def _read_safely(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any]) -> Source:
     """A saved model, without running the pickles in it."""
-    old = read_old_zip(path, {*custom_objects, *given})
+    old = read_sb3_zip(path, {*custom_objects, *given})
     if not {*old.data, *old.unread, *custom_objects, *given} >= _OF_PPO:
         raise _no_ppo(path)
-    needed = {"policy_class", "observation_space", "action_space", *attributes_of_arguments(cls)}
+    needed = {"policy_class", "observation_space", "action_space", *argument_attributes(cls).values()}
     check_unread(path, old.unread, needed)
     data = {**old.data, **custom_objects}
     _check_policy(data["policy_class"])

@@ -55,6 +55,9 @@ class Lasting(OnPolicyAlgorithm):
         """As SB3's, also for a file that :meth:`save` wrote."""
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = load_parameters(load_path_or_dict)
+        unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
+        if unknown:  # SB3 would follow the name through attributes
+            raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
         super().set_parameters(load_path_or_dict, exact_match, device)
 
     def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:

@@ -17,7 +17,7 @@ import torch as th
 from ppo_plus.files.decode import make_object
 from ppo_plus.files.dtypes import ARRAY_KINDS
 from ppo_plus.files.encode import MAX_DEPTH
-from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, reading_a_value
+from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
 from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
 
 
@@ -206,13 +206,13 @@ class _Maker:
         if isinstance(plan, dict):
             return {self.make(key): self.make(each) for key, each in plan.items()}
         if isinstance(plan, Name):
-            return find(plan.text)
+            return find(public_name(plan.text))
         if isinstance(plan, Call):
             return self._call(plan)
         return type(plan)(map(self.make, plan))
 
     def _call(self, call: Call) -> Any:
-        name = call.name
+        name = public_name(call.name)
         if name in SPACES:
             cls = SPACES[name]
             return make_space(cls, {key: self.make(each) for key, each in _parts(call, ATTRIBUTES[cls]).items()})
@@ -221,7 +221,7 @@ class _Maker:
         try:
             cls = find_class_of_objects(name)
         except Refused:
-            raise Refused(f"it would call {name}") from None
+            raise Refused(f"it would call {call.name}") from None
         args = self.make(call.args)
         if issubclass(cls, tuple):
             return make_object(cls, dict(zip(cls._fields, args, strict=True)))  # type: ignore[attr-defined]

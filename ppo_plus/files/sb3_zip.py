@@ -27,7 +27,7 @@ NOT_NEEDED = frozenset(
 )
 
 
-class OldZip(NamedTuple):
+class SavedBySB3(NamedTuple):
     """What could be read of a model.
 
     :param data: its attributes
@@ -52,7 +52,7 @@ def is_of_sb3(path_or_file: PathOrFile) -> bool:
             return False
 
 
-def read_old_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> OldZip:
+def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
     """Read what can be read without running anything.
 
     :param path_or_file: the ``.zip`` file
@@ -65,7 +65,7 @@ def read_old_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Old
         with opened(path_or_file) as file:
             members = _members(file)
         data, unread = _attributes(members.pop("data"), skipped)
-        return OldZip(data, unread, {name: _tensors(name, content) for name, content in members.items()})
+        return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
 
 
 def check_unread(path_or_file: PathOrFile, unread: Mapping[str, str], needed: Collection[str]) -> None:

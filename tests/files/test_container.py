@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.files import container
-from ppo_plus.files.container import ARRAYS, DESCRIPTION, read, write
+from ppo_plus.files.container import ARRAYS, DESCRIPTION, VERSION, read, write
 from ppo_plus.files.encode import Undescribable, describe
 from ppo_plus.files.names import Damaged, Refused
 
@@ -61,7 +61,7 @@ def archive_of(text, arrays=None, how=zipfile.ZIP_STORED, **others):
     return file.getvalue()
 
 
-HEAD = {"format": "ppo_plus test", "version": 1, "packages": {}, "value": 1}
+HEAD = {"format": "ppo_plus test", "version": VERSION, "packages": {}, "value": 1}
 
 
 def test_a_value_comes_back_from_a_path_and_from_an_open_file(tmp_path):
@@ -78,10 +78,10 @@ def test_people_and_other_programs_can_read_it(written):
     with zipfile.ZipFile(io.BytesIO(written)) as archive:
         head = json.loads(archive.read(DESCRIPTION))
         arrays = safetensors.torch.load(archive.read(ARRAYS))
-    assert head["format"] == "ppo_plus test" and head["version"] == 1 and "torch" in head["packages"]
+    assert head["format"] == "ppo_plus test" and head["version"] == VERSION and "torch" in head["packages"]
     assert head["value"]["!dict"][4] == [
         "schedule",
-        {"!ppo_plus.formulas.schedules:Linear": {"start": 0.1, "end": 0.0}},
+        {"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}},
     ]
     assert th.equal(arrays["test['weights']['policy']['0.weight']"], VALUE["weights"]["policy"]["0.weight"])
 
@@ -114,10 +114,19 @@ def refusal(data, tmp_path, kind="test"):
     return raised.value
 
 
-def test_another_kind_and_a_newer_version_are_refused(written, tmp_path):
+def test_another_kind_is_refused(written, tmp_path):
     assert "is a ppo_plus test, not a ppo_plus model" in str(refusal(written, tmp_path, "model"))
-    error = refusal(archive_of(HEAD | {"version": 2, "value": {"!new": 1}}), tmp_path)
-    assert "written by a newer ppo_plus" in str(error) and not isinstance(error, Damaged)
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
+)
+def test_another_version_is_refused_with_the_remedy(version, remedy, tmp_path):
+    head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
+    error = refusal(archive_of(head), tmp_path)
+    assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
+    assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
 
 
 def test_a_name_that_files_may_not_have_is_refused_with_the_remedy(tmp_path):
@@ -308,9 +317,9 @@ def mutated_text(value, rng):
     return value
 
 
-STRANGE = [None, True, -1, 2**70, 1e308, "", "!", "float32", [], {}, [[]], {"!name": "torch.nn.modules.linear:Linear"}]
+STRANGE = [None, True, -1, 2**70, 1e308, "", "!", "float32", [], {}, [[]], {"!name": "torch.nn:Linear"}]
 TAGS = ["!tuple", "!set", "!dict", "!array", "!tensor", "!name", "!partial", "!scalar", "!int", "!bytes", "!deque", "x"]
-TAGS += ["!Generator", "!gymnasium.spaces.box:Box", "!ppo_plus.policy.carry:Carry", "!slice", "!parameter", "!float"]
+TAGS += ["!Generator", "!gymnasium.spaces:Box", "!ppo_plus:Carry", "!slice", "!parameter", "!float"]
 
 
 @pytest.mark.filterwarnings("ignore")  # Gymnasium warns of strange bounds

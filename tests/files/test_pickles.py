@@ -26,7 +26,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.files.encode import describe
 from ppo_plus.files.names import Damaged, Refused
 from ppo_plus.files.pickles import parse, value_of
-from ppo_plus.files.sb3_zip import read_old_zip
+from ppo_plus.files.sb3_zip import read_sb3_zip
 from ppo_plus.files.statistics import read_statistics, write_statistics
 
 
@@ -236,7 +236,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("load", [*LOADS, lambda path: PPO("MlpPolicy", "CartPole-v1") and read_old_zip(path)])
+@pytest.mark.parametrize("load", [*LOADS, lambda path: PPO("MlpPolicy", "CartPole-v1") and read_sb3_zip(path)])
 @pytest.mark.parametrize("name", ["policy.pth", "policy.optimizer.pth"])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_poisoned_weights_run_nothing(sb3_zip, tmp_path, load, name, kind):

@@ -232,7 +232,7 @@ def test_networks_come_back():
 
 def linear_with(**changes):
     description, arrays = describe(th.nn.Linear(2, 1))
-    description["!torch.nn.modules.linear:Linear"].update(changes)
+    description["!torch.nn:Linear"].update(changes)
     return description, arrays
 
 
@@ -383,7 +383,12 @@ HARM = [
     "torch.nn.modules.module:register_module_forward_hook",
     "torch.nn.modules:__builtins__",
     "torch.nn.modules:__loader__",
-    "torch.nn:Module",
+    "torch.nn:functional",
+    "torch.nn:Parameter",
+    "torch.nn:DataParallel",
+    "torch.optim:lr_scheduler",
+    "torch.nn.modules.activation:Tanh",
+    "torch.nn.modules.module:Module",
     "torch.nn.parallel.distributed:DistributedDataParallel",
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.optim.lr_scheduler:LambdaLR",
@@ -393,6 +398,11 @@ HARM = [
     "numpy.lib.npyio:NpzFile",
     "ppo_plus.ppo_plus:pathlib.os.system",
     "ppo_plus.ppo_plus:PPO_Plus",
+    "ppo_plus:PPO_Plus",
+    "ppo_plus:register",
+    "ppo_plus:import_module",
+    "ppo_plus.formulas.exploration:WhiteNoise",
+    "ppo_plus:MlpPolicy",
     "ppo_plus.zoo.imports:import_class",
     "ppo_plus.__main__:main",
     "ppo_plus.policy.policies:ActorCriticPolicy.load",
@@ -468,20 +478,20 @@ BAD = {
     "a parameter of text": ({"!parameter": ["abc", True]}, {}),
     "device": ({"!device": "moon"}, {}),
     "type": ({"!torch.dtype": "load"}, {}),
-    "fields": ({"!ppo_plus.formulas.schedules:Linear": {"start": 1.0, "finish": 2.0}}, {}),
-    "missing fields": ({"!ppo_plus.policy.carry:Carry": {"a": 1}}, {}),
-    "range": ({"!ppo_plus.formulas.exploration:ColoredNoise": {"beta": -1, "horizon": 3}}, {}),
-    "no space": ({"!gymnasium.spaces.tuple:Tuple": {"spaces": [1]}}, {}),
-    "bounds": ({"!gymnasium.spaces.box:Box": {"low": 1.0, "high": 0.0, "dtype": "<f8"}}, {}),
-    "choices": ({"!gymnasium.spaces.discrete:Discrete": {"n": -3, "start": 0}}, {}),
+    "fields": ({"!ppo_plus:Linear": {"start": 1.0, "finish": 2.0}}, {}),
+    "missing fields": ({"!ppo_plus:Carry": {"a": 1}}, {}),
+    "range": ({"!ppo_plus:ColoredNoise": {"beta": -1, "horizon": 3}}, {}),
+    "no space": ({"!gymnasium.spaces:Tuple": {"spaces": [1]}}, {}),
+    "bounds": ({"!gymnasium.spaces:Box": {"low": 1.0, "high": 0.0, "dtype": "<f8"}}, {}),
+    "choices": ({"!gymnasium.spaces:Discrete": {"n": -3, "start": 0}}, {}),
     "class of a generator": ({"!Generator": {"bit_generator": "eval", "state": {}}}, {}),
     "no class": ({"!name": 3}, {}),
     "call": ({"!partial": [3, [], {}]}, {}),
     "hooks": linear_with(_forward_hooks={"!OrderedDict": [[1, 2]]}),
     "weights": linear_with(_parameters={"weight": 3}),
-    "parts": linear_with(_modules={"0": {"!name": "torch.nn.modules.linear:Linear"}}),
-    "a recurrent network": ({"!torch.nn.modules.rnn:LSTM": {}}, {}),
-    "no network": ({"!torch.nn.modules.linear:Linear": {}}, {}),
+    "parts": linear_with(_modules={"0": {"!name": "torch.nn:Linear"}}),
+    "a recurrent network": ({"!torch.nn:LSTM": {}}, {}),
+    "no network": ({"!torch.nn:Linear": {}}, {}),
     "no text": ({1: 2, "!x": 3}, {}),
 }  # fmt: skip
 
