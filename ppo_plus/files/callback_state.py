@@ -20,6 +20,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.files.names import Refused, require_attributes
 from ppo_plus.rollout.env_state import get_state, set_state
 
 #: What every callback is given anew.
@@ -91,6 +92,9 @@ def _put(callback: Any, state: dict[str, Any]) -> list[str]:
     if state["own"] is not None:
         callback.set_state(state["own"])
         return []
+    require_attributes(type(callback), state["changed"])
+    if GIVEN & state["changed"].keys():
+        raise Refused(f"it sets {min(GIVEN & state['changed'].keys())} of {_name(callback)}")
     for name, value in state["changed"].items():
         setattr(callback, name, copy.deepcopy(value))
     envs = {name: env for name, env in vars(callback).items() if name in state["envs"] and _is_env(name, env)}
@@ -111,7 +115,8 @@ def _is_env(name: str, value: Any) -> bool:
 
 
 def _name(callback: BaseCallback) -> str:
-    return type(callback).__qualname__
+    """The name in a file: ``saved_as`` if the class has it, so that it may be renamed."""
+    return getattr(callback, "saved_as", type(callback).__qualname__)
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:

@@ -190,9 +190,7 @@ def read(folder: str | Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The checkpoint in a file, whose logs are found from where it lies now."""
     checkpoint = container.read(path, KIND)
-    # Earlier versions knew of one process only.
-    alone = {"rank": 0, "ranks": 1, "moment": None}
-    return {**alone, **checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
 
 
 def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
@@ -235,8 +233,7 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
     ranks = Ranks.present()
     checkpoint = read_together(folder, ranks) if ranks.several else read(folder)
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    if "policy" in checkpoint:  # older ones have none
-        _put_beside(model.policy, checkpoint["policy"])
+    _put_beside(model.policy, checkpoint["policy"])
     if checkpoint["ranks"] == ranks.size:
         reason = env_state.set_state(model.env, checkpoint["env"])
     else:
@@ -305,6 +302,7 @@ class Checkpoints(BaseCallback):
     :raises ValueError: an argument is out of range
     """
 
+    saved_as = "Checkpoints"
     #: Of all callbacks; see :meth:`ppo_plus.files.call.Call.watch`.
     comes_first = True
     #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.

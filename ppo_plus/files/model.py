@@ -25,6 +25,7 @@ from ppo_plus.files.encode import Undescribable, describe
 from ppo_plus.files.from_sb3 import argument_attributes
 from ppo_plus.files.names import Damaged, Refused, name_of, require_attributes
 from ppo_plus.files.sb3_zip import check_unread, read_sb3_zip
+from ppo_plus.formulas.schedules import Bounded
 from ppo_plus.require import require_spaces
 
 KIND = "model"
@@ -102,13 +103,19 @@ def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
-    if isinstance(saved["arguments"].get("tensorboard_log"), os.PathLike):
-        saved["arguments"]["tensorboard_log"] = os.fspath(saved["arguments"]["tensorboard_log"])
+    saved["arguments"] = {name: _plain(value) for name, value in saved["arguments"].items()}
     missing = [_take_undescribable(saved[part]) for part in ("arguments", "state", "attributes")]
     saved["missing"] = {name: reason for reasons in missing for name, reason in reasons.items()}
     saved["parameters"] = model.get_parameters()
     saved["variables"] = {name: recursive_getattr(model, name) for name in variables}
     return saved
+
+
+def _plain(argument: Any) -> Any:
+    """An argument as it was given: paths as text, schedules without the range that the argument has."""
+    if isinstance(argument, os.PathLike):
+        return os.fspath(argument)
+    return argument.schedule if isinstance(argument, Bounded) else argument
 
 
 def _owner(place: str) -> str:

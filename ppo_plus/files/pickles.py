@@ -18,7 +18,7 @@ from ppo_plus.files.decode import make_object
 from ppo_plus.files.dtypes import ARRAY_KINDS
 from ppo_plus.files.encode import MAX_DEPTH
 from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
-from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
+from ppo_plus.files.spaces import SPACES, chosen, make_space
 
 
 class Name:
@@ -215,7 +215,9 @@ class _Maker:
         name = public_name(call.name)
         if name in SPACES:
             cls = SPACES[name]
-            return make_space(cls, {key: self.make(each) for key, each in _parts(call, ATTRIBUTES[cls]).items()})
+            if type(call.state) is not dict:
+                raise Refused(f"the state of {call.name} is not a dict")
+            return make_space(cls, {key: self.make(each) for key, each in chosen(cls, call.state).items()})
         if name in _CALLS:
             return _CALLS[name](self, call)
         try:
@@ -272,11 +274,3 @@ _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     **{f"numpy.{core}.multiarray:scalar": _Maker.scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric:_frombuffer": _Maker.array_of_buffer for core in ("core", "_core")},
 }
-
-
-def _parts(call: Call, names: tuple[str, ...]) -> dict[str, Any]:
-    """Some of the attributes that a call's result gets; the others are not even made."""
-    state = call.state
-    if type(state) is not dict:
-        raise Refused(f"the state of {call.name} is no dict")
-    return {name: state[name] for name in names if name in state}

@@ -19,16 +19,28 @@ ATTRIBUTES: dict[type, tuple[str, ...]] = {
     spaces.MultiDiscrete: ("nvec", "start", "dtype"),
     spaces.OneOf: ("spaces",),
     spaces.Sequence: ("feature_space", "stack"),
-    spaces.Text: ("min_length", "max_length", "_char_list"),
+    spaces.Text: ("min_length", "max_length", "charset"),
     spaces.Tuple: ("spaces",),
 }
+#: Names of these attributes, where another one is written.
+_PRIVATE = {"charset": "_char_list"}
 #: The classes by their names in files.
 SPACES = {name_of(cls): cls for cls in ATTRIBUTES}
 
 
 def facts(space: spaces.Space) -> dict[str, Any]:
-    """What is kept of a space, by attribute."""
-    return {name: getattr(space, name) for name in ATTRIBUTES[type(space)]}
+    """The values that make a space again."""
+    return chosen(type(space), vars(space))
+
+
+def chosen(cls: type, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those attributes of a space that make it again.
+
+    :param cls: one of :data:`ATTRIBUTES`
+    :param attributes: all of the space; some are missing if Gymnasium was older
+    """
+    names = {name: _PRIVATE.get(name, name) for name in ATTRIBUTES[cls]}
+    return {name: attributes[each] for name, each in names.items() if each in attributes}
 
 
 def make_space(cls: type, facts: Mapping[str, Any]) -> spaces.Space:
@@ -82,6 +94,6 @@ _MAKERS: dict[type, Callable[..., spaces.Space]] = {
     spaces.MultiDiscrete: spaces.MultiDiscrete,
     spaces.OneOf: spaces.OneOf,
     spaces.Sequence: lambda feature_space, stack=False: spaces.Sequence(feature_space, stack=stack),
-    spaces.Text: lambda _char_list, **lengths: spaces.Text(charset="".join(_char_list), **lengths),
+    spaces.Text: lambda charset, **lengths: spaces.Text(charset="".join(charset), **lengths),
     spaces.Tuple: spaces.Tuple,
 }
