@@ -1,8 +1,6 @@
 """Values from their description; nothing in a description is ever run."""
 
 import base64
-import dataclasses
-import enum
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -11,11 +9,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
 from ppo_plus.files.encode import MAX_DEPTH
-from ppo_plus.files.modules import make_module
 from ppo_plus.files.names import Damaged, find, find_class_of_objects, reading_a_value
-from ppo_plus.files.spaces import SPACES, make_space
+from ppo_plus.files.objects import NATIVE, SPACES, TORCH_TYPES, find_dtype, make_object
 from ppo_plus.generators import make_generator
 
 
@@ -109,33 +105,8 @@ class _Reader:
         return self.arrays.pop(name)
 
     def _object(self, name: str, content: dict[str, Any]) -> Any:
-        if name in SPACES:
-            return make_space(SPACES[name], self._state(content))
-        cls = find_class_of_objects(name)
-        return make_object(cls, self._state(content))
-
-    def _state(self, content: dict[str, Any]) -> dict[str, Any]:
-        return {key: self.read(each) for key, each in content.items()}
-
-
-def make_object(cls: type, state: dict[str, Any]) -> Any:
-    """An object of a class with these attributes; dataclasses check them, as they do when they are made."""
-    made: Any
-    if issubclass(cls, enum.Enum):
-        return cls[state["name"]]
-    if issubclass(cls, tuple):
-        return cls(**state)
-    if issubclass(cls, th.nn.Module):
-        return make_module(cls, state)
-    if dataclasses.is_dataclass(cls):
-        fields = {each.name: each.init for each in dataclasses.fields(cls)}
-        if not state.keys() <= fields.keys():
-            raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
-        made = cls(**{name: each for name, each in state.items() if fields[name]})
-    else:
-        made = object.__new__(cls)
-    vars(made).update(state)
-    return made
+        cls = SPACES.get(name) or find_class_of_objects(name)
+        return make_object(cls, {key: self.read(each) for key, each in content.items()})
 
 
 #: Readers by tag.

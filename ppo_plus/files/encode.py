@@ -8,7 +8,6 @@ million are in the arrays beside the description.
 """
 
 import base64
-import enum
 import functools
 import math
 from collections import OrderedDict, deque
@@ -19,10 +18,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.dtypes import ARRAY_KINDS, NATIVE, STORED, dtype_name
-from ppo_plus.files.modules import module_facts
 from ppo_plus.files.names import is_registered, name_of
-from ppo_plus.files.spaces import ATTRIBUTES, facts
+from ppo_plus.files.objects import ARRAY_KINDS, NATIVE, STORED, dtype_name, object_state
 from ppo_plus.generators import generator_facts
 
 #: How deeply values may be nested.
@@ -155,20 +152,11 @@ class _Writer:
         return name
 
     def _object(self, value: Any, path: str) -> Any:
-        cls = type(value)
-        if cls in ATTRIBUTES:
-            state = facts(value)
-        elif isinstance(value, tuple) and hasattr(cls, "_fields"):
-            state = dict(zip(cls._fields, value, strict=True))
-        elif isinstance(value, enum.Enum) and value.name in cls.__members__:
-            state = {"name": value.name}
-        elif isinstance(value, th.nn.Module) and module_facts(value) is not None:
-            state = module_facts(value) or {}
-        elif _is_plain(cls):
-            state = dict(vars(value))
-        else:
+        state = object_state(value)
+        if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        return {f"!{_named(cls, path)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+        name = _named(type(value), path)
+        return {f"!{name}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
 
 
 #: Writers of other containers, by exact type.
@@ -219,20 +207,6 @@ def _named(value: Any, path: str) -> str:
         what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
         raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")
     return name
-
-
-#: Methods by which a class would be pickled in its own way.
-_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-
-
-def _is_plain(cls: type) -> bool:
-    """Whether objects of a class are their attributes and nothing else."""
-    return (
-        cls.__new__ is object.__new__
-        and all(getattr(cls, name, None) is getattr(object, name, None) for name in _PICKLING)
-        and not any(vars(each).get("__slots__") for each in cls.__mro__)
-        and bool(cls.__dictoffset__)
-    )
 
 
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"

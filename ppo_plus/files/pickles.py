@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.decode import make_object
-from ppo_plus.files.dtypes import ARRAY_KINDS
 from ppo_plus.files.encode import MAX_DEPTH
 from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
-from ppo_plus.files.spaces import SPACES, chosen, make_space
+from ppo_plus.files.objects import ARRAY_KINDS, SPACES, make_object, space_state
 
 
 class Name:
@@ -217,7 +215,8 @@ class _Maker:
             cls = SPACES[name]
             if type(call.state) is not dict:
                 raise Refused(f"the state of {call.name} is not a dict")
-            return make_space(cls, {key: self.make(each) for key, each in chosen(cls, call.state).items()})
+            state = space_state(cls, call.state)
+            return make_object(cls, {key: self.make(each) for key, each in state.items()})
         if name in _CALLS:
             return _CALLS[name](self, call)
         try:
