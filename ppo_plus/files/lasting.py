@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.files import checkpoint
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
-from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
+from ppo_plus.files.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.files.model import load_model, load_parameters, save_model
 from ppo_plus.files.sb3_zip import is_of_sb3
 from ppo_plus.files.to_sb3 import to_sb3
@@ -168,6 +168,6 @@ class Lasting(OnPolicyAlgorithm):
             if is_of_sb3(path):
                 return from_sb3(cls, path, env, device, kwargs, objects)
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if "value_clip" not in saved_data(path, custom_objects):
+        if "value_clip" not in saved_by(path, custom_objects).data:
             return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
