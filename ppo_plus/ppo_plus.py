@@ -438,7 +438,7 @@ class PPO_Plus(Lasting, Learning):
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
             callback.on_training_start(Seen(locals()) if in_tensors(self.env) else locals(), globals())
-            call.go_on(self)
+            call.restore(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
                     break

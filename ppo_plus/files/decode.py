@@ -20,7 +20,7 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
 
     :param description: from :func:`~ppo_plus.files.encode.describe`
     :param arrays: from there; they become part of the value
-    :raises Damaged: it is no description
+    :raises Damaged: it is not a description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.files.names`)
     """
     with reading_a_value(), np.errstate(all="ignore"):
@@ -28,7 +28,7 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
 
 
 class _Reader:
-    """Reads one value; ``arrays`` are those that are left."""
+    """Reads one value; ``arrays`` are those that have not been used."""
 
     def __init__(self, arrays: Mapping[str, th.Tensor]):
         self.arrays = dict(arrays)
@@ -53,7 +53,7 @@ class _Reader:
 
     def items(self, content: list[Any]) -> list[Any]:
         if type(content) is not list:
-            raise Damaged(f"{str(content)[:50]!r} is no list")
+            raise Damaged(f"{str(content)[:50]!r} is not a list")
         return [self.read(each) for each in content]
 
     def pairs(self, content: list[Any]) -> list[tuple[Any, Any]]:
@@ -69,7 +69,7 @@ class _Reader:
     def scalar(self, content: list[Any]) -> Any:
         dtype, number = find_dtype(content[0]), self.read(content[1])
         if dtype.kind not in "biufc":
-            raise Damaged(f"{content[0]!r} is no number")
+            raise Damaged(f"{content[0]!r} is not a number")
         if isinstance(number, bytes):
             return np.frombuffer(number, dtype, count=1)[0]
         return dtype.type(number)
@@ -78,7 +78,7 @@ class _Reader:
         if isinstance(content, str):
             data = self._take(content).numpy()
             if data.dtype.name not in NATIVE:
-                raise Damaged(f"{content!r} is no array")
+                raise Damaged(f"{content!r} is not an array")
             return data
         dtype, data = find_dtype(content[1]), self._bytes(content[0]).numpy()
         return data.view(dtype).reshape(data.shape[:-1])
@@ -100,8 +100,8 @@ class _Reader:
 
     def _take(self, name: str) -> th.Tensor:
         if name not in self.arrays:
-            # Once only: many uses of one array could be more than memory holds.
-            raise Damaged(f"it uses the array {name[:100]!r}, which is not there or has been used before")
+            # Once only: many uses of one array could be more than fits in memory.
+            raise Damaged(f"it uses the array {name[:100]!r}, which is missing or has been used before")
         return self.arrays.pop(name)
 
     def _object(self, name: str, content: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ A description is JSON: numbers, text, ``null``, lists and objects mean themselve
 begins with ``!`` is what JSON has no form for: ``{"!tuple": [1, 2]}``, ``{"!array": "weights"}``,
 ``{"!ppo_plus.formulas.schedules:Linear": {"start": 0.1, "end": 0.0}}``. A dict of the user's with such a key, or with
 other keys than text, is written as ``{"!dict": [[key, value], ...]}``. Numbers are kept bit for bit, and numbers by the
-million are in the arrays beside the description.
+million are in separate arrays.
 """
 
 import base64
@@ -29,7 +29,7 @@ _PLAIN_INT = 2**53
 
 
 class Undescribable(TypeError):
-    """A value that has no description; says where it is, what it is, and the remedy."""
+    """Raised for a value that has no description; the message has its path, the value and the remedy."""
 
 
 def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]]:
@@ -45,7 +45,7 @@ def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]
 
 
 class _Writer:
-    """Writes one value; ``arrays`` are those that were met."""
+    """Writes one value; ``arrays`` are those in it."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
@@ -110,13 +110,13 @@ class _Writer:
 
     def _dtype(self, value: np.dtype[Any], path: str) -> Any:
         if value.kind not in ARRAY_KINDS or value.subdtype is not None:
-            raise _undescribable(path, value, "is no plain type of numbers: take it out")
+            raise _undescribable(path, value, "is not a plain type of numbers: take it out")
         return {"!dtype": dtype_name(value)}
 
     def _scalar(self, value: np.generic, path: str) -> Any:
         number = value.item()
         if type(number) not in (bool, *_NUMBERS) or value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
-            raise _undescribable(path, value, "is no plain number: convert it")
+            raise _undescribable(path, value, "is not a plain number: convert it")
         # Of NaN there are many.
         plain = number if number == number else float("nan")
         if value.dtype.type(plain).tobytes() != value.tobytes():
@@ -125,7 +125,7 @@ class _Writer:
 
     def _array(self, value: np.ndarray, path: str) -> Any:
         if value.dtype.kind not in ARRAY_KINDS or not value.dtype.itemsize or type(value) is not np.ndarray:
-            raise _undescribable(path, value, "holds objects or structures: convert it to numbers")
+            raise _undescribable(path, value, "contains objects or structures: convert it to numbers")
         name = dtype_name(value.dtype)
         data = np.array(value, order="C")
         if name in NATIVE:
@@ -136,7 +136,7 @@ class _Writer:
     def _tensor(self, value: th.Tensor, path: str) -> Any:
         is_parameter = type(value) is th.nn.Parameter
         if not (type(value) is th.Tensor or is_parameter) or value.layout != th.strided or value.is_quantized:
-            raise _undescribable(path, value, "is no plain tensor: convert it")
+            raise _undescribable(path, value, "is not a plain tensor: convert it")
         data = value.detach().cpu().clone(memory_format=th.contiguous_format).resolve_conj().resolve_neg()
         if value.dtype in STORED:
             written: Any = {"!tensor": self._keep(data, path)}
@@ -188,7 +188,7 @@ _NUMBERS: dict[type, Callable[[Any], Any]] = {
 
 
 def _looks_special(value: dict[Any, Any]) -> bool:
-    """Whether a dict could not be told from something else."""
+    """Whether a dict would look like the description of something else."""
     return any(type(key) is not str or key.startswith("!") for key in value)
 
 

@@ -1,4 +1,4 @@
-"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
+"""Loading models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
 import copy
 import inspect
@@ -19,7 +19,7 @@ from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
-#: Attributes that are not carried over: they belong to the new model's environment, device and networks.
+#: Attributes that are not copied: they belong to the new model's environment, device and networks.
 OWN = (
     "policy_class",
     "device",
@@ -78,7 +78,7 @@ def from_sb3(
     model.seed = kwargs.get("seed")
     model._setup_model()
     model.seed = seed
-    # Copies: torch's optimizers would go on with the very same state.
+    # Copies: torch's optimizers would share the very same state.
     parameters = copy.deepcopy(source.parameters)
     if trainer == "MaskablePPO":
         model._expects_masks = True
@@ -128,7 +128,7 @@ def saved_by(path: Path, custom_objects: dict[str, Any] | None = None) -> SavedB
     return SavedBySB3(data, {}, parameters)
 
 
-#: Arguments that are kept under another name.
+#: Arguments whose attributes have another name.
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
@@ -138,7 +138,7 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 
 
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What is to be changed on the way, by the names of attributes.
+    """The changes, by the names of attributes.
 
     :param cls: the model's class
     :param kwargs: values of arguments, or as in SB3 of other attributes
@@ -151,7 +151,7 @@ def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             likely = nearest(name, _changeable(cls))
             remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
-            raise TypeError(f"{name}={value!r} is no argument of {cls.__name__}: {remedy}")
+            raise TypeError(f"{name}={value!r} is not an argument of {cls.__name__}: {remedy}")
     return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 
@@ -188,9 +188,9 @@ def _trainer(policy_class: Any) -> str:
 
 
 class Source(NamedTuple):
-    """What is taken over.
+    """The model to load.
 
-    :param attributes: of the model
+    :param attributes: its attributes
     :param parameters: the states of its networks and optimizers
     :param names: of its weights, in the optimizer's order
     :param env: its environment, if it has one
@@ -253,11 +253,11 @@ def _no_ppo(path_or_model: Any) -> TypeError:
 
 
 def _check_policy(policy_class: Any) -> None:
-    """:raises ValueError: a policy of the user's that sb3-contrib trains"""
+    """:raises ValueError: a custom policy that sb3-contrib trains"""
     trainer = _trainer(policy_class)
     if trainer != "PPO" and _name(policy_class) not in _CONTRIB:
         raise ValueError(
-            f"policy={policy_class!r} is a {trainer} policy of your own: derive it from "
+            f"policy={policy_class!r} is a {trainer} custom policy: derive it from "
             + ("ppo_plus.ActorCriticPolicy, which takes masks as well", "ppo_plus.MlpLstmPolicy")[
                 trainer != "MaskablePPO"
             ]

@@ -1,4 +1,4 @@
-"""What outlasts a process: how a model is saved, loaded, taken over from SB3, and gone on with."""
+"""How a model is saved, loaded, converted from and to SB3, and resumed."""
 
 import io
 import pathlib
@@ -30,8 +30,8 @@ class Lasting(OnPolicyAlgorithm):
         include: Iterable[str] | None = None,
         pickle: bool = False,
     ) -> None:
-        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays as it is
-        until the new one is whole.
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file is
+        replaced only once the new one is complete.
 
         What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
         :meth:`load`; see :func:`ppo_plus.register`.
@@ -39,7 +39,7 @@ class Lasting(OnPolicyAlgorithm):
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
         :param include: attributes to keep that would be left out
-        :param pickle: save as SB3 does, with everything; whoever loads the file has to trust it
+        :param pickle: save as SB3 does, with everything; to load the file you have to trust it
         :raises OSError: it cannot be written
         """
         if isinstance(path, (str, pathlib.Path)):
@@ -83,14 +83,14 @@ class Lasting(OnPolicyAlgorithm):
     ) -> SelfLasting:
         """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
 
-        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
-        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+        It takes the same actions, and training continues: weights, optimizer state, hyperparameters and counters are
+        copied; ``value_clip`` is SB3's, ``"plain"``.
 
         :param path_or_model: a saved model, or a model
-        :param env: where to train on; by default the model's own, if it has one
-        :param device: where to compute
-        :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
-            where that is possible without running anything, and otherwise to be passed in ``kwargs``
+        :param env: the environment to train in; by default the model's, if it has one
+        :param device: the device to compute on
+        :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
+            running anything if possible, and else has to be passed in ``kwargs``
         :param kwargs: arguments to change on the way
         :raises TypeError: neither, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
@@ -98,13 +98,13 @@ class Lasting(OnPolicyAlgorithm):
         return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
-        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+        """Write all that training needs to resume exactly, which :meth:`resume` reads.
 
         To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
 
-        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :param folder: the folder; the file is called ``checkpoint_<timesteps>.zip``
         :return: the file
-        :raises RuntimeError: a rollout is going on
+        :raises RuntimeError: a rollout is not finished
         :raises OSError: it cannot be written
         """
         return checkpoint.write(folder, checkpoint.take(self))
@@ -117,16 +117,17 @@ class Lasting(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfLasting:
-        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
-        that call: give it the same arguments.
+        """Resume from a checkpoint exactly. If it was written during a call of ``learn``, the next call continues it:
+        pass the same arguments.
 
-        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.rollout.env_state`); else a
-        warning says why their episodes begin anew.
+        Environments resume in the middle of their episodes if they can (:mod:`ppo_plus.rollout.env_state`); else new
+        episodes start, and a warning says why.
 
-        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param folder: a folder of checkpoints, of which the newest valid one is read, or the file of one
         :param env: environments made as those were
-        :param device: where to compute
-        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :param device: the device to compute on
+        :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
+            run
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
@@ -146,18 +147,18 @@ class Lasting(OnPolicyAlgorithm):
         trust_pickle: bool = False,
         **kwargs: Any,
     ) -> SelfLasting:
-        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
+        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is loaded by
         :meth:`from_sb3`.
 
         Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
         those that were given to :func:`ppo_plus.register`.
 
         :param path: what :meth:`save` wrote, or SB3
-        :param env: where to train on
-        :param device: where to compute
+        :param env: the environment to train in
+        :param device: the device to compute on
         :param custom_objects: attributes in place of those in the file
         :param print_system_info: print with which versions it was saved
-        :param force_reset: begin the episodes anew, where an environment is given
+        :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change on the way
         :raises TypeError: there is no such argument

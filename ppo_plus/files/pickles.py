@@ -1,8 +1,8 @@
 """Values in pickles, read without running them.
 
 A pickle is a program: it names functions and calls them. This reader runs none. It follows the few instructions that
-make plain values, notes which function would have been called with what, and makes anew what it knows by name: arrays,
-spaces, schedules, running moments. Whatever else a pickle asks for is refused, and named.
+make plain values, notes which function would have been called with what, and makes what it knows by name: arrays,
+spaces, schedules, running moments. Anything else raises an error that names it.
 """
 
 import pickletools
@@ -24,7 +24,7 @@ class Name:
 
     def __init__(self, module: Any, qualname: Any):
         if type(module) is not str or type(qualname) is not str:
-            raise Damaged("a name in it is no text")
+            raise Damaged("a name in it is not text")
         self.text = f"{module}:{qualname}"
 
 
@@ -61,8 +61,8 @@ def parse(data: bytes) -> Any:
     except Refused:
         raise
     except Exception as error:
-        raise Damaged(f"it is no pickle ({type(error).__name__}: {str(error)[:100]})") from error
-    raise Damaged("it is no pickle (it does not end)")
+        raise Damaged(f"it is not a pickle ({type(error).__name__}: {str(error)[:100]})") from error
+    raise Damaged("it is not a pickle (it does not end)")
 
 
 _MARK = object()
@@ -263,7 +263,7 @@ class _Maker:
         return OrderedDict((self.make(key), self.make(each)) for key, each in call.pairs)
 
 
-#: What is made anew of calls, by the name of the function; NumPy's modules have had two names.
+#: What is made from calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     "collections:OrderedDict": _Maker.ordered_dict,
     "collections:deque": _Maker.deque,

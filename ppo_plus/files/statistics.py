@@ -30,7 +30,7 @@ _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write the statistics of environments to a file, whole or not at all.
+    """Write the statistics of environments to a file, completely or not at all.
 
     :param normalize: the environments
     :param path: the file

@@ -8,6 +8,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 
 from ppo_plus.files.callback_state import CallbackStates, tree_of
+from ppo_plus.files.names import Refused
 
 
 class Counter(BaseCallback):
@@ -91,10 +92,26 @@ def test_what_is_missing_is_said_if_it_had_kept_something():
     root.callbacks[1].n_calls = 7
     warnings = CallbackStates(CallbackList([])).set(states.get())
     assert warnings == [
-        f"the run that is gone on with had a callback {name}, which is not there now: pass it to learn, or what it has "
-        "counted is lost"
+        f"the resumed run used callback {name}, which was not passed to learn(): pass it, or its state is lost"
         for name in ("Counter", "Speaking")
     ]
+
+
+@pytest.mark.parametrize("name", ["on_step", "_on_step", "model", "parent", "__class__", "a.b", "num_timesteps.x"])
+def test_a_file_sets_no_methods_and_no_models(name):
+    state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
+    with pytest.raises(Refused, match=f"it sets '?{name}"):
+        CallbackStates(Counter()).set([state])
+
+
+def test_a_callback_may_have_a_name_for_files():
+    class Renamed(Speaking):
+        saved_as = "Speaking"
+
+    speaking, renamed = Speaking(), Renamed()
+    speaking.hidden = 3
+    assert CallbackStates(renamed).set(CallbackStates(speaking).get()) == []
+    assert renamed.hidden == 3
 
 
 @pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])

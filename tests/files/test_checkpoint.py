@@ -244,7 +244,7 @@ def test_what_callbacks_draw_as_they_begin_again_changes_nothing(tmp_path):
 
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
-    with pytest.warns(UserWarning, match="had a callback Checkpoints, which is not there now: pass it to learn"):
+    with pytest.warns(UserWarning, match="used callback Checkpoints, which was not passed to learn"):
         PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
 
 
@@ -340,10 +340,10 @@ def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
     model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
-    with pytest.warns(UserWarning, match="will begin its episodes anew: .*MaskedEnv") as warned, pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="will start new episodes: .*MaskedEnv") as warned, pytest.raises(Stop):
         model.learn(TOTAL, [Checkpoints(tmp_path, save_freq=1), Interrupt(100)])
     assert len(warned) == 1
-    with pytest.warns(UserWarning, match="episodes begin anew: .*MaskedEnv"):
+    with pytest.warns(UserWarning, match="new episodes start: .*MaskedEnv"):
         resumed = PPO_Plus.resume(tmp_path, make())
     assert resumed.num_timesteps == 192
     assert resumed.learn(TOTAL, Interrupt(-1)).num_timesteps == 448
@@ -367,7 +367,7 @@ def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
     learn(model_of("discrete"), tmp_path, save_freq=64)
     old = steps_of(tmp_path)
     for number in (1, 2):
-        with pytest.warns(UserWarning, match=f"held checkpoints of another run, which are in .*earlier_{number} now"):
+        with pytest.warns(UserWarning, match=f"had checkpoints of another run, which are in .*earlier_{number} now"):
             learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
     assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
     assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
@@ -408,7 +408,7 @@ def test_where_writing_fails_training_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "a file, not a folder"
     folder.write_text("")
     model = model_of("discrete")
-    with pytest.warns(UserWarning, match="no checkpoint after 0 timesteps: .*training goes on"):
+    with pytest.warns(UserWarning, match="no checkpoint after 0 timesteps: .*training continues"):
         model.learn(TOTAL, Checkpoints(folder, save_freq=1))
     assert model.num_timesteps == 448
 
@@ -486,7 +486,7 @@ def test_files_of_another_attempt_are_not_mixed(tmp_path):
     for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
         told = {"num_timesteps": steps, "rank": rank, "ranks": 2, "moment": moment, "logs": {}}
         checkpoint.write(tmp_path, told)
-    found = checkpoint.read_together(tmp_path, ranks)
+    found = checkpoint.read_in_all_processes(tmp_path, ranks)
     assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
 
 

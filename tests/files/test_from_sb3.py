@@ -392,7 +392,7 @@ def test_arguments_are_changed_on_the_way_or_refused():
     theirs = trained()
     ours = PPO_Plus.from_sb3(theirs, device="cpu", stats_window_size=7, n_epochs=1)
     assert (ours._stats_window_size, ours.n_epochs) == (7, 1)
-    with pytest.raises(TypeError, match="clip_rage=0.1 is no argument of PPO_Plus: did you mean clip_range"):
+    with pytest.raises(TypeError, match="clip_rage=0.1 is not an argument of PPO_Plus: did you mean clip_range"):
         PPO_Plus.from_sb3(theirs, device="cpu", clip_rage=0.1)
 
 
@@ -489,5 +489,5 @@ def test_a_damaged_file_is_called_so(tmp_path, damage, load):
     if n_left is None:
         whole[len(whole) // 2] ^= 255
     path.write_bytes(whole[:n_left])
-    with pytest.raises(ValueError, match=r"model\.zip is damaged or truncated, or no saved model"):
+    with pytest.raises(ValueError, match=r"model\.zip is not a valid saved model \(damaged or truncated\?\)"):
         load(path)

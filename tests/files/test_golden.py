@@ -115,7 +115,7 @@ def test_a_checkpoint_resumes_as_if_nothing_had_been(folder, recwarn):
     for name, each in golden.moments(vars(whole.get_env())).items():
         for found, wanted in zip(each, expected["statistics"][name], strict=True):
             assert_close(found, wanted, atol=1e-3)
-    assert not [each for each in recwarn if "anew" in str(each.message)]
+    assert not [each for each in recwarn if "new episodes" in str(each.message)]
 
 
 def test_statistics_are_what_was_saved():
