@@ -1,4 +1,4 @@
-"""What callbacks have counted is kept; what they were configured with is not."""
+"""The state of callbacks is restored; their configuration is not."""
 
 from collections import deque
 
@@ -68,7 +68,7 @@ def test_nan_that_stays_has_not_changed():
     assert states.get()[0]["changed"] == {}
 
 
-def test_callbacks_in_others_are_found_and_taken_in_turn_for_those_of_their_class():
+def test_nested_callbacks_are_matched_by_class_and_order():
     def tree(*counters):
         inner = EveryNTimesteps(10, CallbackList([counters[1]]))
         return CallbackList([counters[0], inner, Speaking()])
@@ -85,7 +85,7 @@ def test_callbacks_in_others_are_found_and_taken_in_turn_for_those_of_their_clas
     assert other.callbacks[2].hidden == 21
 
 
-def test_what_is_missing_is_said_if_it_had_kept_something():
+def test_missing_callbacks_with_state_are_named():
     root = CallbackList([Counter(), Counter(), Speaking()])
     states = CallbackStates(root)
     root.callbacks[0].count()
@@ -115,7 +115,7 @@ def test_a_callback_may_have_a_name_for_files():
 
 
 @pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
-def test_what_every_callback_is_given_anew_is_not_its_state(name):
+def test_attributes_that_sb3_sets_are_not_state(name):
     counter = Counter()
     states = CallbackStates(counter)
     vars(counter)[name] = {"new": 1}

@@ -1,4 +1,4 @@
-"""A run that was interrupted and goes on ends as one that never was, to the bit: weights, optimizer, logs."""
+"""An interrupted and resumed run ends as an uninterrupted one, bit for bit: weights, optimizer, logs."""
 
 import math
 import random
@@ -181,7 +181,7 @@ def test_interrupted_again_and_again(tmp_path):
     assert_same(model, whole)
 
 
-def test_the_state_at_the_last_rollouts_start_can_be_written_after_an_error(tmp_path):
+def test_the_latest_state_can_be_written_after_an_error(tmp_path):
     model = model_of("discrete")
     _, checkpoints = learn(model, tmp_path, after=150, save_freq=None)
     assert [path.name for path in checkpoint.files(tmp_path)] == ["checkpoint_000000000000.zip"]
@@ -189,7 +189,7 @@ def test_the_state_at_the_last_rollouts_start_can_be_written_after_an_error(tmp_
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
 
 
-def test_evaluations_and_other_callbacks_go_on(tmp_path):
+def test_evaluations_and_other_callbacks_resume(tmp_path):
     class Counter(BaseCallback):
         def __init__(self, limit):
             super().__init__()
@@ -270,7 +270,7 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
 
 
-def test_a_call_goes_on_with_what_it_was_asked_for(tmp_path):
+def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
     with pytest.raises(ValueError, match="total_timesteps=500: .* had 400"):
         PPO_Plus.resume(tmp_path, envs()).learn(500)
@@ -311,7 +311,7 @@ class Rowing(th.nn.Module):
         return self.linear(features) / self.n
 
 
-def test_frozen_weights_and_buffers_that_are_not_persistent_go_on(tmp_path):
+def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
     ppo_plus.register(Rowing)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=dict(actor=Rowing))
     model = PPO_Plus("MlpPolicy", envs(), **arguments)
@@ -335,7 +335,7 @@ def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
+def test_environments_without_state_start_new_episodes(tmp_path):
     def make():
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
@@ -374,7 +374,7 @@ def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
 
 
-def test_a_second_call_goes_on_in_the_folder_of_the_first(tmp_path, recwarn):
+def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
     model = model_of("discrete").learn(128, Checkpoints(tmp_path, save_freq=64))
     model.learn(128, Checkpoints(tmp_path, save_freq=64), reset_num_timesteps=False)
     assert steps_of(tmp_path) == [192, 128, 64]
@@ -404,7 +404,7 @@ def test_the_files_of_all_processes_are_moved(tmp_path):
     assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
 
 
-def test_where_writing_fails_training_goes_on(tmp_path, monkeypatch):
+def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
     folder = tmp_path / "a file, not a folder"
     folder.write_text("")
     model = model_of("discrete")
@@ -490,7 +490,7 @@ def test_files_of_another_attempt_are_not_mixed(tmp_path):
     assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
 
 
-def test_what_is_written_after_an_error_is_one_of_those_that_are_kept(tmp_path):
+def test_files_written_after_an_error_count_for_keep(tmp_path):
     checkpoints = Checkpoints(tmp_path, save_freq=32, keep=2)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, compile=False)
     model.learn(128, callback=checkpoints)

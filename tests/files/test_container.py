@@ -1,4 +1,4 @@
-"""A file is read as it was written, or refused in one line; nothing in it is run, and memory stays bounded."""
+"""A file is read as it was written, or raises an error of one line; it runs no code, and memory is bounded."""
 
 import io
 import json
@@ -114,7 +114,7 @@ def refusal(data, tmp_path, kind="test"):
     return raised.value
 
 
-def test_another_kind_is_refused(written, tmp_path):
+def test_another_kind_raises_an_error(written, tmp_path):
     assert "is a ppo_plus test, not a ppo_plus model" in str(refusal(written, tmp_path, "model"))
 
 
@@ -122,14 +122,14 @@ def test_another_kind_is_refused(written, tmp_path):
     ("version", "remedy"),
     [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
 )
-def test_another_version_is_refused_with_the_remedy(version, remedy, tmp_path):
+def test_another_version_raises_an_error_with_the_remedy(version, remedy, tmp_path):
     head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
     error = refusal(archive_of(head), tmp_path)
     assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
     assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
 
 
-def test_a_name_that_files_may_not_have_is_refused_with_the_remedy(tmp_path):
+def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
     error = refusal(archive_of(HEAD | {"value": {"!name": "os:system"}}), tmp_path)
     assert "os:system" in str(error) and "ppo_plus.register" in str(error)
 
@@ -271,7 +271,7 @@ def mutated(data, rng):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_mutated_file_is_the_same_or_refused(written, seed, no_pickle):
+def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
     rng = random.Random(seed)
     n_refused = 0
     for _ in range(150):
@@ -324,7 +324,7 @@ TAGS += ["!Generator", "!gymnasium.spaces:Box", "!ppo_plus:Carry", "!slice", "!p
 
 @pytest.mark.filterwarnings("ignore")  # Gymnasium warns of strange bounds
 @pytest.mark.parametrize("seed", range(10))
-def test_a_description_that_was_edited_is_a_value_or_refused(written, seed, no_pickle):
+def test_an_edited_description_is_a_value_or_an_error(written, seed, no_pickle):
     rng = random.Random(seed)
     with zipfile.ZipFile(io.BytesIO(written)) as archive:
         head, arrays = json.loads(archive.read(DESCRIPTION)), archive.read(ARRAYS)
@@ -338,7 +338,7 @@ def test_a_description_that_was_edited_is_a_value_or_refused(written, seed, no_p
     assert n_refused > 75
 
 
-def test_a_container_is_told_from_other_files(written, tmp_path):
+def test_containers_are_recognized(written, tmp_path):
     assert container.is_container(io.BytesIO(written))
     assert not container.is_container(io.BytesIO(b"text"))
     assert not container.is_container(io.BytesIO(written[:-40]))

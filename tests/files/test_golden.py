@@ -134,7 +134,7 @@ def test_files_do_not_name_modules_of_the_package(name):
 
 
 @pytest.mark.parametrize("name", [name for name in golden.MODELS if name != "custom"])
-def test_nothing_of_a_plain_model_is_saved_by_the_name_of_an_attribute(name):
+def test_plain_models_are_saved_by_schema_names_only(name):
     value = contents(golden.FOLDER / f"{name}.zip")[0]["value"]
     assert value["attributes"] == {} and value["missing"] == {} and value["state"].keys() == STATE.keys()
 

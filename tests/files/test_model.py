@@ -1,4 +1,4 @@
-"""A model's file holds all of the model, bit for bit, runs nothing, and says what it lacks."""
+"""A model's file has all of the model, bit for bit, runs no code, and names what is missing."""
 
 import io
 import json
@@ -211,7 +211,7 @@ def own_schedule(progress):
     ],
     ids=["policy", "schedule", "extractor", "control"],
 )
-def test_what_is_the_users_is_registered_or_handed_in(options, name, own, recwarn):
+def test_custom_objects_are_registered_or_passed(options, name, own, recwarn):
     model = make(**options).learn(32)
     file = saved(model)
     assert not [each for each in recwarn if "saved without" in str(each.message)]
@@ -226,7 +226,7 @@ def test_what_is_the_users_is_registered_or_handed_in(options, name, own, recwar
     assert getattr(loaded, name) == handed and loaded.learner.kl_memory == model.learner.kl_memory
 
 
-def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
+def test_undescribable_arguments_have_to_be_passed(tmp_path):
     model = make(
         learning_rate=lambda progress: 1e-3,
         policy_kwargs={"features_extractor_class": Features, "features_extractor_kwargs": {"f": lambda: 1}},
@@ -235,13 +235,13 @@ def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
         model.save(tmp_path / "model")
     (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
     assert (
-        "saved without learning_rate and policy_kwargs: learning_rate (test_what_cannot_be_described_is" in message
+        "saved without learning_rate and policy_kwargs: learning_rate (test_undescribable_arguments" in message
         and "; policy_kwargs['features_extractor_kwargs']" in message
         and "is a lambda" in message
         and "pickle=True" in message
     )
     assert (
-        "policy_kwargs['features_extractor_kwargs']['f'] (test_what_cannot_be_described_is" in message
+        "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
         and "register" in message
     )
     with pytest.raises(
@@ -256,7 +256,7 @@ def test_what_cannot_be_described_is_left_out_by_name_and_asked_for(tmp_path):
         assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)
 
 
-def test_an_attribute_of_ones_own_that_cannot_be_described_is_left_out_only():
+def test_undescribable_custom_attributes_are_left_out():
     model = make()
     model.mine = lambda: 1
     file = io.BytesIO()
@@ -369,7 +369,7 @@ NO_MODELS = {
 
 
 @pytest.mark.parametrize("kind", NO_MODELS)
-def test_a_description_of_no_model_is_refused_in_one_line(kind):
+def test_an_invalid_description_is_an_error_of_one_line(kind):
     with pytest.raises(Refused) as raised:
         PPO_Plus.load(edited(saved(make()), NO_MODELS[kind]), device="cpu")
     assert str(raised.value).startswith("the file is")
@@ -381,7 +381,7 @@ def test_a_wrong_argument_in_a_file_is_named():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_damaged_model_is_the_same_or_refused(seed, no_pickle):
+def test_a_damaged_model_is_the_same_or_an_error(seed, no_pickle):
     data, rng = saved(make()).getvalue(), random.Random(seed)
     for _ in range(40):
         damaged = bytearray(data)

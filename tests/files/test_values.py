@@ -132,7 +132,7 @@ def test_what_is_described_does_not_change_with_the_value():
 
 
 @pytest.mark.parametrize("bits", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
-def test_generators_go_on_where_they_were(bits):
+def test_generators_continue(bits):
     generator = np.random.Generator(getattr(np.random, bits)(3))
     generator.random(5), generator.integers(5, dtype=np.uint32)
     found = again({"g": generator})["g"]
@@ -140,7 +140,7 @@ def test_generators_go_on_where_they_were(bits):
     assert found.random(700).tolist() == generator.random(700).tolist()
 
 
-def test_the_old_generator_goes_on_where_it_was():
+def test_the_legacy_generator_continues():
     generator = np.random.RandomState(3)
     generator.randn(3)
     assert again(generator).randn(700).tolist() == generator.randn(700).tolist()
@@ -285,7 +285,7 @@ counts.n = 3
     [(Mine, Mine), (my_schedule, my_schedule), (Color.RED, Color), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
     ids=["class", "function", "enum", "named tuple", "dataclass"],
 )
-def test_what_is_not_registered_is_written_and_refused_with_the_remedy(value, named):
+def test_unregistered_names_raise_an_error_with_the_remedy(value, named):
     description = describe([value])
     with pytest.raises(Refused, match=rf"{named.__name__}.*ppo_plus.register\({named.__name__}\).*custom_objects="):
         restore(*description)
@@ -293,7 +293,7 @@ def test_what_is_not_registered_is_written_and_refused_with_the_remedy(value, na
     assert restore(*description) == [value] and type(restore(*description)[0]) is type(value)
 
 
-def test_objects_of_registered_classes_are_not_made_anew():
+def test_registered_objects_are_made_without_their_init():
     register(Counts)
     assert again(counts).n == 3
 
@@ -497,12 +497,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_description_is_said_to_be_damaged(kind):
+def test_an_invalid_description_is_damaged(kind):
     with pytest.raises(Damaged):
         restore(*BAD[kind])
 
 
-def test_a_deep_description_is_refused():
+def test_a_deep_description_raises_an_error():
     description: list = []
     for _ in range(500):
         description = [description]
