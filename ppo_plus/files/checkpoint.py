@@ -34,6 +34,20 @@ from ppo_plus.rollout import env_state
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
+#: The parts of a checkpoint.
+PARTS = {
+    "call": "the call of learn: total_timesteps, iteration (rollouts), callbacks; null outside of one",
+    "generators": "the random generators of the process",
+    "model": "the parts of a model file",
+    "policy": "which weights are frozen, and the buffers that a model file does not have",
+    "env": "the state of the environments",
+    "log": "the values that are recorded and not written, and the sizes of TensorBoard's files",
+    "logs": "the sizes of other log files, and the patterns that find them",
+    "num_timesteps": "of the model",
+    "rank": "of the process",
+    "ranks": "the number of processes",
+    "moment": "a name that the files of several processes have in common; null for one process",
+}
 PATTERN = "checkpoint_*.zip"
 #: Each process but the first has a file with its rank: ``checkpoint_000000002048_rank1.zip``.
 NAME = re.compile(r"checkpoint_(?P<steps>\d+)(?:_rank(?P<rank>\d+))?\.zip")
@@ -189,6 +203,9 @@ def read(folder: str | Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """The checkpoint in a file; the paths of its logs are relative to the file's present folder."""
     checkpoint = container.read(path, KIND)
+    if not isinstance(checkpoint, dict) or checkpoint.keys() != PARTS.keys():
+        with container.naming(path, "checkpoint"):
+            raise Damaged("it has other parts")
     return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
 
 

@@ -93,7 +93,8 @@ OBJECTS = frozenset(
         "stable_baselines3.common.utils:LinearSchedule",
     }
 )
-_OBJECT_MODULES = {name.partition(":")[0] for name in OBJECTS}
+#: Modules outside of these packages that are named all the same.
+_MODULES = {*_PUBLIC.values(), *(name.partition(":")[0] for name in OBJECTS)}
 
 _registered: dict[str, Any] = {}
 
@@ -192,10 +193,12 @@ def _not_allowed(name: str) -> Refused:
 
 def _kinds(module: str) -> tuple[type, ...]:
     """What the classes of a module that may be named are subclasses of; none of a module that is not allowed."""
-    for package, kinds in PACKAGES.items():
-        if module == package or module.startswith(f"{package}."):
-            return tuple(map(_look_up, kinds))
-    return ()
+    return tuple(map(_look_up, PACKAGES.get(_package(module), ())))
+
+
+def _package(module: str) -> str:
+    """The one of :data:`PACKAGES` that a module is in."""
+    return next((each for each in PACKAGES if module == each or module.startswith(f"{each}.")), "")
 
 
 def _look_up(name: str) -> Any:
@@ -203,7 +206,7 @@ def _look_up(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if module == "ppo_plus":
         module = OURS.get(attribute, "")
-    elif module.startswith("ppo_plus.") or not _is_allowed(module):
+    elif _package(module) in ("", "ppo_plus") and module not in _MODULES:
         return None
     if not all(part.isidentifier() for part in module.split(".")):
         return None
@@ -212,8 +215,3 @@ def _look_up(name: str) -> Any:
         return vars(import_module(module)).get(attribute)
     except ImportError as error:
         raise Refused(f"it asks for {module}:{attribute}, which cannot be imported ({error})") from None
-
-
-def _is_allowed(module: str) -> bool:
-    within = any(module == package or module.startswith(f"{package}.") for package in PACKAGES)
-    return within or module in _PUBLIC.values() or module in _OBJECT_MODULES

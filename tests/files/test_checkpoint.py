@@ -16,8 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
-from ppo_plus.files import checkpoint, random_state
+from ppo_plus.files import checkpoint, container, random_state
 from ppo_plus.files.encode import Undescribable
+from ppo_plus.files.names import Damaged
 from ppo_plus.ranks import Ranks
 
 TOTAL = 400
@@ -394,7 +395,7 @@ def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
 
 def test_the_files_of_all_processes_are_moved(tmp_path):
     for rank in (0, 1):
-        checkpoint.write(tmp_path, {"num_timesteps": 100, "rank": rank})
+        checkpoint.write(tmp_path, made(num_timesteps=100, rank=rank))
     assert checkpoint.set_aside(tmp_path, 100) is None
     place = checkpoint.set_aside(tmp_path, 0)
     assert sorted(path.name for path in place.iterdir()) == [
@@ -466,6 +467,20 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
 
 
+def made(**parts):
+    """A checkpoint with these parts alone."""
+    return {**dict.fromkeys(checkpoint.PARTS), "logs": {}, **parts}
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"num_timesteps": ...}])
+def test_a_checkpoint_with_other_parts_is_damaged(change, tmp_path):
+    parts = made(num_timesteps=100, rank=0) | change
+    path = checkpoint.write(tmp_path, made(num_timesteps=100, rank=0))
+    container.write(path, "checkpoint", {name: each for name, each in parts.items() if each is not ...})
+    with pytest.raises(Damaged, match="is not a valid checkpoint.*it has other parts"):
+        checkpoint.read(tmp_path)
+
+
 class Second(Ranks):
     """The second of two processes, where the first one finds the same files."""
 
@@ -484,8 +499,7 @@ def test_files_of_another_attempt_are_not_mixed(tmp_path):
     ranks = Second()
     ranks.folder = tmp_path
     for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
-        told = {"num_timesteps": steps, "rank": rank, "ranks": 2, "moment": moment, "logs": {}}
-        checkpoint.write(tmp_path, told)
+        checkpoint.write(tmp_path, made(num_timesteps=steps, rank=rank, ranks=2, moment=moment))
     found = checkpoint.read_in_all_processes(tmp_path, ranks)
     assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
 
