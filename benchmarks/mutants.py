@@ -692,8 +692,8 @@ TOP = (
     Fault(
         "kl-memory-forgotten",
         "files/model.py",
-        '"updater": {"kl_memory", "n_skipped"}',
-        '"updater": {"n_skipped"}',
+        '    "kl_memory": "updater.kl_memory",\n',
+        "",
         "tests/files/test_model.py tests/files/test_checkpoint.py",
     ),
     Fault(
@@ -717,6 +717,20 @@ TOP = (
         "action if type(action) in IMMUTABLE else _copied(action)",
         "action",
         "tests/envs/resumable/test_wrapper.py",
+    ),
+    Fault(
+        "methods-set-by-files",
+        "files/names.py",
+        ' or callable(defined) or hasattr(defined, "__get__")',
+        "",
+        "tests/files/test_callback_state.py tests/files/test_model.py",
+    ),
+    Fault(
+        "other-versions-read",
+        "files/container.py",
+        "if number != VERSION:",
+        "if number > VERSION:",
+        "tests/files/test_container.py",
     ),
     Fault(
         "imported-names-allowed",
@@ -751,7 +765,7 @@ TOP = (
         "files/from_sb3.py",
         'data.get("_last_obs"), data.get("_last_episode_starts")',
         'data.get("_last_obs"), None',
-        "tests/files tests/test_ppo.py",
+        "tests/files/test_from_sb3.py",
     ),
 )
 ZOO = (

@@ -30,7 +30,7 @@ from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.files import checkpoint
 from ppo_plus.files.call import Call, calling
 from ppo_plus.files.container import is_container, opened_to_write, path_to_save
-from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
+from ppo_plus.files.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.files.model import load_model, load_parameters, save_model
 from ppo_plus.files.sb3_zip import is_of_sb3
 from ppo_plus.files.to_sb3 import to_sb3
@@ -457,7 +457,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
             callback.on_training_start(LazyLocals(locals()), globals())
-            call.go_on(self)
+            call.restore(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
                     break
@@ -753,8 +753,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         include: Iterable[str] | None = None,
         pickle: bool = False,
     ) -> None:
-        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays as it is
-        until the new one is whole.
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file is
+        replaced only once the new one is complete.
 
         What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
         :meth:`load`; see :func:`ppo_plus.register`.
@@ -762,7 +762,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
         :param include: attributes to keep that would be left out
-        :param pickle: save as SB3 does, with everything; whoever loads the file has to trust it
+        :param pickle: save as SB3 does, with everything; to load the file you have to trust it
         :raises OSError: it cannot be written
         """
         if isinstance(path, (str, pathlib.Path)):
@@ -778,6 +778,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         """As SB3's, also for a file that :meth:`save` wrote."""
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = load_parameters(load_path_or_dict)
+        unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
+        if unknown:  # SB3 would follow the name through attributes
+            raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
         super().set_parameters(load_path_or_dict, exact_match, device)
 
     def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
@@ -811,14 +814,14 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> SelfPPO_Plus:
         """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
 
-        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
-        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+        It takes the same actions, and training continues: weights, optimizer state, hyperparameters and counters are
+        copied; ``value_clip`` is SB3's, ``"plain"``.
 
         :param path_or_model: a saved model, or a model
-        :param env: where to train on; by default the model's own, if it has one
-        :param device: where to compute
-        :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
-            where that is possible without running anything, and otherwise to be passed in ``kwargs``
+        :param env: the environment to train in; by default the model's, if it has one
+        :param device: the device to compute on
+        :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
+            running anything if possible, and else has to be passed in ``kwargs``
         :param kwargs: arguments to change on the way
         :raises TypeError: neither, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
@@ -826,13 +829,13 @@ class PPO_Plus(OnPolicyAlgorithm):
         return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
-        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+        """Write all that training needs to resume exactly, which :meth:`resume` reads.
 
         To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
 
-        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :param folder: the folder; the file is called ``checkpoint_<timesteps>.zip``
         :return: the file
-        :raises RuntimeError: a rollout is going on
+        :raises RuntimeError: a rollout is not finished
         :raises OSError: it cannot be written
         """
         return checkpoint.write(folder, checkpoint.take(self))
@@ -845,16 +848,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
-        that call: give it the same arguments.
+        """Resume from a checkpoint exactly. If it was written during a call of ``learn``, the next call continues it:
+        pass the same arguments.
 
-        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.envs.resumable.state`); else a
-        warning says why their episodes begin anew.
+        Environments resume in the middle of their episodes if they can (:mod:`ppo_plus.envs.resumable.state`); else new
+        episodes start, and a warning says why.
 
-        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param folder: a folder of checkpoints, of which the newest valid one is read, or the file of one
         :param env: environments made as those were
-        :param device: where to compute
-        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :param device: the device to compute on
+        :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
+            run
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
@@ -874,18 +878,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         trust_pickle: bool = False,
         **kwargs: Any,
     ) -> SelfPPO_Plus:
-        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
+        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is loaded by
         :meth:`from_sb3`.
 
         Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
         those that were given to :func:`ppo_plus.register`.
 
         :param path: what :meth:`save` wrote, or SB3
-        :param env: where to train on
-        :param device: where to compute
+        :param env: the environment to train in
+        :param device: the device to compute on
         :param custom_objects: attributes in place of those in the file
         :param print_system_info: print with which versions it was saved
-        :param force_reset: begin the episodes anew, where an environment is given
+        :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change on the way
         :raises TypeError: there is no such argument
@@ -896,6 +900,6 @@ class PPO_Plus(OnPolicyAlgorithm):
             if is_of_sb3(path):
                 return from_sb3(cls, path, env, device, kwargs, objects)
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if "value_clip" not in saved_data(path, custom_objects):
+        if "value_clip" not in saved_by(path, custom_objects).data:
             return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

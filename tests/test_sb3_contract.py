@@ -639,7 +639,7 @@ def test_load_and_resume_take_arguments_and_attributes_that_there_are(tmp_path):
         partial(PPO_Plus.resume, tmp_path, env="CartPole-v1"),
     ]
     for load in loads:
-        with pytest.raises(TypeError, match=r"^gama=0.9 is no argument of PPO_Plus: did you mean gamma\?$"):
+        with pytest.raises(TypeError, match=r"^gama=0.9 is not an argument of PPO_Plus: did you mean gamma\?$"):
             load(gama=0.9)
         changed = load(gamma=0.9, stats_window_size=7, num_timesteps=64)
         assert (changed.gamma, changed._stats_window_size, changed.num_timesteps) == (0.9, 7, 64)

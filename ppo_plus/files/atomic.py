@@ -1,4 +1,4 @@
-"""Files that are whole at any time: written beside their place, then put there in one step."""
+"""Atomic writes: a file is written under another name in the same folder, then renamed."""
 
 import os
 from collections.abc import Iterator
@@ -7,48 +7,47 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-#: What the names of files match that are being written, or were when their process was killed.
+#: The pattern of names of files that are being written, or were when their process was killed.
 UNFINISHED = ".*.part"
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of ``path`` at the end of the block.
+    """A file to write, which replaces ``path`` at the end of the block.
 
-    Whatever ends the block before (an error, a full disk, the end of the process), ``path`` is what it was; only where
-    the process is killed a file ``.NAME.….part`` may stay beside it. Once the block has ended the file outlasts a power
-    failure too.
+    If the block ends early (an error, a full disk, the end of the process), ``path`` is unchanged; if the process is
+    killed, a file ``.NAME.….part`` may be left. After the block the file survives a power failure too.
 
     :param path: the file to make or to replace; missing folders are made
     :raises OSError: it cannot be written
     """
     path = Path(os.path.realpath(path))  # through a link, as writing in place would
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    unfinished = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
-        with beside.open("xb") as file:
+        with unfinished.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
             with suppress(OSError):  # not every file system has permissions
-                beside.chmod(path.stat().st_mode & 0o7777)
-        beside.replace(path)
+                unfinished.chmod(path.stat().st_mode & 0o7777)
+        unfinished.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            unfinished.unlink()
         raise
-    _settle(path.parent)
+    _sync(path.parent)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, whole or not at all; see :func:`replacing`."""
+    """Write a text file, completely or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
-def _settle(folder: Path) -> None:
-    """Let what was renamed in a folder outlast a power failure, where the system can do that."""
+def _sync(folder: Path) -> None:
+    """Write the names of files in a folder to the disk, if the system can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""A call of ``learn``: how far it is, and how one that was interrupted goes on."""
+"""A call of ``learn``: its progress, and how an interrupted one is resumed."""
 
 import warnings
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ from ppo_plus.files.callback_state import CallbackStates, tree_of
 
 
 class Call:
-    """A call of ``learn``, and how far it is.
+    """A call of ``learn`` and its progress.
 
-    :param total_timesteps: what it was asked for; ``None``: there is no call
+    :param total_timesteps: its argument; ``None``: there is no call
     """
 
     def __init__(self, total_timesteps: float | None = None):
         self.total_timesteps = total_timesteps
         #: Rollouts that it has completed.
         self.iteration = 0
-        #: Whether there is no rollout that has not been learned from.
+        #: Whether every rollout has been learned from.
         self.between_rollouts = True
         self.callbacks: CallbackStates | None = None
-        #: The checkpoint that it goes on from, until it does.
+        #: The checkpoint that it is going to resume from.
         self.resumed: dict[str, Any] | None = None
 
     def watch(self, callback: BaseCallback) -> None:
-        """Know the callback of this call, and order it: what takes checkpoints (``comes_first``) comes before what
-        others do at the start of a rollout, since that is done again where a checkpoint is resumed."""
+        """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
+        others do at the start of a rollout is done again after resuming."""
         for each in tree_of(callback):
             if isinstance(each, CallbackList):
                 each.callbacks = sorted(each.callbacks, key=lambda one: not _comes_first(one))
@@ -43,7 +43,7 @@ class Call:
         return [type(each).__name__ for each in found]
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint keeps of it."""
+        """Its state for a checkpoint."""
         if self.total_timesteps is None or self.callbacks is None:
             return None
         return {
@@ -54,7 +54,7 @@ class Call:
 
     @contextmanager
     def logs(self, model: Any) -> Iterator[None]:
-        """While the model sets up its logger: have it go on with the logs of the call that was interrupted."""
+        """While the model sets up its logger: continue the logs of the call that was interrupted."""
         logger = None
         if self.resumed is not None:
             log_state.cut(**self.resumed["logs"])
@@ -66,8 +66,8 @@ class Call:
         if logger is not None:
             model._custom_logger = False
 
-    def go_on(self, model: Any) -> None:
-        """Put the rest of the checkpoint in place, now that the call has begun again."""
+    def restore(self, model: Any) -> None:
+        """Restore the rest of the checkpoint, once the call has started again."""
         if self.resumed is None:
             return
         resumed, self.resumed = self.resumed, None
@@ -85,16 +85,16 @@ def _comes_first(callback: BaseCallback) -> bool:
 
 @contextmanager
 def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
-    """A call of a model's ``learn``, for as long as it goes on: the one that was interrupted where there is one.
+    """A call of a model's ``learn``, while it runs: the interrupted one if there is one.
 
-    :raises ValueError: that one was asked for another number of timesteps
+    :raises ValueError: that one had another number of timesteps
     """
     if model.call.resumed is None:
         model.call = Call(total_timesteps)
     elif total_timesteps != model.call.total_timesteps:
         raise ValueError(
-            f"total_timesteps={total_timesteps}: the call of learn that was interrupted, which this one goes on with, "
-            f"had {model.call.total_timesteps}. Pass the same"
+            f"total_timesteps={total_timesteps}: this call of learn resumes an interrupted one, which had "
+            f"{model.call.total_timesteps}. Pass the same"
         )
     try:
         yield model.call

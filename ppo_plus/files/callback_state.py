@@ -1,13 +1,12 @@
-"""What callbacks have counted and found out during training, to be kept over an interruption.
+"""The state of callbacks, to be restored when training resumes.
 
-A callback that offers two methods speaks for itself::
+A callback may have two methods for it::
 
     def get_state(self) -> dict: ...        # numbers, strings, arrays, tensors, and lists, tuples and dicts of them
-    def set_state(self, state) -> None: ... # called once training has started again
+    def set_state(self, state) -> None: ... # called after training has started again
 
-Of others the attributes are kept that hold such values and have changed since training began: what a callback was
-configured with is the new one's. Of an environment among its attributes, as ``EvalCallback`` has one, the state is kept
-where it can be.
+Otherwise the state is those attributes with such values that have changed since training began; the configuration is
+the new callback's. The state of an environment among the attributes, as in ``EvalCallback``, is saved if possible.
 """
 
 import copy
@@ -21,10 +20,11 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.files.names import Refused, require_attributes
 
-#: What every callback is given anew.
+#: Attributes that SB3 sets on every callback.
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
-#: What every callback counts.
+#: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
 SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, th.Tensor)
 
@@ -32,15 +32,15 @@ SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, np.nda
 def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
     """A callback and all in it, in a fixed order."""
     yield callback
-    for name, held in vars(callback).items():
+    for name, value in vars(callback).items():
         if name not in GIVEN:
-            for each in held if isinstance(held, list) else [held]:
+            for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, BaseCallback):
                     yield from tree_of(each)
 
 
 class CallbackStates:
-    """The states of callbacks, seen from the beginning of training.
+    """The states of callbacks, relative to the beginning of training.
 
     :param root: the callback of a call of ``learn``, which has not started yet
     """
@@ -54,10 +54,10 @@ class CallbackStates:
         return [_state(*each) for each in zip(self.callbacks, self.configured, strict=True)]
 
     def set(self, states: list[dict[str, Any]]) -> list[str]:
-        """Put kept states into these callbacks, which are taken in turn for those of the same class.
+        """Restore states into these callbacks, matched by class and order.
 
         :param states: from :meth:`get`
-        :return: what there is to warn of
+        :return: warnings
         """
         waiting = list(self.callbacks)
         warnings = []
@@ -65,8 +65,8 @@ class CallbackStates:
             callback = next((each for each in waiting if _name(each) == state["class"]), None)
             if callback is None and (state["own"] or state["envs"] or state["changed"].keys() - COUNTS):
                 warnings.append(
-                    f"the run that is gone on with had a callback {state['class']}, which is not there now: pass it to "
-                    "learn, or what it has counted is lost"
+                    f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
+                    "state is lost"
                 )
             elif callback is not None:
                 waiting.remove(callback)
@@ -75,7 +75,7 @@ class CallbackStates:
 
 
 def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
-    if _speaks(callback):
+    if _has_state_methods(callback):
         return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     changed = {
         name: value
@@ -87,22 +87,25 @@ def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(callback: Any, state: dict[str, Any]) -> list[str]:
-    """Put a state into a callback; what there is to warn of."""
+    """Restore a state into a callback; returns warnings."""
     if state["own"] is not None:
         callback.set_state(state["own"])
         return []
+    require_attributes(type(callback), state["changed"])
+    if GIVEN & state["changed"].keys():
+        raise Refused(f"it sets {min(GIVEN & state['changed'].keys())} of {_name(callback)}")
     for name, value in state["changed"].items():
         setattr(callback, name, copy.deepcopy(value))
     envs = {name: env for name, env in vars(callback).items() if name in state["envs"] and _is_env(name, env)}
     reasons = {name: set_state(env, state["envs"][name]) for name, env in envs.items()}
     return [
-        f"{_name(callback)}.{name} does not go on exactly where it stood: {reason}"
+        f"{_name(callback)}.{name} does not resume exactly: {reason}"
         for name, reason in reasons.items()
         if reason is not None
     ]
 
 
-def _speaks(callback: Any) -> bool:
+def _has_state_methods(callback: Any) -> bool:
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
@@ -111,11 +114,12 @@ def _is_env(name: str, value: Any) -> bool:
 
 
 def _name(callback: BaseCallback) -> str:
-    return type(callback).__qualname__
+    """The name in a file: ``saved_as`` if the class has it, so that it may be renamed."""
+    return getattr(callback, "saved_as", type(callback).__qualname__)
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:
-    """Copies of the attributes that hold numbers, text, arrays and containers of these."""
+    """Copies of the attributes that are numbers, text, arrays or containers of these."""
     attributes = vars(callback).items()
     return {name: copy.deepcopy(value) for name, value in attributes if name not in GIVEN and _is_plain(value)}
 

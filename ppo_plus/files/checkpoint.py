@@ -1,8 +1,8 @@
-"""Checkpoints: all that training needs to go on exactly where it stood.
+"""Checkpoints: all that training needs to resume exactly where it was.
 
-A model file has what a model is. A checkpoint has what a process knows besides: the generators of random numbers, the
-environments in the middle of their episodes, what callbacks have counted, and how far logs are written. It is taken
-between two rollouts, so that there is no rollout to keep.
+Beside the model, a checkpoint contains the state of the process: the random generators, the environments in the middle
+of their episodes, the state of callbacks, and the lengths of log files. State can only be captured between rollouts, so
+that no rollout has to be saved.
 """
 
 import copy
@@ -24,42 +24,55 @@ from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.files import container, log_state, random_state
 from ppo_plus.files.call import Call
 from ppo_plus.files.encode import Undescribable
-from ppo_plus.files.from_sb3 import attributes_of_arguments
+from ppo_plus.files.from_sb3 import argument_attributes
 from ppo_plus.files.model import assemble, state_of
 from ppo_plus.files.names import Damaged
 from ppo_plus.generators import derived_seed
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
 
-#: The part of the time that taking the state again and again may cost, for the case of an interruption.
+#: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
-#: What a checkpoint's file says it is.
 KIND = "checkpoint"
+#: The parts of a checkpoint.
+PARTS = {
+    "call": "the call of learn: total_timesteps, iteration (rollouts), callbacks; null outside of one",
+    "generators": "the random generators of the process",
+    "model": "the parts of a model file",
+    "policy": "which weights are frozen, and the buffers that a model file does not have",
+    "env": "the state of the environments",
+    "log": "the values that are recorded and not written, and the sizes of TensorBoard's files",
+    "logs": "the sizes of other log files, and the patterns that find them",
+    "num_timesteps": "of the model",
+    "rank": "of the process",
+    "ranks": "the number of processes",
+    "moment": "a name that the files of several processes have in common; null for one process",
+}
 PATTERN = "checkpoint_*.zip"
-#: Of several processes, each but the first has its own file: ``checkpoint_000000002048_rank1.zip``.
+#: Each process but the first has a file with its rank: ``checkpoint_000000002048_rank1.zip``.
 NAME = re.compile(r"checkpoint_(?P<steps>\d+)(?:_rank(?P<rank>\d+))?\.zip")
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment: str | None = None) -> dict[str, Any]:
-    """A checkpoint of a model as it is now; nothing in it changes with the model.
+    """The present state of a model as a checkpoint; nothing in it changes with the model.
 
     :param model: a :class:`~ppo_plus.PPO_Plus` with environments
-    :param folder: where it is going to be written
+    :param folder: the folder that it is going to be written to
     :param logs: patterns of files that are only appended to, below ``folder``; see :class:`Checkpoints`
-    :param moment: a name of its own for what several processes take together
-    :raises RuntimeError: it is in the middle of a rollout
+    :param moment: a unique name, which several processes have in common
+    :raises RuntimeError: a rollout is not finished
     """
     if not model.call.between_rollouts:
         raise RuntimeError(
-            "a checkpoint can be taken only between two rollouts: do it in a callback's on_rollout_start, or after "
-            "learn, or use ppo_plus.Checkpoints"
+            "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
+            "after learn, or use ppo_plus.Checkpoints"
         )
     return {
         "call": model.call.state(),
-        # Before anything that could draw.
+        # Before anything that could draw random numbers.
         "generators": random_state.get_states(),
         "model": _copied_state(model),
-        "policy": _beside_its_state(model.policy),
+        "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
@@ -73,14 +86,14 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment:
 def _copied_state(model: Any) -> dict[str, Any]:
     """:raises Undescribable: something that a model is made of can only be pickled"""
     state = state_of(model)
-    needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
+    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
     if needed:
-        raise Undescribable(f"a checkpoint cannot hold all of the model: {needed[0]}")
+        raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     return copy.deepcopy(state)
 
 
-def _beside_its_state(policy: th.nn.Module) -> dict[str, Any]:
-    """What ``state_dict()`` does not say of a policy: which weights are frozen, and buffers that are not persistent."""
+def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
+    """What ``state_dict()`` of a policy does not have: which weights are frozen, and non-persistent buffers."""
     kept = policy.state_dict().keys()
     return {
         "frozen": [name for name, weight in policy.named_parameters() if not weight.requires_grad],
@@ -88,7 +101,7 @@ def _beside_its_state(policy: th.nn.Module) -> dict[str, Any]:
     }
 
 
-def _put_beside(policy: th.nn.Module, state: dict[str, Any]) -> None:
+def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
     for name, weight in policy.named_parameters():
         weight.requires_grad_(name not in state["frozen"])
     for name, buffer in policy.named_buffers():
@@ -97,14 +110,14 @@ def _put_beside(policy: th.nn.Module, state: dict[str, Any]) -> None:
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
-    """Write a checkpoint, whole or not at all.
+    """Write a checkpoint, completely or not at all.
 
-    :param folder: where to
+    :param folder: the folder
     :param checkpoint: from :func:`take`
-    :param keep: how many to leave in the folder, at least 1; ``None``: all
+    :param keep: the number of files to leave in the folder, at least 1; ``None``: all
     :return: its file
     :raises OSError: it cannot be written
-    :raises Undescribable: it holds what can only be pickled
+    :raises Undescribable: it has a value that can only be pickled
     """
     path = _path(folder, checkpoint["num_timesteps"], checkpoint["rank"])
     container.write(path, KIND, checkpoint)
@@ -114,7 +127,7 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
 
 
 def _prune(folder: str | Path, rank: int, keep: int) -> None:
-    """Leave the newest files of a process."""
+    """Delete all but the newest files of a process."""
     for old in files(folder, rank)[keep:]:
         old.unlink(missing_ok=True)
 
@@ -123,13 +136,13 @@ def files(folder: str | Path, rank: int = 0) -> list[Path]:
     """The checkpoints in a folder, newest first.
 
     :param folder: the folder
-    :param rank: of which process
+    :param rank: the process
     """
     return sorted((path for path, name in _named(folder) if int(name["rank"] or 0) == rank), reverse=True)
 
 
 def steps_of(path: Path) -> int:
-    """After how many timesteps a checkpoint was taken.
+    """The number of timesteps at which a checkpoint was taken.
 
     :param path: from :func:`files`
     """
@@ -139,29 +152,29 @@ def steps_of(path: Path) -> int:
 
 
 def _named(folder: str | Path) -> list[tuple[Path, re.Match[str]]]:
-    """The checkpoints of all processes in a folder, with what their names say."""
+    """The checkpoints of all processes in a folder, with their parsed names."""
     found = [(path, NAME.fullmatch(path.name)) for path in Path(folder).glob(PATTERN)]
     return [(path, name) for path, name in found if name]
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move away what another run has left, of all processes: since step numbers tell what is newest, it would be taken
-    for what is written from now on.
+    """Move the files of another run, of all processes, into a subfolder: the newest file is found by its number of
+    timesteps, and theirs may be larger.
 
     :param folder: the folder
-    :param num_timesteps: where training begins; at 0 all is another run's, and else what is ahead of it
-    :return: the subfolder that it is in now; ``None``: there was nothing
-    :raises OSError: it cannot be moved
+    :param num_timesteps: where training begins; at 0 all files are another run's, and else those with more timesteps
+    :return: the subfolder; ``None``: there was no such file
+    :raises OSError: a file cannot be moved
     """
     others = [path for path, name in _named(folder) if not num_timesteps or int(name["steps"]) > num_timesteps]
     if not others:
         return None
-    places = (Path(folder) / f"earlier_{number}" for number in count(1))
-    place = next(each for each in places if not each.exists())
-    place.mkdir()
+    subfolders = (Path(folder) / f"earlier_{number}" for number in count(1))
+    subfolder = next(each for each in subfolders if not each.exists())
+    subfolder.mkdir()
     for path in others:
-        path.rename(place / path.name)
-    return place
+        path.rename(subfolder / path.name)
+    return subfolder
 
 
 def _path(folder: str | Path, num_timesteps: int, rank: int) -> Path:
@@ -169,11 +182,11 @@ def _path(folder: str | Path, num_timesteps: int, rank: int) -> Path:
 
 
 def read(folder: str | Path) -> dict[str, Any]:
-    """The newest checkpoint in a folder that is whole.
+    """The newest valid checkpoint in a folder.
 
     :param folder: the folder, or the file of a checkpoint
     :raises FileNotFoundError: there is none
-    :raises Damaged: none is whole
+    :raises Damaged: none is valid
     """
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
@@ -183,26 +196,27 @@ def read(folder: str | Path) -> dict[str, Any]:
         try:
             return _read(path)
         except Damaged as error:
-            warnings.warn(f"{error}; going on from the one before", stacklevel=3)
+            warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
     return _read(oldest)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The checkpoint in a file, whose logs are found from where it lies now."""
+    """The checkpoint in a file; the paths of its logs are relative to the file's present folder."""
     checkpoint = container.read(path, KIND)
-    # Earlier versions knew of one process only.
-    alone = {"rank": 0, "ranks": 1, "moment": None}
-    return {**alone, **checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+    if not isinstance(checkpoint, dict) or checkpoint.keys() != PARTS.keys():
+        with container.naming(path, "checkpoint"):
+            raise Damaged("it has other parts")
+    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
 
 
-def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
-    """The newest checkpoint that all processes have a whole file of; where it is of another number of processes, the
-    file of the first.
+def read_in_all_processes(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
+    """The newest checkpoint of which all processes have a valid file; if it is of another number of processes, the file
+    of the first.
 
     :param folder: the folder
     :param ranks: the processes, which all call this
     :raises FileNotFoundError: there is none
-    :raises Damaged: none is whole
+    :raises Damaged: none is valid
     """
     if Path(folder).is_file():
         raise FileNotFoundError(f"{folder} is the checkpoint of one process of several: pass its folder")
@@ -218,12 +232,12 @@ def read_together(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
             assert own is not None
             return own
         if ranks.leads:
-            warnings.warn(f"{name} is not whole in all processes; going on from the one before", stacklevel=3)
-    raise Damaged(f"{folder} has no checkpoint that is whole in all {ranks.size} processes")
+            warnings.warn(f"{name} is not valid in all processes; resuming from the one before", stacklevel=3)
+    raise Damaged(f"{folder} has no checkpoint that is valid in all {ranks.size} processes")
 
 
 def _try(path: Path) -> dict[str, Any] | None:
-    """The checkpoint in a file; ``None``: it is not whole, or not there."""
+    """The checkpoint in a file; ``None``: it is damaged or missing."""
     try:
         return _read(path)
     except (Damaged, OSError):
@@ -233,22 +247,21 @@ def _try(path: Path) -> dict[str, Any] | None:
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     ranks = Ranks.present()
-    checkpoint = read_together(folder, ranks) if ranks.several else read(folder)
+    checkpoint = read_in_all_processes(folder, ranks) if ranks.several else read(folder)
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    if "policy" in checkpoint:  # older ones have none
-        _put_beside(model.policy, checkpoint["policy"])
+    _put_policy_extras(model.policy, checkpoint["policy"])
     if checkpoint["ranks"] == ranks.size:
         reason = env_state.set_state(model.env, checkpoint["env"])
     else:
-        reason = f"the checkpoint is of {checkpoint['ranks']} processes, and now there are {ranks.size}"
+        reason = f"the checkpoint is of {checkpoint['ranks']} processes, and there are {ranks.size} now"
         if "batch_size" not in kwargs:
             model.batch_size = _divided(model.batch_size * checkpoint["ranks"], ranks.size)
         env_state.set_statistics(model.env, checkpoint["env"])
         checkpoint = _for_another_number(checkpoint, ranks, model.seed)
     if reason is not None:
-        warnings.warn(f"episodes begin anew: {reason}", stacklevel=3)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=3)
         if model.seed is not None:
-            # With the seed itself, the episodes of the beginning would come again.
+            # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
         model.collector.interrupt()
@@ -261,11 +274,11 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
 
 
 def _divided(batch_size: int, n_processes: int) -> int:
-    """Each process's part of a minibatch, which stays what it was as a whole."""
+    """Each process's share of a minibatch, whose total size is unchanged."""
     if batch_size % n_processes:
         raise ValueError(
-            f"minibatches of {batch_size} transitions cannot be divided among {n_processes} processes: go on with a "
-            f"number that divides {batch_size}"
+            f"minibatches of {batch_size} transitions cannot be divided among {n_processes} processes: use a "
+            f"number of processes that divides {batch_size}"
         )
     return batch_size // n_processes
 
@@ -289,22 +302,23 @@ def _for_another_number(checkpoint: dict[str, Any], ranks: Ranks, seed: int | No
 
 
 class Checkpoints(BaseCallback):
-    """Writes checkpoints during ``learn``, which :meth:`ppo_plus.PPO_Plus.resume` goes on from as if nothing had been.
+    """Writes checkpoints during ``learn``, from which :meth:`ppo_plus.PPO_Plus.resume` continues exactly.
 
     One is written at the beginning, and then at the start of the first rollout after each multiple of ``save_freq`` and
-    after ``minutes``. Where writing fails, a warning says so and training goes on; the files before are whole. What
-    another run has left in the folder is moved into a subfolder when training begins, with a warning.
+    after ``minutes``. If writing fails, there is a warning and training continues; earlier files are unchanged. Files
+    of another run in the folder are moved into a subfolder when training begins, with a warning.
 
-    :param folder: where to; it gets ``checkpoint_<timesteps>.zip``
+    :param folder: the folder for the files, ``checkpoint_<timesteps>.zip``
     :param save_freq: environment steps between two of them, over all environments together, at least 1; ``None``: by
         time only
     :param minutes: time between two of them, above 0; ``None``: by steps only
-    :param keep: how many to keep, the newest, at least 1
-    :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: where
-        training goes on from a checkpoint they are cut to what they were then
+    :param keep: the number of newest files to keep, at least 1
+    :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: when
+        training resumes, they are cut to their length at the checkpoint
     :raises ValueError: an argument is out of range
     """
 
+    saved_as = "Checkpoints"
     #: Of all callbacks; see :meth:`ppo_plus.files.call.Call.watch`.
     comes_first = True
     #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
@@ -323,7 +337,7 @@ class Checkpoints(BaseCallback):
         require_number("minutes", minutes, 0, 1e9, above=True, or_none=True)
         require_int("keep", keep, 1)
         self.folder, self.save_freq, self.minutes, self.keep, self.logs = Path(folder), save_freq, minutes, keep, logs
-        #: The state at the beginning of the present rollout, or of one a moment before.
+        #: The state at the beginning of the present rollout, or of one shortly before.
         self.latest: dict[str, Any] | None = None
         self._taken, self._cost = -math.inf, 0.0
 
@@ -333,14 +347,14 @@ class Checkpoints(BaseCallback):
         if self._begins:
             if self._ranks.leads:
                 self._set_aside()
-            # Nobody writes before that.
+            # No process writes before that.
             self._ranks.lead(None)
 
     def _set_aside(self) -> None:
-        place = set_aside(self.folder, self.num_timesteps)
-        if place is not None:
+        subfolder = set_aside(self.folder, self.num_timesteps)
+        if subfolder is not None:
             warnings.warn(
-                f"{self.folder} held checkpoints of another run, which are in {place} now: to go on with it, pass that "
+                f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
                 "folder to resume",
                 stacklevel=2,
             )
@@ -350,7 +364,7 @@ class Checkpoints(BaseCallback):
         is_wanted = is_due or (start - self._taken) * SHARE >= self._cost
         moment = None
         if self._ranks.several:
-            # All of the same moment.
+            # The same decision in all processes.
             is_due, is_wanted, moment = self._ranks.lead((is_due, is_wanted, uuid4().hex))
         if is_wanted:
             self.latest = take(self.model, self.folder, self.logs, moment)
@@ -358,22 +372,22 @@ class Checkpoints(BaseCallback):
             self._cost = self._taken - start
             if self._begins and self._ranks.leads and self.latest["env"]["reason"] is not None:
                 warnings.warn(
-                    "a run that goes on from these checkpoints will begin its episodes anew: "
+                    "a run that resumes from these checkpoints will start new episodes: "
                     f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
                     stacklevel=2,
                 )
             self._begins = False
         if is_due:
-            # Also where it fails: not in each rollout again.
+            # Even if writing fails, so that it is not tried in every rollout.
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
-            self._write_together()
+            self._write_in_order()
 
     @property
     def _ranks(self) -> Ranks:
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
-    def _write_together(self) -> None:
-        """Write, the first process once the others have: its file says that all are there. Then remove older ones."""
+    def _write_in_order(self) -> None:
+        """Write, the first process after the others: its file implies that theirs exist. Then remove older ones."""
         ranks = self._ranks
         if not ranks.several:
             self.write()
@@ -402,13 +416,13 @@ class Checkpoints(BaseCallback):
             return write(self.folder, self.latest, None if self._ranks.several else self.keep)
         except OSError as error:
             timesteps = self.latest["num_timesteps"]
-            warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training goes on", stacklevel=2)
+            warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training continues", stacklevel=2)
             return None
 
     def get_state(self) -> dict[str, Any]:
-        """When the last one was written."""
+        """The timesteps at which the last file was written."""
         return {"written_at": self.written_at}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on in the same steps."""
+        """Restore it."""
         self.written_at = state["written_at"]

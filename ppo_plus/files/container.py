@@ -25,8 +25,8 @@ from ppo_plus.files.decode import restore
 from ppo_plus.files.encode import describe
 from ppo_plus.files.names import Damaged, Refused
 
-#: The newest version of the format, which is written; all up to it are read.
-VERSION = 1
+#: The version of the format that is written and read. It changes whenever what files of any kind contain does.
+VERSION = 2
 DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
 #: Packages whose versions are noted, for people.
 PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
@@ -36,10 +36,10 @@ PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
 
 
 def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
-    """Write a value to a file, whole or not at all.
+    """Write a value to a file, completely or not at all.
 
     :param path_or_file: its path, or an open file
-    :param kind: what it is, such as ``"model"``; :func:`read` asks for it
+    :param kind: its kind, such as ``"model"``; :func:`read` asks for it
     :param value: see :func:`~ppo_plus.files.encode.describe`
     :raises Undescribable: something in it has no description
     :raises OSError: it cannot be written
@@ -57,9 +57,9 @@ def read(path_or_file: PathOrFile, kind: str) -> Any:
     """The value in a file; nothing in it is run.
 
     :param path_or_file: its path, or an open file
-    :param kind: what it is to be
-    :raises Damaged: it is not as it was written, or no such file
-    :raises Refused: it is of another kind, of a newer version, or asks for what files may not have
+    :param kind: the kind that it should be
+    :raises Damaged: it is damaged, or not such a file
+    :raises Refused: it is of another kind or version, or asks for what files may not have
     :raises OSError: it cannot be opened
     """
     with naming(path_or_file):
@@ -91,7 +91,7 @@ def is_container(path_or_file: PathOrFile) -> bool:
 
 @contextmanager
 def opened(path_or_file: PathOrFile) -> Any:
-    """A file to read, with SB3's suffix if it has none; an open one stays open, and where it stands."""
+    """A file to read, with SB3's suffix if it has none; an open one stays open, at its position."""
     if isinstance(path_or_file, (str, Path)):
         with open_path(Path(path_or_file), "r", suffix="zip") as file:
             yield file
@@ -105,7 +105,7 @@ def opened(path_or_file: PathOrFile) -> Any:
 
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
-    """Let what is said of a file begin with its name.
+    """Begin error messages about a file with its name.
 
     :param path_or_file: the file
     :param what: what it should be
@@ -118,13 +118,13 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
         if str(error).startswith(f"{name} is "):
             raise
         text = " ".join(str(error).split())
-        problem = f"is damaged or truncated, or no {what}" if isinstance(error, Damaged) else "is not read"
+        problem = f"is not a valid {what} (damaged or truncated?)" if isinstance(error, Damaged) else "is not read"
         raise type(error)(f"{name} {problem}: {text}") from error.__cause__
 
 
 @contextmanager
 def opened_to_write(path_or_file: PathOrFile) -> Any:
-    """A file to write, whole or not at all; an open one stays open."""
+    """A file that is written completely or not at all; an open one stays open."""
     if isinstance(path_or_file, (str, Path)):
         with replacing(path_or_file) as file:
             yield file
@@ -133,7 +133,7 @@ def opened_to_write(path_or_file: PathOrFile) -> Any:
 
 
 def path_to_save(path: str | Path) -> Path:
-    """Where SB3 saves: with ``.zip`` where there is no suffix, and beside a folder of that name."""
+    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
     path = Path(path)
     if not path.suffix:
         path = path.with_name(f"{path.name}.zip")
@@ -146,16 +146,16 @@ def path_to_save(path: str | Path) -> Path:
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
     """The contents of both members.
 
-    :raises Damaged: it has others, or they are compressed, encrypted or not whole
+    :raises Damaged: it has others, or they are compressed, encrypted or damaged
     """
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
             if sorted(info.filename for info in infos) != sorted(MEMBERS):
-                raise Damaged(f"it must hold {' and '.join(MEMBERS)}, each once, and nothing else")
+                raise Damaged(f"it must contain {' and '.join(MEMBERS)}, each once, and nothing else")
             if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
-                raise Damaged("its members must not be compressed, nor larger than itself")
+                raise Damaged("its members must not be compressed, nor larger than the file")
             return archive.read(DESCRIPTION), archive.read(ARRAYS)
     except Damaged:
         raise
@@ -170,14 +170,16 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
         title, number = head["format"], head["version"]
         known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
         if not known or "value" not in head or not isinstance(head["packages"], dict):
-            raise ValueError("its head is not one")
+            raise ValueError("its head is not valid")
     except Exception as error:  # a RecursionError too
         raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error
     if title != f"ppo_plus {kind}":
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
-    if number > VERSION:
+    if number != VERSION:
+        remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
         raise Refused(
-            f"it was written by a newer ppo_plus (version {number} of the format, known is {VERSION}): update"
+            f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
+            f"and this ppo_plus reads version {VERSION}: {remedy}"
         )
     return dict(head)
 
@@ -190,7 +192,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _arrays(data: bytes) -> dict[str, th.Tensor]:

@@ -1,8 +1,6 @@
 """Values from their description; nothing in a description is ever run."""
 
 import base64
-import dataclasses
-import enum
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -11,11 +9,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.dtypes import NATIVE, TORCH_TYPES, find_dtype
 from ppo_plus.files.encode import MAX_DEPTH
-from ppo_plus.files.modules import make_module
 from ppo_plus.files.names import Damaged, find, find_class_of_objects, reading_a_value
-from ppo_plus.files.spaces import SPACES, make_space
+from ppo_plus.files.objects import NATIVE, SPACES, TORCH_TYPES, find_dtype, make_object
 from ppo_plus.generators import make_generator
 
 
@@ -24,7 +20,7 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
 
     :param description: from :func:`~ppo_plus.files.encode.describe`
     :param arrays: from there; they become part of the value
-    :raises Damaged: it is no description
+    :raises Damaged: it is not a description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.files.names`)
     """
     with reading_a_value(), np.errstate(all="ignore"):
@@ -32,7 +28,7 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
 
 
 class _Reader:
-    """Reads one value; ``arrays`` are those that are left."""
+    """Reads one value; ``arrays`` are those that have not been used."""
 
     def __init__(self, arrays: Mapping[str, th.Tensor]):
         self.arrays = dict(arrays)
@@ -57,7 +53,7 @@ class _Reader:
 
     def items(self, content: list[Any]) -> list[Any]:
         if type(content) is not list:
-            raise Damaged(f"{str(content)[:50]!r} is no list")
+            raise Damaged(f"{str(content)[:50]!r} is not a list")
         return [self.read(each) for each in content]
 
     def pairs(self, content: list[Any]) -> list[tuple[Any, Any]]:
@@ -73,7 +69,7 @@ class _Reader:
     def scalar(self, content: list[Any]) -> Any:
         dtype, number = find_dtype(content[0]), self.read(content[1])
         if dtype.kind not in "biufc":
-            raise Damaged(f"{content[0]!r} is no number")
+            raise Damaged(f"{content[0]!r} is not a number")
         if isinstance(number, bytes):
             return np.frombuffer(number, dtype, count=1)[0]
         return dtype.type(number)
@@ -82,7 +78,7 @@ class _Reader:
         if isinstance(content, str):
             data = self._take(content).numpy()
             if data.dtype.name not in NATIVE:
-                raise Damaged(f"{content!r} is no array")
+                raise Damaged(f"{content!r} is not an array")
             return data
         dtype, data = find_dtype(content[1]), self._bytes(content[0]).numpy()
         return data.view(dtype).reshape(data.shape[:-1])
@@ -104,38 +100,13 @@ class _Reader:
 
     def _take(self, name: str) -> th.Tensor:
         if name not in self.arrays:
-            # Once only: many uses of one array could be more than memory holds.
-            raise Damaged(f"it uses the array {name[:100]!r}, which is not there or has been used before")
+            # Once only: many uses of one array could be more than fits in memory.
+            raise Damaged(f"it uses the array {name[:100]!r}, which is missing or has been used before")
         return self.arrays.pop(name)
 
     def _object(self, name: str, content: dict[str, Any]) -> Any:
-        if name in SPACES:
-            return make_space(SPACES[name], self._state(content))
-        cls = find_class_of_objects(name)
-        return make_object(cls, self._state(content))
-
-    def _state(self, content: dict[str, Any]) -> dict[str, Any]:
-        return {key: self.read(each) for key, each in content.items()}
-
-
-def make_object(cls: type, state: dict[str, Any]) -> Any:
-    """An object of a class with these attributes; dataclasses check them, as they do when they are made."""
-    made: Any
-    if issubclass(cls, enum.Enum):
-        return cls[state["name"]]
-    if issubclass(cls, tuple):
-        return cls(**state)
-    if issubclass(cls, th.nn.Module):
-        return make_module(cls, state)
-    if dataclasses.is_dataclass(cls):
-        fields = {each.name: each.init for each in dataclasses.fields(cls)}
-        if not state.keys() <= fields.keys():
-            raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
-        made = cls(**{name: each for name, each in state.items() if fields[name]})
-    else:
-        made = object.__new__(cls)
-    vars(made).update(state)
-    return made
+        cls = SPACES.get(name) or find_class_of_objects(name)
+        return make_object(cls, {key: self.read(each) for key, each in content.items()})
 
 
 #: Readers by tag.

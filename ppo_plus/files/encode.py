@@ -4,11 +4,10 @@ A description is JSON: numbers, text, ``null``, lists and objects mean themselve
 begins with ``!`` is what JSON has no form for: ``{"!tuple": [1, 2]}``, ``{"!array": "weights"}``,
 ``{"!ppo_plus.formulas.schedules:Linear": {"start": 0.1, "end": 0.0}}``. A dict of the user's with such a key, or with
 other keys than text, is written as ``{"!dict": [[key, value], ...]}``. Numbers are kept bit for bit, and numbers by the
-million are in the arrays beside the description.
+million are in separate arrays.
 """
 
 import base64
-import enum
 import functools
 import math
 from collections import OrderedDict, deque
@@ -19,10 +18,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.dtypes import ARRAY_KINDS, NATIVE, STORED, dtype_name
-from ppo_plus.files.modules import module_facts
 from ppo_plus.files.names import is_registered, name_of
-from ppo_plus.files.spaces import ATTRIBUTES, facts
+from ppo_plus.files.objects import ARRAY_KINDS, NATIVE, STORED, dtype_name, object_state
 from ppo_plus.generators import generator_facts
 
 #: How deeply values may be nested.
@@ -32,7 +29,7 @@ _PLAIN_INT = 2**53
 
 
 class Undescribable(TypeError):
-    """A value that has no description; says where it is, what it is, and the remedy."""
+    """Raised for a value that has no description; the message has its path, the value and the remedy."""
 
 
 def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]]:
@@ -48,7 +45,7 @@ def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]
 
 
 class _Writer:
-    """Writes one value; ``arrays`` are those that were met."""
+    """Writes one value; ``arrays`` are those in it."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
@@ -113,13 +110,13 @@ class _Writer:
 
     def _dtype(self, value: np.dtype[Any], path: str) -> Any:
         if value.kind not in ARRAY_KINDS or value.subdtype is not None:
-            raise _undescribable(path, value, "is no plain type of numbers: take it out")
+            raise _undescribable(path, value, "is not a plain type of numbers: take it out")
         return {"!dtype": dtype_name(value)}
 
     def _scalar(self, value: np.generic, path: str) -> Any:
         number = value.item()
         if type(number) not in (bool, *_NUMBERS) or value.dtype.kind not in "biufc" or value.dtype.itemsize > 16:
-            raise _undescribable(path, value, "is no plain number: convert it")
+            raise _undescribable(path, value, "is not a plain number: convert it")
         # Of NaN there are many.
         plain = number if number == number else float("nan")
         if value.dtype.type(plain).tobytes() != value.tobytes():
@@ -128,7 +125,7 @@ class _Writer:
 
     def _array(self, value: np.ndarray, path: str) -> Any:
         if value.dtype.kind not in ARRAY_KINDS or not value.dtype.itemsize or type(value) is not np.ndarray:
-            raise _undescribable(path, value, "holds objects or structures: convert it to numbers")
+            raise _undescribable(path, value, "contains objects or structures: convert it to numbers")
         name = dtype_name(value.dtype)
         data = np.array(value, order="C")
         if name in NATIVE:
@@ -139,7 +136,7 @@ class _Writer:
     def _tensor(self, value: th.Tensor, path: str) -> Any:
         is_parameter = type(value) is th.nn.Parameter
         if not (type(value) is th.Tensor or is_parameter) or value.layout != th.strided or value.is_quantized:
-            raise _undescribable(path, value, "is no plain tensor: convert it")
+            raise _undescribable(path, value, "is not a plain tensor: convert it")
         data = value.detach().cpu().clone(memory_format=th.contiguous_format).resolve_conj().resolve_neg()
         if value.dtype in STORED:
             written: Any = {"!tensor": self._keep(data, path)}
@@ -155,20 +152,11 @@ class _Writer:
         return name
 
     def _object(self, value: Any, path: str) -> Any:
-        cls = type(value)
-        if cls in ATTRIBUTES:
-            state = facts(value)
-        elif isinstance(value, tuple) and hasattr(cls, "_fields"):
-            state = dict(zip(cls._fields, value, strict=True))
-        elif isinstance(value, enum.Enum) and value.name in cls.__members__:
-            state = {"name": value.name}
-        elif isinstance(value, th.nn.Module) and module_facts(value) is not None:
-            state = module_facts(value) or {}
-        elif _is_plain(cls):
-            state = dict(vars(value))
-        else:
+        state = object_state(value)
+        if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        return {f"!{name_of(cls)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+        name = _named(type(value), path)
+        return {f"!{name}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
 
 
 #: Writers of other containers, by exact type.
@@ -200,7 +188,7 @@ _NUMBERS: dict[type, Callable[[Any], Any]] = {
 
 
 def _looks_special(value: dict[Any, Any]) -> bool:
-    """Whether a dict could not be told from something else."""
+    """Whether a dict would look like the description of something else."""
     return any(type(key) is not str or key.startswith("!") for key in value)
 
 
@@ -213,24 +201,12 @@ def _is_function(value: Any) -> bool:
 def _named(value: Any, path: str) -> str:
     """The name of a class or a function."""
     name = name_of(value)
+    if name.startswith("ppo_plus.") and not is_registered(value):
+        raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
     if not isinstance(value, type) and not is_registered(value) and "<" in name:
         what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
         raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")
     return name
-
-
-#: Methods by which a class would be pickled in its own way.
-_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-
-
-def _is_plain(cls: type) -> bool:
-    """Whether objects of a class are their attributes and nothing else."""
-    return (
-        cls.__new__ is object.__new__
-        and all(getattr(cls, name, None) is getattr(object, name, None) for name in _PICKLING)
-        and not any(vars(each).get("__slots__") for each in cls.__mro__)
-        and bool(cls.__dictoffset__)
-    )
 
 
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"

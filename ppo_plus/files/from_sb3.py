@@ -1,4 +1,4 @@
-"""Taking over models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
+"""Loading models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
 import copy
 import inspect
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.files.sb3_zip import check_unread, read_old_zip
+from ppo_plus.files.names import require_attributes
+from ppo_plus.files.sb3_zip import SavedBySB3, check_unread, read_sb3_zip
 from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
-#: Attributes that are not carried over: they belong to the new model's environment, device and networks.
+#: Attributes that are not copied: they belong to the new model's environment, device and networks.
 OWN = (
     "policy_class",
     "device",
@@ -46,7 +46,7 @@ def from_sb3(
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
     given = changes(cls, kwargs)
-    source = _source(cls, path_or_model, device, custom_objects or {}, given, trust_pickle)
+    source = _source(cls, path_or_model, custom_objects or {}, given, trust_pickle)
     data = source.attributes
     if env is None:
         env = source.env
@@ -78,7 +78,7 @@ def from_sb3(
     model.seed = kwargs.get("seed")
     model._setup_model()
     model.seed = seed
-    # Copies: torch's optimizers would go on with the very same state.
+    # Copies: torch's optimizers would share the very same state.
     parameters = copy.deepcopy(source.parameters)
     if trainer == "MaskablePPO":
         model._expects_masks = True
@@ -108,37 +108,37 @@ def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> Non
                 state[key] = value[1::2].clone()
 
 
-def saved_data(path: Path, custom_objects: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The attributes in a saved model; a file stays where it stands.
+def saved_by(path: Path, custom_objects: dict[str, Any] | None = None) -> SavedBySB3:
+    """A saved model, read by SB3, which runs the pickles in it; an open file is left where it was.
 
-    :raises ValueError: the file is damaged, or no saved model
+    :raises ValueError: the file is damaged, or not a saved model
     """
     position = path.tell() if isinstance(path, io.IOBase) else None
     try:
-        data, params, _ = load_from_zip_file(path, device="cpu", custom_objects=custom_objects)
+        data, parameters, _ = load_from_zip_file(path, device="cpu", custom_objects=custom_objects)
     except (OSError, ImportError):
-        raise  # it cannot be read, or what it needs is not installed
+        raise  # it cannot be opened, or a package that it needs is not installed
     except Exception as error:
-        raise ValueError(f"{path} is damaged or truncated, or no saved model ({error})") from error
-    if not data or not params:
-        # Of an archive that was cut, an inner one may look like the whole.
-        raise ValueError(f"{path} is damaged or truncated, or no saved model (it has no weights or no attributes)")
+        raise ValueError(f"{path} is not a valid saved model (damaged or truncated?): {error}") from error
+    if not data or not parameters:
+        # If an archive was cut, an inner one may look like all of it.
+        raise ValueError(f"{path} is not a valid saved model (damaged or truncated?): no weights or no attributes")
     if position is not None:
         path.seek(position)  # type: ignore[union-attr]
-    return data
+    return SavedBySB3(data, {}, parameters)
 
 
-#: Arguments that are kept under another name.
+#: Arguments whose attributes have another name.
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
 
-def attributes_of_arguments(cls: type[Any]) -> set[str]:
-    """Where the arguments are kept that a model has."""
-    return {ATTRIBUTES.get(name, name) for name in _changeable(cls)}
+def argument_attributes(cls: type[Any]) -> dict[str, str]:
+    """The arguments that may be changed on the way, and the attributes that have them."""
+    return {name: ATTRIBUTES.get(name, name) for name in sorted(_changeable(cls))}
 
 
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What is to be changed on the way, by the names of attributes.
+    """The changes, by the names of attributes.
 
     :param cls: the model's class
     :param kwargs: values of arguments, or as in SB3 of other attributes
@@ -151,7 +151,7 @@ def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             likely = nearest(name, _changeable(cls))
             remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
-            raise TypeError(f"{name}={value!r} is no argument of {cls.__name__}: {remedy}")
+            raise TypeError(f"{name}={value!r} is not an argument of {cls.__name__}: {remedy}")
     return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
 
 
@@ -173,8 +173,12 @@ _CONTRIB = {
 }
 
 
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def _name(policy_class: type) -> str:
-    return f"{policy_class.__module__}.{policy_class.__qualname__}".removeprefix("sb3_contrib.common.")
+    return _full_name(policy_class).removeprefix("sb3_contrib.common.")
 
 
 def _trainer(policy_class: Any) -> str:
@@ -184,9 +188,9 @@ def _trainer(policy_class: Any) -> str:
 
 
 class Source(NamedTuple):
-    """What is taken over.
+    """The model to load.
 
-    :param attributes: of the model
+    :param attributes: its attributes
     :param parameters: the states of its networks and optimizers
     :param names: of its weights, in the optimizer's order
     :param env: its environment, if it has one
@@ -201,42 +205,43 @@ class Source(NamedTuple):
 def _source(
     cls: Any,
     path_or_model: Path | BaseAlgorithm,
-    device: th.device | str,
     custom_objects: dict[str, Any],
     given: dict[str, Any],
     trust_pickle: bool,
 ) -> Source:
-    source: Any = path_or_model
-    if isinstance(source, (str, pathlib.Path)) or hasattr(source, "read"):
-        if not trust_pickle:
-            return _read_safely(cls, source, custom_objects, given)
-        # What SB3's other algorithms save lacks one or another of these.
-        data = saved_data(source, custom_objects)
-        if data.keys() >= _OF_PPO:
-            source = _algorithm(data["policy_class"]).load(source, device=device, custom_objects=custom_objects)
-    if not isinstance(source, BaseAlgorithm) or not isinstance(source, _algorithm(source.policy_class)):
+    """:raises TypeError: it is not a PPO
+    :raises ValueError: its policy is not supported, or the file cannot be read"""
+    if isinstance(path_or_model, (str, pathlib.Path)) or hasattr(path_or_model, "read"):
+        return _read(cls, path_or_model, custom_objects, given, trust_pickle)
+    if not isinstance(path_or_model, BaseAlgorithm):
         raise _no_ppo(path_or_model)
-    _check_policy(source.policy_class)
-    names = [name for name, _ in source.policy.named_parameters()]
-    return Source(vars(source), source.get_parameters(), names, source.get_env())
+    model: Any = path_or_model
+    trained_by = f".{_trainer(model.policy_class)}"
+    if not any(name.startswith(_SB3) and name.endswith(trained_by) for name in map(_full_name, type(model).__mro__)):
+        raise _no_ppo(path_or_model)
+    _check_policy(model.policy_class)
+    names = [name for name, _ in model.policy.named_parameters()]
+    return Source(vars(model), model.get_parameters(), names, model.get_env())
 
 
-def _read_safely(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any]) -> Source:
-    """A saved model, without running the pickles in it."""
-    old = read_old_zip(path, {*custom_objects, *given})
-    if not {*old.data, *old.unread, *custom_objects, *given} >= _OF_PPO:
+def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any], trust_pickle: bool) -> Source:
+    """A saved model, without running the pickles in it unless they are trusted."""
+    saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, {*custom_objects, *given})
+    if not {*saved.data, *saved.unread, *custom_objects, *given} >= _OF_PPO:
         raise _no_ppo(path)
-    needed = {"policy_class", "observation_space", "action_space", *attributes_of_arguments(cls)}
-    check_unread(path, old.unread, needed)
-    data = {**old.data, **custom_objects}
+    needed = {"policy_class", "observation_space", "action_space", *argument_attributes(cls).values()}
+    check_unread(path, saved.unread, needed)
+    data = {**saved.data, **custom_objects}
     _check_policy(data["policy_class"])
-    seen: dict[Any, str] = {}
-    for name, weight in old.parameters["policy"].items():
-        # A module that is shared has its weights under several names.
-        seen.setdefault((weight.data_ptr(), weight.shape), name)
-    return Source(data, old.parameters, list(seen.values()), None)
+    require_attributes(cls, data.keys() - OWN)
+    names: dict[Any, str] = {}
+    for name, weight in saved.parameters["policy"].items():
+        # A shared module has its weights under several names.
+        names.setdefault((weight.data_ptr(), weight.shape), name)
+    return Source(data, saved.parameters, list(names.values()), None)
 
 
+_SB3 = ("stable_baselines3.", "sb3_contrib.")
 #: What a PPO has and SB3's other algorithms do not all have.
 _OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 
@@ -248,23 +253,12 @@ def _no_ppo(path_or_model: Any) -> TypeError:
 
 
 def _check_policy(policy_class: Any) -> None:
-    """:raises ValueError: a policy of the user's that sb3-contrib trains"""
+    """:raises ValueError: a custom policy that sb3-contrib trains"""
     trainer = _trainer(policy_class)
     if trainer != "PPO" and _name(policy_class) not in _CONTRIB:
         raise ValueError(
-            f"policy={policy_class!r} is a {trainer} policy of your own: derive it from "
+            f"policy={policy_class!r} is a {trainer} custom policy: derive it from "
             + ("ppo_plus.ActorCriticPolicy, which takes masks as well", "ppo_plus.MlpLstmPolicy")[
                 trainer != "MaskablePPO"
             ]
         )
-
-
-def _algorithm(policy_class: Any) -> type[BaseAlgorithm]:
-    """What trains policies of this class."""
-    trainer = _trainer(policy_class)
-    if trainer == "PPO":
-        return PPO
-    # sb3-contrib is optional, but a policy of it implies that it is installed.
-    import sb3_contrib
-
-    return getattr(sb3_contrib, trainer)  # type: ignore[no-any-return]

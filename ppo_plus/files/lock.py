@@ -1,4 +1,4 @@
-"""Locks that processes hold, and that the system releases when they end, however they do."""
+"""Locks of processes, which the system releases when they end, for whatever reason."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ except ImportError:  # Windows: nothing is locked there
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[bool]:
-    """Hold a lock, if no other process holds it. The file stays: deleting it would let two processes hold a lock of the
-    same name.
+    """Acquire a lock unless another process has it. The file is not deleted: otherwise two processes could have a lock
+    of the same name.
 
-    :param path: the lock's file, made if it is not there
-    :return: whether it is held
+    :param path: the lock's file, created if missing
+    :return: whether it was acquired
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def claim(path: str | Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        # For people who look for the process.
+        # For users who look for the process.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -1,4 +1,4 @@
-"""What a logger holds between two of its lines, and how far files of logs are written."""
+"""The state of a logger, and the lengths of its files."""
 
 import os
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ def get_state(logger: Logger) -> dict[str, Any]:
 
 
 def set_state(logger: Logger, state: dict[str, Any]) -> None:
-    """Have a logger hold what another one held."""
+    """Restore the recorded values."""
     logger.name_to_value.update(state["values"])
     logger.name_to_count.update(state["counts"])
     logger.name_to_excluded.update(state["excluded"])
 
 
 def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
-    """A logger that goes on in TensorBoard's folder, behind where the state was taken; ``None``: there was none.
+    """A logger that continues TensorBoard's files from where the state was taken; ``None``: there were none.
 
     :param state: from :func:`get_state`
     :param verbose: as in SB3
@@ -46,20 +46,20 @@ def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
 
 
 def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
-    """How long files are.
+    """The sizes of files.
 
-    :param folder: where
-    :param patterns: of their paths below it
+    :param folder: the folder
+    :param patterns: patterns of their paths below it
     """
     return {os.path.relpath(path, folder): path.stat().st_size for path in _matching(folder, patterns)}
 
 
 def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
-    """Cut off what was appended to files after their sizes were taken, so that it does not stand there twice.
+    """Cut off what was appended to files after their sizes were taken, so that nothing is in them twice.
 
-    :param folder: where
+    :param folder: the folder
     :param patterns: as for :func:`sizes`
-    :param kept: from there; what was not there then is made empty
+    :param kept: from :func:`sizes`; files that did not exist then are emptied
     """
     for path in _matching(folder, patterns):
         size = kept.get(os.path.relpath(path, folder), 0)
@@ -68,6 +68,6 @@ def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> No
 
 
 def _matching(folder: str | Path, patterns: Iterable[str]) -> list[Path]:
-    # The folder itself need not be there yet, where patterns lead out of it.
+    # The folder itself may not exist yet, if patterns lead out of it.
     paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
     return sorted({Path(found) for path in paths for found in glob(path)})

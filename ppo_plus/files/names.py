@@ -1,19 +1,23 @@
-"""Classes and functions by name, ``module:qualname``: which of them a file may ask for.
+"""Classes and functions by name, ``module:qualname``: how files name them, and which of them a file may ask for.
 
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, or for what the user has
-registered. No other module is imported, no dotted path is followed, and no function is handed out that the user has
-not registered.
+registered. No other module is imported, no dotted path is followed, and no function is returned that the user has not
+registered.
+
+The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay
+readable.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 
 class Refused(ValueError):
-    """A file that is not read: it asks for what it may not have, is of another kind, or of a newer version."""
+    """A file that is not read: it asks for what it may not have, is of another kind, or of another version."""
 
 
 class Damaged(Refused):
@@ -22,67 +26,75 @@ class Damaged(Refused):
 
 @contextmanager
 def reading_a_value() -> Iterator[None]:
-    """Whatever is raised while a value is made of a file says that the file is damaged, unless it says more itself.
+    """Convert any error that is raised while a value is made from a file, unless it is one of these already.
 
-    :raises Refused: see there
+    :raises Damaged: an error of another kind
     """
     try:
         yield
     except Refused:
         raise
     except Exception as error:
-        raise Damaged(f"it holds what is no value ({type(error).__name__}: {str(error)[:200]})") from error
+        raise Damaged(
+            f"it contains data that cannot be decoded ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
 
 
-#: Packages and modules whose classes may be named, if they are of one of :data:`KINDS`.
-PACKAGES = (
-    "gymnasium.spaces",
-    "ppo_plus.formulas",
-    "ppo_plus.policy",
-    "ppo_plus.rollout.buffer",
-    "sb3_contrib.common",
-    "stable_baselines3.common.buffers",
-    "stable_baselines3.common.policies",
-    "stable_baselines3.common.sb2_compat",
-    "stable_baselines3.common.torch_layers",
-    "torch.nn.modules",
-    "torch.optim",
-)
-#: What models are built from.
-KINDS = (
-    "gymnasium.spaces.space:Space",
-    "ppo_plus.formulas.exploration:NoiseProcess",
-    "ppo_plus.formulas.kl_control:KLControl",
+#: Classes of ppo_plus that files may contain objects of and that are not public: name in files, and where they are.
+ALIASES = {
+    "Bounded": "ppo_plus.formulas.schedules",
+    "Constant": "ppo_plus.formulas.schedules",
+    "Cosine": "ppo_plus.formulas.schedules",
+    "Current": "ppo_plus.formulas.schedules",
+    "Linear": "ppo_plus.formulas.schedules",
+}
+#: Every name of ppo_plus that files have. The package is imported by name: this is a table of texts, and no module of
+#: it is imported before a file asks for it.
+OURS: dict[str, str] = {**import_module("ppo_plus").MODULES, **ALIASES}
+_NAMES = {f"{module}:{name}": f"ppo_plus:{name}" for name, module in OURS.items()}
+#: Packages that are named by a public module, which has the classes of the modules within them.
+_PUBLIC = {"gymnasium.spaces": "gymnasium.spaces", "torch.nn.modules": "torch.nn", "torch.optim": "torch.optim"}
+
+_BUFFER, _MODULE, _OPTIMIZER = (
     "stable_baselines3.common.buffers:RolloutBuffer",
-    "torch.nn.modules.module:Module",
-    "torch.optim.optimizer:Optimizer",
+    "torch.nn:Module",
+    "torch.optim:Optimizer",
 )
-#: Classes whose objects may be in a file: plain values, which nothing happens by.
+#: Packages and modules whose classes may be named, and what these must be subclasses of: what models are built from.
+PACKAGES = {
+    "gymnasium.spaces": ("gymnasium.spaces:Space",),
+    "ppo_plus": ("ppo_plus:KLControl", "ppo_plus:NoiseProcess", "ppo_plus:RolloutBuffer", _MODULE),
+    "sb3_contrib.common": (_BUFFER, _MODULE),
+    "stable_baselines3.common.buffers": (_BUFFER,),
+    "stable_baselines3.common.policies": (_MODULE,),
+    "stable_baselines3.common.sb2_compat": (_OPTIMIZER,),
+    "stable_baselines3.common.torch_layers": (_MODULE,),
+    "torch.nn.modules": (_MODULE,),
+    "torch.optim": (_OPTIMIZER,),
+}
+#: Classes whose objects may be in a file: plain values, whose creation has no effect.
 OBJECTS = frozenset(
     {
-        "ppo_plus.compiling.compilation:Verdict",
-        "ppo_plus.formulas.exploration:ColoredNoise",
-        "ppo_plus.formulas.exploration:NoiseProcess",
-        "ppo_plus.formulas.exploration:StateDependentNoise",
-        "ppo_plus.formulas.exploration:WhiteNoise",
-        "ppo_plus.formulas.kl_control:AdaptiveLearningRate",
-        "ppo_plus.formulas.kl_control:AdaptivePenalty",
-        "ppo_plus.formulas.kl_control:EarlyStop",
-        "ppo_plus.formulas.kl_control:KLControl",
-        "ppo_plus.formulas.kl_control:KLState",
-        "ppo_plus.formulas.losses:Coefficients",
-        "ppo_plus.formulas.schedules:Bounded",
-        "ppo_plus.formulas.schedules:Constant",
-        "ppo_plus.formulas.schedules:Cosine",
-        "ppo_plus.formulas.schedules:Current",
-        "ppo_plus.formulas.schedules:Linear",
-        "ppo_plus.policy.carry:Carry",
+        *(f"ppo_plus:{name}" for name in ALIASES),
+        "ppo_plus:AdaptiveLearningRate",
+        "ppo_plus:AdaptivePenalty",
+        "ppo_plus:Carry",
+        "ppo_plus:Coefficients",
+        "ppo_plus:ColoredNoise",
+        "ppo_plus:EarlyStop",
+        "ppo_plus:KLControl",
+        "ppo_plus:KLState",
+        "ppo_plus:NoiseProcess",
+        "ppo_plus:StateDependentNoise",
+        "ppo_plus:WhiteNoise",
         "stable_baselines3.common.running_mean_std:RunningMeanStd",
         "stable_baselines3.common.utils:ConstantSchedule",
         "stable_baselines3.common.utils:FloatSchedule",
         "stable_baselines3.common.utils:LinearSchedule",
     }
 )
+#: Modules outside of these packages that are named all the same.
+_MODULES = {*_PUBLIC.values(), *(name.partition(":")[0] for name in OBJECTS)}
 
 _registered: dict[str, Any] = {}
 
@@ -110,41 +122,65 @@ def is_registered(named: Any) -> bool:
 
 
 def name_of(named: Any) -> str:
-    """The name of a class or a function."""
-    return f"{named.__module__}:{named.__qualname__}"
+    """The name of a class or a function in files."""
+    return public_name(f"{named.__module__}:{named.__qualname__}")
+
+
+def public_name(name: str) -> str:
+    """The name in files of what a module defines.
+
+    :param name: by this module, as in pickles: ``"torch.nn.modules.activation:Tanh"`` is ``"torch.nn:Tanh"``
+    """
+    module, _, attribute = name.partition(":")
+    for package, public in _PUBLIC.items():
+        if module.startswith(f"{package}."):
+            found = vars(import_module(public)).get(attribute)
+            if (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) == (module, attribute):
+                return f"{public}:{attribute}"
+    return _NAMES.get(name, name)
 
 
 def find(name: str) -> Any:
     """The class or function that a file asks for.
 
-    :param name: as :func:`name_of` makes it
+    :param name: from :func:`name_of`
     :raises Refused: files may not ask for it, or it is not there
     """
     if name in _registered:
         return _registered[name]
-    module, _, attribute = name.partition(":")
-    if any(module == package or module.startswith(f"{package}.") for package in PACKAGES):
-        found = _look_up(module, attribute)
-        # What a module has imported from elsewhere is not allowed with it.
-        if isinstance(found, type) and name_of(found) == name and issubclass(found, tuple(map(_known, KINDS))):
-            return found
+    found = _look_up(name)
+    # A module's imports from elsewhere are not allowed with it.
+    if isinstance(found, type) and name_of(found) == name and issubclass(found, _kinds(found.__module__)):
+        return found
     raise _not_allowed(name)
 
 
 def find_class_of_objects(name: str) -> type:
     """The class of an object that is in a file.
 
-    :param name: as :func:`name_of` makes it
-    :raises Refused: files may not hold such objects
+    :param name: from :func:`name_of`
+    :raises Refused: files may not contain such objects
     """
     found = _registered.get(name)
     if found is None and name in OBJECTS:
-        found = _known(name)
-    if found is None and name.startswith("torch.nn.modules."):
+        found = _look_up(name)
+    if found is None and name.startswith(("torch.nn:", "torch.nn.modules.")):
         found = find(name)
     if not isinstance(found, type):
         raise _not_allowed(name)
     return found
+
+
+def require_attributes(cls: type, names: Iterable[str]) -> None:
+    """Check names that a file gives to attributes: they must not replace methods or properties.
+
+    :param cls: the class of the object that gets them
+    :raises Refused: one of them does, or is not a name
+    """
+    for name in names:
+        defined = inspect.getattr_static(cls, name, None)
+        if not name.isidentifier() or name.startswith("__") or callable(defined) or hasattr(defined, "__get__"):
+            raise Refused(f"it sets {name[:100]!r}, which is not a plain attribute of {cls.__name__}")
 
 
 def _not_allowed(name: str) -> Refused:
@@ -155,13 +191,23 @@ def _not_allowed(name: str) -> Refused:
     )
 
 
-def _known(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+def _kinds(module: str) -> tuple[type, ...]:
+    """What the classes of a module that may be named are subclasses of; none of a module that is not allowed."""
+    return tuple(map(_look_up, PACKAGES.get(_package(module), ())))
 
 
-def _look_up(module: str, attribute: str) -> Any:
+def _package(module: str) -> str:
+    """The one of :data:`PACKAGES` that a module is in."""
+    return next((each for each in PACKAGES if module == each or module.startswith(f"{each}.")), "")
+
+
+def _look_up(name: str) -> Any:
     """What a module of an allowed package has under a name; ``None``: nothing."""
+    module, _, attribute = name.partition(":")
+    if module == "ppo_plus":
+        module = OURS.get(attribute, "")
+    elif _package(module) in ("", "ppo_plus") and module not in _MODULES:
+        return None
     if not all(part.isidentifier() for part in module.split(".")):
         return None
     try:

@@ -1,8 +1,8 @@
 """Values in pickles, read without running them.
 
 A pickle is a program: it names functions and calls them. This reader runs none. It follows the few instructions that
-make plain values, notes which function would have been called with what, and makes anew what it knows by name: arrays,
-spaces, schedules, running moments. Whatever else a pickle asks for is refused, and named.
+make plain values, notes which function would have been called with what, and makes what it knows by name: arrays,
+spaces, schedules, running moments. Anything else raises an error that names it.
 """
 
 import pickletools
@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.decode import make_object
-from ppo_plus.files.dtypes import ARRAY_KINDS
 from ppo_plus.files.encode import MAX_DEPTH
-from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, reading_a_value
-from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
+from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
+from ppo_plus.files.objects import ARRAY_KINDS, SPACES, make_object, space_state
 
 
 class Name:
@@ -26,7 +24,7 @@ class Name:
 
     def __init__(self, module: Any, qualname: Any):
         if type(module) is not str or type(qualname) is not str:
-            raise Damaged("a name in it is no text")
+            raise Damaged("a name in it is not text")
         self.text = f"{module}:{qualname}"
 
 
@@ -63,8 +61,8 @@ def parse(data: bytes) -> Any:
     except Refused:
         raise
     except Exception as error:
-        raise Damaged(f"it is no pickle ({type(error).__name__}: {str(error)[:100]})") from error
-    raise Damaged("it is no pickle (it does not end)")
+        raise Damaged(f"it is not a pickle ({type(error).__name__}: {str(error)[:100]})") from error
+    raise Damaged("it is not a pickle (it does not end)")
 
 
 _MARK = object()
@@ -206,22 +204,25 @@ class _Maker:
         if isinstance(plan, dict):
             return {self.make(key): self.make(each) for key, each in plan.items()}
         if isinstance(plan, Name):
-            return find(plan.text)
+            return find(public_name(plan.text))
         if isinstance(plan, Call):
             return self._call(plan)
         return type(plan)(map(self.make, plan))
 
     def _call(self, call: Call) -> Any:
-        name = call.name
+        name = public_name(call.name)
         if name in SPACES:
             cls = SPACES[name]
-            return make_space(cls, {key: self.make(each) for key, each in _parts(call, ATTRIBUTES[cls]).items()})
+            if type(call.state) is not dict:
+                raise Refused(f"the state of {call.name} is not a dict")
+            state = space_state(cls, call.state)
+            return make_object(cls, {key: self.make(each) for key, each in state.items()})
         if name in _CALLS:
             return _CALLS[name](self, call)
         try:
             cls = find_class_of_objects(name)
         except Refused:
-            raise Refused(f"it would call {name}") from None
+            raise Refused(f"it would call {call.name}") from None
         args = self.make(call.args)
         if issubclass(cls, tuple):
             return make_object(cls, dict(zip(cls._fields, args, strict=True)))  # type: ignore[attr-defined]
@@ -262,7 +263,7 @@ class _Maker:
         return OrderedDict((self.make(key), self.make(each)) for key, each in call.pairs)
 
 
-#: What is made anew of calls, by the name of the function; NumPy's modules have had two names.
+#: What is made from calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     "collections:OrderedDict": _Maker.ordered_dict,
     "collections:deque": _Maker.deque,
@@ -272,11 +273,3 @@ _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     **{f"numpy.{core}.multiarray:scalar": _Maker.scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric:_frombuffer": _Maker.array_of_buffer for core in ("core", "_core")},
 }
-
-
-def _parts(call: Call, names: tuple[str, ...]) -> dict[str, Any]:
-    """Some of the attributes that a call's result gets; the others are not even made."""
-    state = call.state
-    if type(state) is not dict:
-        raise Refused(f"the state of {call.name} is no dict")
-    return {name: state[name] for name in names if name in state}

@@ -10,7 +10,7 @@ from ppo_plus.generators import check_facts
 
 
 def get_states() -> dict[str, Any]:
-    """Where the generators stand, as plain values, arrays and tensors; of each GPU only where it is in use."""
+    """The states of the generators, as plain values, arrays and tensors; those of GPUs only if they are in use."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -20,10 +20,10 @@ def get_states() -> dict[str, Any]:
 
 
 def set_states(states: dict[str, Any]) -> None:
-    """Put the generators where they stood.
+    """Restore the states of the generators.
 
     :param states: from :func:`get_states`; states of GPUs that are not here are left out
-    :raises ValueError: that of NumPy's generator is none; nothing has changed then
+    :raises ValueError: the state of NumPy's generator is not valid; nothing has changed then
     """
     check_facts(states["numpy"])
     version, numbers, gauss = states["python"]

@@ -1,4 +1,4 @@
-"""Models as SB3 saves them, and ppo_plus did: weights, and JSON with pickles in it, which are read but never run."""
+"""Models as SB3 saves them: weights, and JSON with pickles in it, which are read but never run."""
 
 import base64
 import binascii
@@ -18,16 +18,16 @@ from ppo_plus.files.pickles import parse, value_of
 
 #: Members that PPO leaves empty.
 VARIABLES = ("pytorch_variables", "tensors")
-#: What compressed members may hold: so many bytes, or so many times the size of the file.
+#: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
-#: Attributes that are made anew where they are not there, or that only say where the episodes were.
+#: Attributes that are made again if they are missing, or that only belong to the episodes.
 NOT_NEEDED = frozenset(
     "collector lr_schedule _last_episode_starts _last_lstm_states _last_obs _last_original_obs".split()
 )
 
 
-class OldZip(NamedTuple):
+class SavedBySB3(NamedTuple):
     """What could be read of a model.
 
     :param data: its attributes
@@ -48,11 +48,11 @@ def is_of_sb3(path_or_file: PathOrFile) -> bool:
     with opened(path_or_file) as file:
         try:
             return "value_clip" not in json.loads(_members(file)["data"])
-        except Exception:  # told where it is read
+        except Exception:  # raised again when it is read
             return False
 
 
-def read_old_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> OldZip:
+def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
     """Read what can be read without running anything.
 
     :param path_or_file: the ``.zip`` file
@@ -65,15 +65,15 @@ def read_old_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Old
         with opened(path_or_file) as file:
             members = _members(file)
         data, unread = _attributes(members.pop("data"), skipped)
-        return OldZip(data, unread, {name: _tensors(name, content) for name, content in members.items()})
+        return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
 
 
 def check_unread(path_or_file: PathOrFile, unread: Mapping[str, str], needed: Collection[str]) -> None:
-    """Refuse a model of which something is needed that could not be read, and warn of what else could not be.
+    """Raise an error if something needed could not be read, and warn of anything else.
 
     :param path_or_file: its file
     :param unread: why attributes could not be read, by name
-    :param needed: names without which there is no model
+    :param needed: the names that a model cannot do without
     :raises Refused: one of them could not be read; says which, and the remedy
     """
     missing = {name: reason for name, reason in unread.items() if name in needed}
@@ -82,8 +82,8 @@ def check_unread(path_or_file: PathOrFile, unread: Mapping[str, str], needed: Co
         remedy = ", ".join(f"{name}=" for name in missing)
         with naming(path_or_file):
             raise Refused(
-                f"it holds pickles that could run code when they are read: {what}. Pass {remedy} or, if you trust "
-                "whoever made it, trust_pickle=True (--trust-model)"
+                f"it contains pickles that could run code: {what}. Pass {remedy} or, if you trust "
+                "its source, trust_pickle=True (--trust-model)"
             )
     lost = sorted(unread.keys() - NOT_NEEDED)
     if lost:
@@ -106,7 +106,7 @@ def _members(file: Any) -> dict[str, bytes]:
     except Exception as error:  # zipfile raises many kinds
         raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
     if len(members) == 1:
-        # Of an archive that was cut, an inner one may look like the whole.
+        # If an archive was cut, an inner one may look like all of it.
         raise Damaged("it has no weights")
     return members
 
@@ -141,7 +141,7 @@ def _value(written: Any) -> Any:
     try:
         pickled = base64.b64decode(written[":serialized:"], validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise Damaged(f"it is no pickle ({error})") from error
+        raise Damaged(f"it is not a pickle ({error})") from error
     return value_of(parse(pickled), len(pickled))
 
 

@@ -24,7 +24,7 @@ _SHARED = (
     "_total_timesteps _num_timesteps_at_start _n_updates _episode_num _current_progress_remaining _stats_window_size "
     "ep_info_buffer ep_success_buffer start_time n_envs observation_space action_space policy_kwargs"
 ).split()
-#: Arguments that SB3's ``PPO`` has too, and the value for it where it knows ours not.
+#: Arguments that SB3's ``PPO`` has too, and its value if it does not support ours.
 _LESS: dict[str, tuple[Any, Any]] = {
     "ent_coef": ((int, float), 0.0),
     "vf_coef": ((int, float), 0.5),

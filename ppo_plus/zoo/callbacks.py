@@ -52,6 +52,8 @@ class EvalAfterUpdates(EvalCallback):
         training by returning ``False``
     """
 
+    #: The name in checkpoints.
+    saved_as = "EvalAfterUpdates"
     #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
     in_all_processes = True
 
@@ -194,6 +196,9 @@ class SaveStatistics(BaseCallback):
 
 class SavedModels(CheckpointCallback):
     """SB3's ``CheckpointCallback``, with the statistics beside each model, as beside every other."""
+
+    #: The name in checkpoints.
+    saved_as = "SavedModels"
 
     def _on_step(self) -> bool:
         if not super()._on_step():

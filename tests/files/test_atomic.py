@@ -1,4 +1,4 @@
-"""A file is what it was, or all that it should be: whatever happens while it is written."""
+"""A file has its old or its new content, whatever happens while it is written."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""What callbacks have counted is kept; what they were configured with is not."""
+"""The state of callbacks is restored; their configuration is not."""
 
 from collections import deque
 
@@ -8,6 +8,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 
 from ppo_plus.files.callback_state import CallbackStates, tree_of
+from ppo_plus.files.names import Refused
 
 
 class Counter(BaseCallback):
@@ -67,7 +68,7 @@ def test_nan_that_stays_has_not_changed():
     assert states.get()[0]["changed"] == {}
 
 
-def test_callbacks_in_others_are_found_and_taken_in_turn_for_those_of_their_class():
+def test_nested_callbacks_are_matched_by_class_and_order():
     def tree(*counters):
         inner = EveryNTimesteps(10, CallbackList([counters[1]]))
         return CallbackList([counters[0], inner, Speaking()])
@@ -84,21 +85,37 @@ def test_callbacks_in_others_are_found_and_taken_in_turn_for_those_of_their_clas
     assert other.callbacks[2].hidden == 21
 
 
-def test_what_is_missing_is_said_if_it_had_kept_something():
+def test_missing_callbacks_with_state_are_named():
     root = CallbackList([Counter(), Counter(), Speaking()])
     states = CallbackStates(root)
     root.callbacks[0].count()
     root.callbacks[1].n_calls = 7
     warnings = CallbackStates(CallbackList([])).set(states.get())
     assert warnings == [
-        f"the run that is gone on with had a callback {name}, which is not there now: pass it to learn, or what it has "
-        "counted is lost"
+        f"the resumed run used callback {name}, which was not passed to learn(): pass it, or its state is lost"
         for name in ("Counter", "Speaking")
     ]
 
 
+@pytest.mark.parametrize("name", ["on_step", "_on_step", "model", "parent", "__class__", "a.b", "num_timesteps.x"])
+def test_a_file_sets_no_methods_and_no_models(name):
+    state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
+    with pytest.raises(Refused, match=f"it sets '?{name}"):
+        CallbackStates(Counter()).set([state])
+
+
+def test_a_callback_may_have_a_name_for_files():
+    class Renamed(Speaking):
+        saved_as = "Speaking"
+
+    speaking, renamed = Speaking(), Renamed()
+    speaking.hidden = 3
+    assert CallbackStates(renamed).set(CallbackStates(speaking).get()) == []
+    assert renamed.hidden == 3
+
+
 @pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
-def test_what_every_callback_is_given_anew_is_not_its_state(name):
+def test_attributes_that_sb3_sets_are_not_state(name):
     counter = Counter()
     states = CallbackStates(counter)
     vars(counter)[name] = {"new": 1}

@@ -1,4 +1,4 @@
-"""A run that was interrupted and goes on ends as one that never was, to the bit: weights, optimizer, logs."""
+"""An interrupted and resumed run ends as an uninterrupted one, bit for bit: weights, optimizer, logs."""
 
 import math
 import random
@@ -16,8 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
-from ppo_plus.files import checkpoint, random_state
+from ppo_plus.files import checkpoint, container, random_state
 from ppo_plus.files.encode import Undescribable
+from ppo_plus.files.names import Damaged
 from ppo_plus.ranks import Ranks
 
 TOTAL = 400
@@ -180,7 +181,7 @@ def test_interrupted_again_and_again(tmp_path):
     assert_same(model, whole)
 
 
-def test_the_state_at_the_last_rollouts_start_can_be_written_after_an_error(tmp_path):
+def test_the_latest_state_can_be_written_after_an_error(tmp_path):
     model = model_of("discrete")
     _, checkpoints = learn(model, tmp_path, after=150, save_freq=None)
     assert [path.name for path in checkpoint.files(tmp_path)] == ["checkpoint_000000000000.zip"]
@@ -188,7 +189,7 @@ def test_the_state_at_the_last_rollouts_start_can_be_written_after_an_error(tmp_
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
 
 
-def test_evaluations_and_other_callbacks_go_on(tmp_path):
+def test_evaluations_and_other_callbacks_resume(tmp_path):
     class Counter(BaseCallback):
         def __init__(self, limit):
             super().__init__()
@@ -243,7 +244,7 @@ def test_what_callbacks_draw_as_they_begin_again_changes_nothing(tmp_path):
 
 def test_callbacks_that_are_not_there_now_are_named(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
-    with pytest.warns(UserWarning, match="had a callback Checkpoints, which is not there now: pass it to learn"):
+    with pytest.warns(UserWarning, match="used callback Checkpoints, which was not passed to learn"):
         PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
 
 
@@ -269,7 +270,7 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
 
 
-def test_a_call_goes_on_with_what_it_was_asked_for(tmp_path):
+def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
     learn(model_of("discrete"), tmp_path, after=100)
     with pytest.raises(ValueError, match="total_timesteps=500: .* had 400"):
         PPO_Plus.resume(tmp_path, envs()).learn(500)
@@ -310,7 +311,7 @@ class Rowing(th.nn.Module):
         return self.linear(features) / self.n
 
 
-def test_frozen_weights_and_buffers_that_are_not_persistent_go_on(tmp_path):
+def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
     ppo_plus.register(Rowing)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=dict(actor=Rowing))
     model = PPO_Plus("MlpPolicy", envs(), **arguments)
@@ -334,15 +335,15 @@ def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_environments_that_cannot_be_copied_begin_anew_which_is_said(tmp_path):
+def test_environments_without_state_start_new_episodes(tmp_path):
     def make():
         return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
 
     model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
-    with pytest.warns(UserWarning, match="will begin its episodes anew: .*MaskedEnv") as warned, pytest.raises(Stop):
+    with pytest.warns(UserWarning, match="will start new episodes: .*MaskedEnv") as warned, pytest.raises(Stop):
         model.learn(TOTAL, [Checkpoints(tmp_path, save_freq=1), Interrupt(100)])
     assert len(warned) == 1
-    with pytest.warns(UserWarning, match="episodes begin anew: .*MaskedEnv"):
+    with pytest.warns(UserWarning, match="new episodes start: .*MaskedEnv"):
         resumed = PPO_Plus.resume(tmp_path, make())
     assert resumed.num_timesteps == 192
     assert resumed.learn(TOTAL, Interrupt(-1)).num_timesteps == 448
@@ -366,14 +367,14 @@ def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
     learn(model_of("discrete"), tmp_path, save_freq=64)
     old = steps_of(tmp_path)
     for number in (1, 2):
-        with pytest.warns(UserWarning, match=f"held checkpoints of another run, which are in .*earlier_{number} now"):
+        with pytest.warns(UserWarning, match=f"had checkpoints of another run, which are in .*earlier_{number} now"):
             learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
     assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
     assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
     assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
 
 
-def test_a_second_call_goes_on_in_the_folder_of_the_first(tmp_path, recwarn):
+def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
     model = model_of("discrete").learn(128, Checkpoints(tmp_path, save_freq=64))
     model.learn(128, Checkpoints(tmp_path, save_freq=64), reset_num_timesteps=False)
     assert steps_of(tmp_path) == [192, 128, 64]
@@ -393,7 +394,7 @@ def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
 
 def test_the_files_of_all_processes_are_moved(tmp_path):
     for rank in (0, 1):
-        checkpoint.write(tmp_path, {"num_timesteps": 100, "rank": rank})
+        checkpoint.write(tmp_path, made(num_timesteps=100, rank=rank))
     assert checkpoint.set_aside(tmp_path, 100) is None
     place = checkpoint.set_aside(tmp_path, 0)
     assert sorted(path.name for path in place.iterdir()) == [
@@ -403,11 +404,11 @@ def test_the_files_of_all_processes_are_moved(tmp_path):
     assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
 
 
-def test_where_writing_fails_training_goes_on(tmp_path, monkeypatch):
+def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
     folder = tmp_path / "a file, not a folder"
     folder.write_text("")
     model = model_of("discrete")
-    with pytest.warns(UserWarning, match="no checkpoint after 0 timesteps: .*training goes on"):
+    with pytest.warns(UserWarning, match="no checkpoint after 0 timesteps: .*training continues"):
         model.learn(TOTAL, Checkpoints(folder, save_freq=1))
     assert model.num_timesteps == 448
 
@@ -465,6 +466,20 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
 
 
+def made(**parts):
+    """A checkpoint with these parts alone."""
+    return {**dict.fromkeys(checkpoint.PARTS), "logs": {}, **parts}
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"num_timesteps": ...}])
+def test_a_checkpoint_with_other_parts_is_damaged(change, tmp_path):
+    parts = made(num_timesteps=100, rank=0) | change
+    path = checkpoint.write(tmp_path, made(num_timesteps=100, rank=0))
+    container.write(path, "checkpoint", {name: each for name, each in parts.items() if each is not ...})
+    with pytest.raises(Damaged, match="is not a valid checkpoint.*it has other parts"):
+        checkpoint.read(tmp_path)
+
+
 class Second(Ranks):
     """The second of two processes, where the first one finds the same files."""
 
@@ -483,13 +498,12 @@ def test_files_of_another_attempt_are_not_mixed(tmp_path):
     ranks = Second()
     ranks.folder = tmp_path
     for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
-        told = {"num_timesteps": steps, "rank": rank, "ranks": 2, "moment": moment, "logs": {}}
-        checkpoint.write(tmp_path, told)
-    found = checkpoint.read_together(tmp_path, ranks)
+        checkpoint.write(tmp_path, made(num_timesteps=steps, rank=rank, ranks=2, moment=moment))
+    found = checkpoint.read_in_all_processes(tmp_path, ranks)
     assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
 
 
-def test_what_is_written_after_an_error_is_one_of_those_that_are_kept(tmp_path):
+def test_files_written_after_an_error_count_for_keep(tmp_path):
     checkpoints = Checkpoints(tmp_path, save_freq=32, keep=2)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, compile=False)
     model.learn(128, callback=checkpoints)

@@ -1,4 +1,4 @@
-"""One process at a time holds a lock, and its end releases it."""
+"""One process at a time has a lock, and its end releases it."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ with claim(sys.argv[1]) as held:
 """
 
 
-def test_a_killed_process_holds_nothing(tmp_path):
+def test_a_killed_process_has_no_lock(tmp_path):
     path = tmp_path / "folder" / "lock"
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "True\n"

@@ -1,4 +1,4 @@
-"""Logs go on where they stood."""
+"""Logs are continued."""
 
 import pytest
 from stable_baselines3.common.logger import Figure, Logger, configure

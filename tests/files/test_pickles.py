@@ -1,4 +1,4 @@
-"""Pickles of SB3 are read without running them, and whatever would have to be run is refused."""
+"""Pickles of SB3 are read without running them, and anything that would have to be run raises an error."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ from ppo_plus import PPO_Plus
 from ppo_plus.files.encode import describe
 from ppo_plus.files.names import Damaged, Refused
 from ppo_plus.files.pickles import parse, value_of
-from ppo_plus.files.sb3_zip import read_old_zip
+from ppo_plus.files.sb3_zip import read_sb3_zip
 from ppo_plus.files.statistics import read_statistics, write_statistics
 
 
@@ -124,7 +124,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_other_pickles_are_refused(kind):
+def test_other_pickles_raise_an_error(kind):
     with pytest.raises(Refused):
         read(BAD[kind])
 
@@ -148,7 +148,7 @@ def test_the_order_of_a_shape_counts():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_mutated_pickle_is_a_value_or_refused(seed, monkeypatch):
+def test_a_mutated_pickle_is_a_value_or_an_error(seed, monkeypatch):
     rng, originals = random.Random(seed), [cloudpickle.dumps(each) for each in VALUES.values()]
     monkeypatch.setattr(os, "system", None)
     n_refused = 0
@@ -214,7 +214,7 @@ def test_poison_that_is_not_needed_is_left(sb3_zip, tmp_path, attribute, recwarn
     assert bool([each for each in recwarn if "is read without mine" in str(each.message)]) == (attribute == "mine")
 
 
-def test_what_is_handed_in_need_not_be_read(sb3_zip, tmp_path):
+def test_passed_arguments_are_not_read(sb3_zip, tmp_path):
     path = with_member(sb3_zip, tmp_path / "evil.zip", "data", poisoned("learning_rate", Evil(tmp_path / "ran")))
     for how in ({"learning_rate": 0.5}, {"custom_objects": {"learning_rate": 0.5}}):
         assert PPO_Plus.load(path, device="cpu", **how).lr_schedule(1.0) == 0.5
@@ -236,7 +236,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("load", [*LOADS, lambda path: PPO("MlpPolicy", "CartPole-v1") and read_old_zip(path)])
+@pytest.mark.parametrize("load", [*LOADS, lambda path: PPO("MlpPolicy", "CartPole-v1") and read_sb3_zip(path)])
 @pytest.mark.parametrize("name", ["policy.pth", "policy.optimizer.pth"])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_poisoned_weights_run_nothing(sb3_zip, tmp_path, load, name, kind):
@@ -255,7 +255,7 @@ def test_parameters_are_set_from_files_without_running_them(sb3_zip, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_bomb_is_refused(sb3_zip, tmp_path):
+def test_a_bomb_raises_an_error(sb3_zip, tmp_path):
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(sb3_zip) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
         for each in old.namelist():
@@ -265,7 +265,7 @@ def test_a_bomb_is_refused(sb3_zip, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_damaged_model_of_sb3_is_the_same_or_refused(sb3_zip, seed):
+def test_a_damaged_sb3_model_is_the_same_or_an_error(sb3_zip, seed):
     data, rng = sb3_zip.read_bytes(), random.Random(seed)
     whole = PPO_Plus.load(sb3_zip, device="cpu")
     for _ in range(40):
@@ -322,7 +322,7 @@ def test_poisoned_statistics_run_nothing(normalize, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_model_is_no_statistics(tmp_path):
+def test_a_model_is_not_statistics(tmp_path):
     PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu").save(tmp_path / "model")
     with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics"):
         read_statistics(tmp_path / "model.zip")

@@ -1,4 +1,4 @@
-"""The generators that a process shares go on where they stood."""
+"""The random generators of a process are restored."""
 
 import random
 

@@ -98,7 +98,7 @@ def test_what_sb3_does_not_know_is_named(case, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_was_trained_with_masks_is_refused(tmp_path):
+def test_a_model_with_masks_raises_an_error(tmp_path):
     model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv)).learn(32)
     with pytest.raises(ValueError, match="action masks"):
         model.to_sb3(tmp_path / "exported")

@@ -104,5 +104,5 @@ def test_statistics_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
 def test_damaged_statistics_are_called_so(tmp_path, contents):
     path = tmp_path / "model.zip"
     statistics_path(path).write_bytes(contents)
-    with pytest.raises(ValueError, match=r"model_vecnormalize\.zip is damaged or truncated, or no VecNormalize"):
+    with pytest.raises(ValueError, match=r"_vecnormalize\.zip is not a valid VecNormalize \(damaged or truncated\?\)"):
         load_statistics(path, make_envs(EXPERIMENT))

@@ -230,7 +230,7 @@ def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
     alone = [sys.executable, "-m", "ppo_plus", "train", "--resume", run_of(tmp_path / "alone"), "--no-progress"]
     done = subprocess.run(alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "episodes begin anew: the checkpoint is of 2 processes, and now there are 1" in done.stderr
+    assert "new episodes start: the checkpoint is of 2 processes, and there are 1 now" in done.stderr
     model = model_of(tmp_path / "alone")
     assert (model.num_timesteps, model.batch_size) == (N_TIMESTEPS, 64)
 
