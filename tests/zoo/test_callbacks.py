@@ -9,7 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from ppo_plus.files.statistics import read_statistics
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, Progress, SavedModels
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, ProgressDisplay, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
@@ -154,7 +154,7 @@ def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
 
 
 def test_progress_as_lines(capsys):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, Progress(bar=False))
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, ProgressDisplay(bar=False))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
     assert all("of 640 timesteps" in line and "timesteps/s" in line and "s left" in line for line in lines)
@@ -162,7 +162,7 @@ def test_progress_as_lines(capsys):
 
 
 def test_progress_as_bar(capsys):
-    progress = Progress(bar=True)
+    progress = ProgressDisplay(bar=True)
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, progress)
     progress.on_training_end()
     shown = capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_progress_as_bar(capsys):
 @pytest.mark.parametrize("bar", [False, True])
 def test_progress_of_a_continued_training_counts_as_the_model_does(capsys, bar):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640)
-    model.learn(640, Progress(bar), reset_num_timesteps=False)
+    model.learn(640, ProgressDisplay(bar), reset_num_timesteps=False)
     shown = capsys.readouterr().err
     if bar:
         assert "640/1.28k" in shown and "1.28k/1.28k" in shown

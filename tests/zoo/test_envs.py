@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import (
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.rollout.env_state import get_state, set_state
 from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv
-from ppo_plus.zoo.envs import make_envs, settle
+from ppo_plus.zoo.envs import choose_vec_env, make_envs
 from ppo_plus.zoo.experiment import load_experiment
 
 CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2})
@@ -217,11 +217,11 @@ def test_a_missing_envpool_is_named():
 
 
 def test_the_fastest_is_settled_in_a_line_that_says_why(capsys):
-    settled = settle(CARTPOLE.replace(vec_env="auto", n_envs=8))
+    settled = choose_vec_env(CARTPOLE.replace(vec_env="auto", n_envs=8))
     assert settled == CARTPOLE.replace(vec_env="gymnasium", n_envs=8)
     assert capsys.readouterr().err.startswith("--vec-env auto: gymnasium (")
     # Settled is settled.
-    assert settle(settled) is settled and capsys.readouterr().err == ""
+    assert choose_vec_env(settled) is settled and capsys.readouterr().err == ""
     env = make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8))
     assert isinstance(unwrapped(env), GymVectorEnv)
     assert isinstance(unwrapped(make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8), evaluation=True)), DummyVecEnv)
@@ -239,14 +239,14 @@ def test_the_fastest_is_settled_in_a_line_that_says_why(capsys):
 )
 def test_settings_of_single_environments_limit_the_choice(settings, reason, capsys):
     experiment = CARTPOLE.with_hyperparams(settings).replace(vec_env="auto", n_envs=8)
-    assert settle(experiment).vec_env in ("dummy", "subproc")
+    assert choose_vec_env(experiment).vec_env in ("dummy", "subproc")
     assert f"single environments are needed for {reason}" in capsys.readouterr().err
 
 
 def test_faults_limit_the_choice(capsys):
     experiment = CARTPOLE.replace(vec_env="auto", n_envs=8)
-    assert settle(experiment, timeout=9).vec_env == "subproc"
-    assert settle(experiment, restarts=2).vec_env in ("dummy", "subproc")
+    assert choose_vec_env(experiment, timeout=9).vec_env == "subproc"
+    assert choose_vec_env(experiment, restarts=2).vec_env in ("dummy", "subproc")
     assert "needed for --restart-envs" in capsys.readouterr().err
 
 

@@ -243,7 +243,7 @@ def test_torchrun_restarts_what_was_killed(tmp_path, whole):
     kill_one(run_of(tmp_path), launched)
     _, said = launched.communicate(timeout=300)
     assert launched.returncode == 0, said[-3000:]
-    assert said.count("going on with what this job of torchrun") == 1
+    assert said.count("resuming the run that this torchrun job") == 1
     assert_same_run(tmp_path, whole)
 
 
@@ -273,5 +273,5 @@ def test_two_machines(tmp_path, whole):
     kill_one(run_of(tmp_path), *launched)
     said = [each.communicate(timeout=300)[1] for each in launched]
     assert [each.returncode for each in launched] == [0, 0], said
-    assert "".join(said).count("going on with what this job of torchrun (two) has begun") == 1
+    assert "".join(said).count("resuming the run that this torchrun job (two) started") == 1
     assert_same_run(tmp_path, whole)

@@ -23,8 +23,8 @@ from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Part, load_experiment
 from ppo_plus.zoo.plot import read_episodes, read_evaluations, read_training
-from ppo_plus.zoo.runs import Options, find_run
-from ppo_plus.zoo.train import set_up, set_up_again, train
+from ppo_plus.zoo.runs import Options, open_run
+from ppo_plus.zoo.train import resume, set_up, train
 
 SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
@@ -242,7 +242,7 @@ def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp
     for Stop.left in (150, 170):
         assert not train(cut)
         monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
-        cut = set_up_again(find_run(cut.folder.path))
+        cut = resume(open_run(cut.folder.path))
         assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
     assert cut.model.num_timesteps == 512
     assert train(cut)
@@ -274,7 +274,7 @@ def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
         process.wait()
         arguments = ["--resume", str(run), "--no-progress"]
     subprocess.run(command(*arguments), check=True, env=environment)
-    assert_same_results(find_run(run), find_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
+    assert_same_results(open_run(run), open_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
 
 
 def names_of(folder):
@@ -296,7 +296,7 @@ def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code
     steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
-    assert f"go on from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
+    assert f"resume from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
     assert steps > 0
 
 
@@ -304,17 +304,17 @@ def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
     run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
     assert train(run)
     with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
-        set_up_again(find_run(run.folder.path))
+        resume(open_run(run.folder.path))
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_that_was_ended_before_its_first_checkpoint_is_begun_anew(begun, tmp_path):
     run = set_up(NORMALIZED, options(tmp_path))
     if begun:
-        with run.folder.held():
+        with run.folder.locked():
             pass
-    with pytest.raises(FileNotFoundError, match="no checkpoint. It was ended before its first") as raised:
-        set_up_again(find_run(run.folder.path))
+    with pytest.raises(FileNotFoundError, match="no checkpoint. The run ended before its first") as raised:
+        resume(open_run(run.folder.path))
     assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
 
 
@@ -325,20 +325,20 @@ def test_progress_of_a_run_that_goes_on_counts_from_its_beginning(tmp_path, monk
     assert not train(run)
     monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
     capsys.readouterr()
-    assert train(set_up_again(find_run(run.folder.path)))
+    assert train(resume(open_run(run.folder.path)))
     beginning, *lines = capsys.readouterr().err.splitlines()
-    assert beginning.startswith("Pendulum-v1: going on after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
+    assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
     assert [line.split(" timesteps")[0] for line in lines] == ["820 of 1,024", "922 of 1,024", "1,024 of 1,024"]
 
 
 def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
     run = set_up(NORMALIZED, options(tmp_path))
     checkpoint.write(run.folder.checkpoints, checkpoint.take(run.model))
-    with run.folder.held():
-        for resume in (set_up_again, lambda _: train(run)):
+    with run.folder.locked():
+        for start in (resume, lambda _: train(run)):
             with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
-                resume(run.folder)
-    assert set_up_again(run.folder).model.num_timesteps == 0
+                start(run.folder)
+    assert resume(run.folder).model.num_timesteps == 0
 
 
 def test_it_goes_on_with_the_vector_environment_that_was_picked(tmp_path):
@@ -347,14 +347,14 @@ def test_it_goes_on_with_the_vector_environment_that_was_picked(tmp_path):
     picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
     assert picked.experiment == experiment.replace(vec_env="gymnasium")
     picked.model.save_checkpoint(picked.folder.checkpoints)
-    again = set_up_again(picked.folder)
+    again = resume(picked.folder)
     assert again.experiment.vec_env == "gymnasium"
     assert train(again)
 
 
 def test_what_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: this is no run's folder"):
-        find_run(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: not the folder of a run"):
+        open_run(tmp_path)
 
 
 def test_trained_on_it_can_go_on_counting(tmp_path):

@@ -317,8 +317,8 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
-        (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings are YAML here"),
-        (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings are YAML here"),
+        (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings must be YAML"),
+        (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings must be YAML"),
         (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
@@ -343,7 +343,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
-        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "a process of its own: add --vec-env subproc"),
+        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "ended when it hangs: add --vec-env subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
         (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
@@ -470,7 +470,14 @@ def test_tune_knows_all_of_trains_flags():
         ("train --trial-id 3", "ppo-plus train -conf FILE"),
         ("train --env CartPole-v1 --truncate-last-trajectory False", "PPO has no replay buffer; leave it out"),
         ("train --env CartPole-v1 --no-optim-plots", "leave it out"),
+        ("train --env CartPole-v1 --log-interval 10", "every rollout is logged; leave it out"),
+        ("train --env CartPole-v1 -uuid", "different numbers; leave it out"),
+        ("train --env CartPole-v1 --track --wandb-group x", "WANDB_RUN_GROUP"),
+        ("train --env CartPole-v1 -tags x y", "-tags: set the environment variable WANDB_TAGS"),
         ("enjoy --env CartPole-v1 --norm-reward", "leave it out"),
+        ("enjoy --env CartPole-v1 --reward-log x", "the returns are printed; leave it out"),
+        ("enjoy --env CartPole-v1 -P", "-P: each episode is printed when it ends"),
+        ("enjoy --env CartPole-v1 --verbose 0", "--verbose: each episode is printed"),
         ("record --env CartPole-v1 --custom-objects", "leave it out"),
         ("tune --env CartPole-v1 -optimize --n-trials 5", "-optimize: `ppo-plus tune` always does; leave it out"),
         ("tune --env CartPole-v1 --n-trials 5", "--n-trials: use --max-total-trials N"),
@@ -495,7 +502,7 @@ def test_rl_zoo3s_other_flags_say_what_to_do(folder, check_one_line_error, argum
 
 def test_rl_zoo3s_algorithm(folder, capsys):
     main([*TRAIN, "--algo", "ppo", "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
-    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600 -P --verbose 0".split())
+    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600".split())
     main("plot --algo ppo -e CartPole-v1".split())
     assert (folder / "logs" / "ppo_plus" / "CartPole-v1_1").is_dir()
 
@@ -572,9 +579,8 @@ for arguments in sys.argv[1].splitlines():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["ppo_plus", "ppo_plus.zoo.cli"])
-def test_as_a_module(tmp_path, module):
-    done = run(["-m", module, "--version"], tmp_path, capture_output=True)
+def test_as_a_module(tmp_path):
+    done = run(["-m", "ppo_plus", "--version"], tmp_path, capture_output=True)
     assert done.stdout == f"ppo-plus {__version__}\n"
 
 
