@@ -42,7 +42,7 @@ def learn(n_timesteps, eval_freq, experiment=EXPERIMENT, **kwargs):
     return model, callback, snapshot
 
 
-def test_evaluations_come_after_updates_and_the_last_one_is_evaluated(tmp_path):
+def test_evaluations_follow_updates_including_the_last_one(tmp_path):
     model, callback, snapshot = learn(300, 100, log_path=str(tmp_path))
     # Rollouts end at 64, 128, …, 320: the first after each multiple of 100, and the last.
     assert callback.evaluations_timesteps == [128, 256, 320]
@@ -79,7 +79,7 @@ class Falling(gym.Wrapper):
         return obs, reward, terminated, truncated, {**info, "is_success": bool(obs[2] > 0)}
 
 
-def test_what_is_recorded_is_what_sb3_records(tmp_path, capsys):
+def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
     told = Told()
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)
     model.set_logger(Logger(None, [told]))
@@ -117,7 +117,7 @@ def test_a_run_without_an_update_has_no_evaluation(tmp_path):
     assert callback.evaluations_timesteps == [] and not (tmp_path / "evaluations.npz").exists()
 
 
-def test_a_second_call_of_learn_counts_anew(tmp_path):
+def test_a_second_call_of_learn_counts_from_zero(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
     callback = EvalAfterUpdates(make_envs(EXPERIMENT, evaluation=True), 100, n_eval_episodes=1, log_path=str(tmp_path))
     model.learn(128, callback=callback).learn(128, callback=callback)
@@ -147,7 +147,7 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
     assert model.num_timesteps == 64 + 2
 
 
-def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
+def test_saved_models_have_statistics_next_to_them(tmp_path):
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, SavedModels(16, str(tmp_path)))
     names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.zip")}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -170,7 +170,7 @@ def test_progress_as_bar(capsys):
 
 
 @pytest.mark.parametrize("bar", [False, True])
-def test_progress_of_a_continued_training_counts_as_the_model_does(capsys, bar):
+def test_progress_of_continued_training_follows_the_models_count(capsys, bar):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640)
     model.learn(640, ProgressDisplay(bar), reset_num_timesteps=False)
     shown = capsys.readouterr().err

@@ -48,7 +48,7 @@ def run(tmp_path_factory):
     return made
 
 
-def test_plays_the_model_with_its_statistics_in_the_runs_environments(run):
+def test_player_has_the_runs_model_statistics_and_environments(run):
     player = make_player(run.folder, run.folder.last_model)
     statistics = player.model.get_vec_normalize_env()
     np.testing.assert_array_equal(statistics.obs_rms.mean, run.model.get_vec_normalize_env().obs_rms.mean)
@@ -150,7 +150,7 @@ def test_videos_of_any_size(tmp_path, suffix, size, caplog):
 
 
 @pytest.mark.parametrize("name", ["x.xyz", "x", "x.png", ".gif"])
-def test_what_cannot_be_recorded(name):
+def test_recordings_that_are_not_possible(name):
     with pytest.raises(ValueError, match=f"-o {name}: the name must end in .gif, .mp4, "):
         check_recording(Path(name))
 
@@ -239,7 +239,7 @@ def enjoy_by_hand(folder, *flags):
     return main(["enjoy", *where, "-n", "5", "--no-render", *flags])
 
 
-def test_a_run_whose_model_is_poisoned_runs_nothing_unless_trusted(tmp_path, capsys):
+def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
     write_rl_zoo3_run(tmp_path)
     poison(tmp_path / "CartPole-v1.zip", "ent_coef", Evil(tmp_path / "ran"))
     with pytest.raises(SystemExit) as ended:
@@ -260,7 +260,7 @@ def test_statistics_that_are_poisoned_run_nothing(tmp_path, capsys):
     assert ended.value.code == 2 and "vecnormalize.pkl" in capsys.readouterr().err and not (tmp_path / "ran").exists()
 
 
-def test_schedules_of_a_model_that_only_plays_are_not_read(tmp_path, capsys):
+def test_playing_does_not_read_the_models_schedules(tmp_path, capsys):
     write_rl_zoo3_run(tmp_path)
     for name in ("learning_rate", "clip_range", "lr_schedule"):
         poison(tmp_path / "CartPole-v1.zip", name, Evil(tmp_path / "ran"))
@@ -268,7 +268,7 @@ def test_schedules_of_a_model_that_only_plays_are_not_read(tmp_path, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_settings_of_a_run_import_from_known_packages_unless_trusted(tmp_path, capsys, monkeypatch):
+def test_settings_of_a_run_import_from_known_packages_only(tmp_path, capsys, monkeypatch):
     write_rl_zoo3_run(tmp_path)
     settings = tmp_path / "CartPole-v1" / "config.yml"
     entry = yaml.load(settings.read_text(), RunLoader) | {"env_wrapper": "evil_wrappers.Wrapper"}

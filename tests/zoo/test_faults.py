@@ -101,7 +101,7 @@ def logged(run):
     ("fault", "error", "message"),
     [("raise", ValueError, "boom"), ("nan", FloatingPointError, "is not finite")],
 )
-def test_without_restarts_it_is_named_and_can_be_gone_on_with_by_allowing_them(fault, error, message, package, capsys):
+def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, message, package, capsys):
     with pytest.raises(error, match=message) as raised:
         main(arguments(fault))
     assert re.search(rf"environment 0, <Failing<Fails-{fault}-v0>>, seed 3, step (49|50)\.", raised.value.__notes__[0])
@@ -152,14 +152,17 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
             "--env-timeout 5",
             "--env-timeout 5: only an environment in a separate process can be ended when it hangs: add ",
         ),
-        ("--env-timeout 5 --vec-env gymnasium", "--env-timeout 5: only an environment in a separate process can be ended"),
+        (
+            "--env-timeout 5 --vec-env gymnasium",
+            "--env-timeout 5: only an environment in a separate process can be ended",
+        ),
         ("--restart-envs 5 --vec-env gymnasium", "--restart-envs 5: --vec-env gymnasium has no single environments"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
         ("--env-timeout soon", "'soon' must be a number of seconds in (0, 1e6]"),
         ("--restart-envs many", "many"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(given, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_errors_before_training(given, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--env", "CartPole-v1", "--no-progress", *given.split()])

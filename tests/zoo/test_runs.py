@@ -21,7 +21,7 @@ def test_the_next_number_is_above_the_last_even_with_gaps(tmp_path):
     assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_8"
 
 
-def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path):
+def test_runs_that_start_at_once_get_separate_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_folder(tmp_path, "Foo-v0").path, range(40)))
     assert len(set(folders)) == 40

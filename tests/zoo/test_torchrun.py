@@ -45,7 +45,7 @@ ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
 
 
 @on_linux
-def test_a_process_ends_with_the_one_that_started_it():
+def test_a_process_ends_with_its_parent():
     tells = "signal.signal(signal.SIGTERM, lambda *_: (sys.stderr.write('ended'), sys.exit()))"
     command = [sys.executable, "-c", AGENT, WORKER.format(before=tells)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ def test_a_process_ends_with_the_one_that_started_it():
 
 @on_linux
 @pytest.mark.parametrize("launched", [True, False])
-def test_a_process_whose_starter_has_gone_before_that_ends_at_once(launched):
+def test_a_process_without_its_parent_ends_at_once(launched):
     environment = ENVIRONMENT if launched else {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
     code = WORKER.format(before="torchrun.PARENT = -1").replace("time.sleep(60)", "")
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
@@ -79,7 +79,7 @@ def meet(connect, size, order=None):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_all_have_a_part_of_their_own_in_each_attempt(connect, order):
+def test_each_attempt_has_an_unused_store(connect, order):
     """As torchrun restarts processes: the store is that of before."""
     for attempt in range(3):
         stores = meet(connect, 3, order)
@@ -89,7 +89,7 @@ def test_all_have_a_part_of_their_own_in_each_attempt(connect, order):
         assert [store.get("key") for store in stores] == [str(attempt).encode()] * 3
 
 
-def test_what_the_killed_have_left_is_not_answered(connect):
+def test_entries_of_killed_processes_are_ignored(connect):
     """A process said hello, was called by the first one of its attempt, and both were killed."""
     store = connect()
     store.set("hello/0", "gone")
@@ -109,7 +109,7 @@ def test_fewer_come_back(connect):
     assert stores[1].get("key") == b"two"
 
 
-def test_who_does_not_come_is_not_waited_for_for_ever(connect):
+def test_waiting_for_a_missing_process_times_out(connect):
     store = connect()
     store.set("hello/1", "gone")
     with pytest.raises(TimeoutError, match="some of 2 processes that train together did not start"):
@@ -216,7 +216,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 @pytest.mark.slow
 @needs_proc
-def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
+def test_killed_processes_resume_with_identical_results(tmp_path, whole):
     """By as many processes, and also by one."""
     resumed = tmp_path / "resumed"
     launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
@@ -237,7 +237,7 @@ def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
 
 @pytest.mark.slow
 @needs_proc
-def test_torchrun_restarts_what_was_killed(tmp_path, whole):
+def test_torchrun_restarts_killed_processes(tmp_path, whole):
     options = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
     launched = start(*options, train=given(tmp_path, N_TIMESTEPS))
     kill_one(run_of(tmp_path), launched)
@@ -249,7 +249,7 @@ def test_torchrun_restarts_what_was_killed(tmp_path, whole):
 
 @pytest.mark.slow
 @needs_proc
-def test_without_torchrun_they_end_and_are_gone_on_with(tmp_path):
+def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
     launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))
     await_checkpoint(run_of(tmp_path), launched)
     launched.kill()

@@ -30,15 +30,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_option(group: Any, names: str, help: str, **kwargs: Any) -> None:
-    """Add an option whose help ends with its default.
+    """Add an option; if its default is a number or a text, the help ends with it.
 
     :param group: a parser, or a group of one
     :param names: spellings of the option, separated by spaces
     :param help: what it does
     :param kwargs: further arguments of ``add_argument``
     """
-    default = "" if kwargs.get("default") in (None, []) else " (default: %(default)s)"
-    group.add_argument(*names.split(), help=help + default, **kwargs)
+    shown = isinstance(kwargs.get("default"), str | int | float)
+    group.add_argument(*names.split(), help=f"{help} (default: %(default)s)" if shown else help, **kwargs)
 
 
 class _RemovedOption(argparse.Action):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.plot import Curve
 
 DESCRIPTION = """
-Draw learning curves. From five runs on, the picture shows a 95 %% interval of their mean; with fewer, each run. A run
+Draw learning curves. From five runs on, the picture shows a 95 % interval of their mean; with fewer, each run. A run
 that continues another one (train -i) is drawn together with it.
 """
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     add_algo_argument(command, "folder of the runs: ppo and ppo_lstm for runs of rl_zoo3", RL_ZOO3_ALGOS)
     add = partial(add_option, command)
     add("-e --env", "environments, one panel each", nargs="+", required=True, metavar="ID")
-    add("-f --exp-folders", "log folders, one curve each", nargs="+", default=["logs"], metavar="DIR")
+    add("-f --exp-folders", "log folders, one curve each (default: logs)", nargs="+", default=["logs"], metavar="DIR")
     add("-l --labels", "names of the curves (default: the folders)", nargs="+", metavar="LABEL")
     add("-y", "returns of evaluations or of training episodes", choices=["eval", "train"], default="eval")
     add("-o --output", "a .png, .svg or .pdf", default="curves.png", metavar="FILE")

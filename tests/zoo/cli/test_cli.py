@@ -97,7 +97,7 @@ def test_a_warning_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
-def test_signals_save_what_was_learned(tmp_path, number):
+def test_signals_save_the_model(tmp_path, number):
     """The second one does not disturb the saving that the first one started."""
     command = [sys.executable, "-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "1e7"]
     process = subprocess.Popen(
@@ -127,7 +127,7 @@ def test_signals_save_what_was_learned(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupt_that_is_lost_ends_the_training_nevertheless(folder, handlers, loses_interrupt, number):
+def test_an_interrupt_lost_in_other_code_still_ends_training(folder, handlers, loses_interrupt, number):
     loses_interrupt(number)
     with pytest.raises(SystemExit) as stop:
         main([*TRAIN, "-n", "2048", "--eval-freq", "-1", "--no-progress", "-params", "n_steps:128"])
@@ -217,7 +217,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_dry_run_prints_is_a_settings_file(folder, capsys):
+def test_a_dry_run_prints_a_settings_file(folder, capsys):
     main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
     (folder / "mine.yml").write_text(capsys.readouterr().out)
     assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
@@ -250,7 +250,7 @@ def test_tensorboard(folder):
     assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
 
 
-def test_training_on_of_a_saved_model(folder, capsys):
+def test_training_a_saved_model_further(folder, capsys):
     main([*TRAIN, "-n", "256", "--no-progress"])
     main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
     assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
@@ -515,7 +515,7 @@ def test_a_gpu_that_is_not_there(folder, check_one_line_error):
     check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"], message)
 
 
-def test_plot_leaves_out_what_is_missing(folder, capsys):
+def test_plot_leaves_out_missing_runs(folder, capsys):
     main([*TRAIN, "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
     capsys.readouterr()
     main(["plot", "-e", "CartPole-v1", "Pendulum-v1", "-f", "logs", "nowhere"])
