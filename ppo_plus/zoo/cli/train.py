@@ -166,7 +166,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     # The errors below come before the import of torch, which takes seconds.
     import_packages(args.gym_packages)
     find_env(args.env)
-    source = _settings_file(args.conf_file) if args.conf_file else builtin_file()
+    source = Path(args.conf_file) if args.conf_file else builtin_file()
     entry, _ = read_entry(args.env, source, args.variant)
     import numpy as np
 
@@ -191,17 +191,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     if entry == "default":
         print(f"{source} has no entry for {args.env}: training with its 'default'", file=sys.stderr)
     return experiment
-
-
-def _settings_file(name: str) -> Path:
-    """:raises ValueError: a settings file in Python"""
-    path = Path(name)
-    if path.suffix == ".py" or (not path.exists() and name.startswith("hyperparams.python")):
-        raise ValueError(
-            f"-conf {name}: settings must be YAML, because reading them must not run code; write the dictionary "
-            "`hyperparams` of this file as YAML"
-        )
-    return path
 
 
 def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:

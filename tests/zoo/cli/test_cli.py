@@ -12,7 +12,9 @@ import subprocess
 import sys
 import termios
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium as gym
 import pytest
@@ -317,8 +319,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
-        (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings must be YAML"),
-        (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings must be YAML"),
+        (["--env", "CartPole-v1", "-conf", "mine.py"], "mine.py: no such file"),
         (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
@@ -386,6 +387,19 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
 def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb")
+
+
+def test_tracking_takes_its_project_from_the_environment(folder, monkeypatch):
+    started = {}
+    stand_in = ModuleType("wandb")
+    stand_in.__spec__ = ModuleSpec("wandb", None)
+    stand_in.init = lambda **kwargs: started.update(kwargs)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    main([*TRAIN, "-n", "64", "--seed", "3", "--track", "--no-progress", "-params", "n_steps:64"])
+    assert re.fullmatch(r"CartPole-v1__ppo_plus__3__\d+", started["name"])
+    assert (started["project"], started["sync_tensorboard"], started["config"]["seed"]) == ("mine", True, 3)
+    assert list(folder.glob(f"runs/{started['name']}/CartPole-v1/*/events*"))
 
 
 def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypatch, capsys):
