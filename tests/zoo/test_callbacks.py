@@ -58,8 +58,8 @@ def test_evaluation_uses_the_training_statistics():
     assert not np.array_equal(snapshot.means[0], snapshot.means[-1])
 
 
-class Told(KVWriter):
-    """What is logged of evaluations."""
+class RecordingWriter(KVWriter):
+    """Keeps the logged values of evaluations."""
 
     def __init__(self):
         self.rows = []
@@ -72,7 +72,7 @@ class Told(KVWriter):
 
 
 class Falling(gym.Wrapper):
-    """An episode is a success where the pole falls to the right."""
+    """An episode is a success where the pole leans to the right."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -80,9 +80,9 @@ class Falling(gym.Wrapper):
 
 
 def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
-    told = Told()
+    writer = RecordingWriter()
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)
-    model.set_logger(Logger(None, [told]))
+    model.set_logger(Logger(None, [writer]))
 
     def callback(cls, folder, **kwargs):
         env = make_vec_env("CartPole-v1", 2, seed=3, wrapper_class=Falling)
@@ -93,12 +93,12 @@ def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
         callback(EvalCallback, tmp_path / "theirs", eval_freq=1),
     )
     model.learn(64, log_interval=None, callback=ours)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     theirs.init_callback(model)
     theirs.on_training_start({}, {})
     theirs.on_step()
-    assert said == capsys.readouterr().out and "Success rate" in said and "New best" in said
-    assert told.rows[-2] == told.rows[-1] and len(told.rows[-1][1]) == 3
+    assert printed == capsys.readouterr().out and "Success rate" in printed and "New best" in printed
+    assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
     with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:
         assert found.files == expected.files and len(found.files) == 4

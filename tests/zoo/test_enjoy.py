@@ -1,4 +1,4 @@
-"""Watching and recording."""
+"""Playing and recording."""
 
 import base64
 import json
@@ -140,7 +140,7 @@ def test_record_video(run, tmp_path):
 @pytest.mark.parametrize("suffix", VIDEOS)
 @pytest.mark.parametrize("size", [(50, 70), (51, 71)])
 def test_videos_of_any_size(tmp_path, suffix, size, caplog):
-    """imageio logs a warning where it scales pictures."""
+    """imageio logs a warning if it scales pictures."""
     imageio = pytest.importorskip("imageio.v2", reason="imageio is not installed")
     pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
     path = tmp_path / f"video{suffix}"

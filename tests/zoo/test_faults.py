@@ -1,4 +1,4 @@
-"""``ppo-plus train`` with environments that fail: what is said, what is left, and how it goes on."""
+"""``ppo-plus train`` with environments that fail: messages, files, and resuming."""
 
 import os
 import re

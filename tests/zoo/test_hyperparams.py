@@ -1,4 +1,4 @@
-"""Settings files: which entry, and what is no file."""
+"""Settings files: entries, YAML, and Python values as text."""
 
 import importlib.util
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_files_that_expand_too_much(settings, text, loader):
 
 
 def test_nested_merges_are_errors_before_they_are_expanded(settings, monkeypatch):
-    """The bomb of 567 bytes: nothing is constructed of it."""
+    """A bomb of 567 bytes, from which nothing is constructed."""
     monkeypatch.setattr(yaml.SafeLoader, "construct_document", lambda *_: pytest.fail("it would be expanded"))
     with pytest.raises(ValueError, match="more than 100000 values"):
         read_mapping(settings(nested_merges(11)))

@@ -1,4 +1,4 @@
-"""Models and the statistics that belong to them."""
+"""Models and their normalization statistics."""
 
 import pickle
 

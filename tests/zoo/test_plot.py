@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Learning curves and the style of pictures."""
 
 import matplotlib as mpl
 import numpy as np
@@ -68,7 +68,7 @@ def returns_of(*runs):
 
 
 def test_few_runs_have_no_interval():
-    """A bootstrap of two runs is from one to the other, which is no 95 % interval."""
+    """A bootstrap of two runs is from one to the other, which is not a 95 % interval."""
     assert [returns_of(*range(n)).interval is None for n in (1, 2, 4, 5)] == [True, True, True, False]
     assert returns_of(3).legend() == "1 run"
     assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each"
@@ -87,7 +87,7 @@ def test_interval_or_single_runs_of_a_curve(n_runs, n_lines, n_bands):
 
 
 def continue_run(log_folder, number, origin, timesteps):
-    """Say that a run continues another one."""
+    """Record that a run continues another one."""
     settings = log_folder / "ppo_plus" / f"Foo-v0_{number}" / "Foo-v0"
     settings.mkdir(parents=True)
     run = None if origin is None else f"../Foo-v0_{origin}"

@@ -1,4 +1,4 @@
-"""Environments by their id."""
+"""Environments by id, and classes by dotted name."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""Folders of runs."""
 
 from concurrent.futures import ThreadPoolExecutor
 

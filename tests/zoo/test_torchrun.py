@@ -1,4 +1,4 @@
-"""Processes that torchrun has started end with it, also where it was killed: nobody else would end them."""
+"""Several processes: real processes, stores and torchrun, also with killed processes."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_a_process_without_its_parent_ends_at_once(launched):
 
 @pytest.fixture
 def connect():
-    """Connects to one and the same store."""
+    """A function that connects to the same store."""
     server = dist.TCPStore("localhost", 0, is_master=True)
     return lambda: dist.TCPStore("localhost", server.port, is_master=False)
 
@@ -80,7 +80,7 @@ def meet(connect, size, order=None):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
 def test_each_attempt_has_an_unused_store(connect, order):
-    """As torchrun restarts processes: the store is that of before."""
+    """torchrun gives restarted processes the same store."""
     for attempt in range(3):
         stores = meet(connect, 3, order)
         # Nothing of an earlier attempt is there, and all see the same.
@@ -90,7 +90,7 @@ def test_each_attempt_has_an_unused_store(connect, order):
 
 
 def test_entries_of_killed_processes_are_ignored(connect):
-    """A process said hello, was called by the first one of its attempt, and both were killed."""
+    """Processes that announced themselves, and were then killed."""
     store = connect()
     store.set("hello/0", "gone")
     store.set("hello/1", "gone too")
@@ -163,7 +163,7 @@ def test_one_run_of_two_processes(tmp_path):
 
 
 def await_checkpoint(run, *launched):
-    """Wait until there is a checkpoint behind the first one.
+    """Wait for a second checkpoint.
 
     :param launched: torchrun, on each machine
     """
@@ -173,7 +173,7 @@ def await_checkpoint(run, *launched):
 
 
 def kill_one(run, *launched):
-    """Kill the second process, once there is a checkpoint behind the first one."""
+    """Kill the second process after the second checkpoint."""
     await_checkpoint(run, *launched)
     parents = ",".join(str(each.pid) for each in launched)
     workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
@@ -182,7 +182,7 @@ def kill_one(run, *launched):
 
 
 def start(*options, train):
-    """Have torchrun train.
+    """Start torchrun with a training command.
 
     :param options: of torchrun
     :param train: the arguments of ``ppo-plus train``
@@ -194,7 +194,7 @@ def start(*options, train):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run of two processes that nothing happened to."""
+    """The folder of an undisturbed run of two processes."""
     folder = tmp_path_factory.mktemp("whole")
     done = torchrun(2, "-m", "ppo_plus", "train", *given(folder, N_TIMESTEPS), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -217,7 +217,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 @pytest.mark.slow
 @needs_proc
 def test_killed_processes_resume_with_identical_results(tmp_path, whole):
-    """By as many processes, and also by one."""
+    """In as many processes, and also in one."""
     resumed = tmp_path / "resumed"
     launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
     kill_one(run_of(resumed), launched)
@@ -261,7 +261,7 @@ def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
 @pytest.mark.slow
 @needs_proc
 def test_two_machines(tmp_path, whole):
-    """Two of torchrun's agents, as on two machines; the processes of one are killed."""
+    """Two agents of torchrun, as on two machines; a process of one is killed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Training runs, in process."""
+"""Training runs and resumed runs, in this process and as commands."""
 
 import math
 import os
@@ -197,7 +197,7 @@ NORMALIZED = load_experiment("Pendulum-v1", overrides={**SETTINGS, "normalize": 
 
 
 class Stop(BaseCallback):
-    """Raises after so many steps of each environment, once."""
+    """Interrupts once, after a number of steps of each environment."""
 
     left = 0
 
@@ -217,7 +217,7 @@ def options(tmp_path, **changes):
 
 
 def episodes(folder):
-    """Of each environment the episodes' returns and lengths, as they stand in its file."""
+    """Returns and lengths of the episodes in the file of each environment."""
     files = sorted(folder.path.glob("*.monitor.csv"))
     return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
 
@@ -342,7 +342,7 @@ def test_a_running_run_cannot_be_resumed(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_vector_environment(tmp_path):
-    """Not with the one that would be picked now."""
+    """It is not chosen again."""
     experiment = load_experiment("CartPole-v1", overrides={**SETTINGS, "n_envs": 8, "n_steps": 16})
     picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
     assert picked.experiment == experiment.replace(vec_env="gymnasium")
