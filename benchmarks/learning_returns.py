@@ -60,7 +60,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.callbacks import Progress
+from ppo_plus.zoo.callbacks import ProgressDisplay
 from ppo_plus.zoo.cli.arguments import whole_number
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
@@ -454,7 +454,7 @@ def learn(job: Job, steps: int | None = None) -> dict[str, Any]:
     model = make_model(algorithm, training, env)
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = Episodes()
-    model.learn(training.n_timesteps, [episodes, Progress()] if isinstance(model, PPO_Plus) else episodes)
+    model.learn(training.n_timesteps, [episodes, ProgressDisplay()] if isinstance(model, PPO_Plus) else episodes)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     done = episodes.rows()
     result = {

@@ -707,8 +707,8 @@ TOP = (
     Fault(
         "checkpoint-not-written",
         "zoo/train.py",
-        "            checkpoints.write()\n        _save(run)\n",
-        "            pass\n        _save(run)\n",
+        "            checkpoints.write()\n",
+        "            pass\n",
         "tests/zoo/test_train.py",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Checks of arguments: clear errors before any step is taken.
+"""Checks of arguments, whose errors come before any step is taken.
 
 Every message names the argument, its value and the remedy.
 """
@@ -14,8 +14,8 @@ import numpy as np
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
     """An integer of at least ``low``, or ``None`` if ``or_none``.
 
-    :raises TypeError: no integer
-    :raises ValueError: below
+    :raises TypeError: not an integer
+    :raises ValueError: too low
     """
     if or_none and value is None:
         return
@@ -31,8 +31,8 @@ def require_number(
 ) -> None:
     """A number within ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``.
 
-    :raises TypeError: no number
-    :raises ValueError: outside, or NaN
+    :raises TypeError: not a number
+    :raises ValueError: out of range, or NaN
     """
     if or_none and value is None:
         return
@@ -57,12 +57,12 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
-    """An environment for a model that there is.
+    """Check that an environment fits an existing model.
 
     :param env: the environment, wrapped as for learning
     :param observation_space: the model's
     :param action_space: the model's
-    :raises ValueError: it has others
+    :raises ValueError: its spaces are others
     """
     for kind, space, other in (
         ("observation", observation_space, env.observation_space),
@@ -76,18 +76,18 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """The known name that is most like ``name``; ``None``: none is."""
+    """The known name that is most similar to ``name``, to ask "did you mean …?"; ``None``: none is similar."""
     return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
 
 
-#: The largest number of single precision, in which networks compute: beyond it is infinity.
+#: The largest number in single precision, which networks compute in.
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether an array holds neither NaN nor infinity, nor what is infinity in single precision."""
-    # The sum of squares is small only if all numbers are, and several times cheaper than looking at each.
-    # As Python's floats, since LARGEST is infinity in half precision.
+    """Whether an array contains only numbers that are finite in single precision."""
+    # The sum of squares is small only if all numbers are, and several times cheaper than checking each.
+    # Python's floats, because LARGEST is infinity in half precision.
     return (
         values.dtype.kind != "f"
         or float(np.vdot(values, values)) <= LARGEST
@@ -96,14 +96,14 @@ def is_finite(values: np.ndarray) -> bool:
 
 
 def why_not_finite(values: Any) -> str:
-    """What is wrong with numbers for which :func:`is_finite` is false, in words."""
+    """The reason why :func:`is_finite` is false, for messages."""
     return "too large for single precision" if np.isfinite(values).all() else "not finite"
 
 
 class NotFiniteError(FloatingPointError):
     """An environment returned a number that is not finite.
 
-    :param message: says what, where and when
+    :param message: what was returned, where and when
     :param env: the index of the environment
     """
 
@@ -113,13 +113,13 @@ class NotFiniteError(FloatingPointError):
 
 
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
-    """Refuse NaN and infinity from the environments, and what is infinity in single precision.
+    """Raise an error if an environment returned a number that is not finite in single precision.
 
     :param what: what the numbers are, for the message
     :param values: array ``(n_envs, ...)``, or a dict of them
     :param step: how many steps each environment has taken, for the message
-    :param env: the environment that ``values`` come from, if they are of one only
-    :raises NotFiniteError: not finite; names what, in which environment and when
+    :param env: the environment that ``values`` come from, if it is a single one
+    :raises NotFiniteError: a number is not finite
     """
     if isinstance(values, dict):
         for key, value in values.items():
@@ -139,5 +139,5 @@ def require_finite(what: str, values: Any, step: int, env: int | None = None) ->
 
 
 def _not_text(value: Any) -> str:
-    """What to say of a number between quotation marks, as settings files have it."""
+    """Remedy for a number in quotation marks, a common mistake in settings files."""
     return ", not text: leave the quotation marks out" if isinstance(value, str) else ""

@@ -15,7 +15,7 @@ def test_integers_pass(value):
 
 
 @pytest.mark.parametrize("value", [2.0, True, "2", None, np.float64(2), np.bool_(True)])
-def test_what_is_no_integer_is_a_type_error(value):
+def test_not_an_integer_is_a_type_error(value):
     with pytest.raises(TypeError, match=r"n_steps=.* must be an integer, at least 1"):
         require_int("n_steps", value, 1)
 
@@ -26,7 +26,7 @@ def test_an_integer_too_low_is_a_value_error(value):
         require_int("n_steps", value, 1)
 
 
-def test_where_none_is_allowed_it_passes_and_messages_say_so():
+def test_none_passes_if_allowed_and_messages_say_so():
     require_int("save_freq", None, 1, or_none=True)
     require_number("minutes", None, 0, 1, or_none=True)
     with pytest.raises(TypeError, match="^save_freq='100' must be an integer, at least 1, or None, not text"):
@@ -36,7 +36,7 @@ def test_where_none_is_allowed_it_passes_and_messages_say_so():
 
 
 @pytest.mark.parametrize("kind", ["observation", "action"])
-def test_an_environment_of_other_spaces_is_told_which(kind):
+def test_environments_with_other_spaces_are_errors(kind):
     env = gym.make("CartPole-v1")
     theirs = {"observation_space": env.observation_space, "action_space": env.action_space}
     require_spaces(env, **theirs)
@@ -59,12 +59,12 @@ def test_numbers_outside_are_value_errors(value):
 
 
 @pytest.mark.parametrize("value", ["0.5", None, True, np.bool_(True), [0.5], 1j])
-def test_what_is_no_number_is_a_type_error(value):
+def test_not_a_number_is_a_type_error(value):
     with pytest.raises(TypeError, match=r"gamma=.* must be a number in \[0, 1\]"):
         require_number("gamma", value, 0, 1)
 
 
-def test_an_open_lower_bound_is_itself_refused():
+def test_an_open_lower_bound_is_itself_an_error():
     require_number("max_grad_norm", 1e-300, 0, above=True)
     for value in (0, 0.0, -1):
         with pytest.raises(ValueError, match=r"max_grad_norm=.* must be a number in \(0, inf"):
@@ -77,7 +77,7 @@ def test_one_of_the_choices_passes(value):
 
 
 @pytest.mark.parametrize("value", [1, 0, 1.0, None, "Minibatch", ["minibatch"], np.array([1, 2])])
-def test_none_of_the_choices_is_refused_also_when_python_calls_it_equal(value):
+def test_a_value_equal_to_a_choice_of_another_type_is_an_error(value):
     with pytest.raises(ValueError, match=r"normalize_advantage=.* must be one of True, False, 'minibatch'"):
         require_one_of("normalize_advantage", value, (True, False, "minibatch"))
 

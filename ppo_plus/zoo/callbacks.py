@@ -1,4 +1,4 @@
-"""What happens during a training run besides training: evaluations, checkpoints, progress."""
+"""Callbacks of a training run: evaluations, saved models, progress."""
 
 import sys
 import time
@@ -19,33 +19,33 @@ from ppo_plus.zoo.models import save_statistics
 
 
 class Episodes(NamedTuple):
-    """Episodes that were played.
+    """Finished episodes.
 
-    :param returns: of each
-    :param lengths: of each, in steps
-    :param successes: whether each was one; empty where environments do not say so
+    :param returns: return of each
+    :param lengths: number of steps of each
+    :param successes: whether each was a success; empty if the environments do not say so
     """
 
     returns: list[float]
     lengths: list[int]
     successes: list[bool]
 
-    def of_all(self, ranks: Ranks) -> "Episodes":
-        """Those of all processes, in the order of their ranks."""
+    def gather(self, ranks: Ranks) -> "Episodes":
+        """The episodes of all processes, in the order of their ranks."""
         return Episodes(*(sum(parts, []) for parts in zip(*ranks.gather_values(self), strict=True)))
 
 
 class EvalAfterUpdates(EvalCallback):
-    """SB3's ``EvalCallback``, at the moments when the policy is new: after an update, the last one included.
+    """SB3's ``EvalCallback``, but it evaluates after updates, including the last one.
 
-    SB3 evaluates in the middle of a rollout, where it scores the policy of the rollout before, and never scores the
-    last update. Here the first update after each multiple of ``eval_freq`` is evaluated, and the last one. A run
+    SB3 evaluates in the middle of a rollout, where it scores the policy of the previous rollout, and never scores the
+    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. A run
     without any update has no evaluation.
 
-    Several processes that train one model each play their share of the episodes, and the first one records all.
+    If several processes train one model, each plays its share of the episodes, and the first one records all.
 
-    :param eval_env: evaluation environments, of several processes the part of this one; statistics of ``VecNormalize``
-        are copied to them before each evaluation
+    :param eval_env: evaluation environments of this process; statistics of ``VecNormalize`` are copied to them before
+        each evaluation
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well, and a
         ``callback_after_eval`` is called after every evaluation (``self.parent.last_mean_reward``), and may stop
@@ -68,10 +68,10 @@ class EvalAfterUpdates(EvalCallback):
         super()._on_training_start()
         self.evaluated_updates = self.model._n_updates
         self.evaluated_timesteps = self.model.num_timesteps
-        self.go_on = True
+        self.should_continue = True
 
     def _on_step(self) -> bool:
-        return self.go_on
+        return self.should_continue
 
     def _on_rollout_start(self) -> None:
         self._evaluate(self.num_timesteps // self.every > self.evaluated_timesteps // self.every)
@@ -84,22 +84,22 @@ class EvalAfterUpdates(EvalCallback):
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
     def _evaluate(self, is_due: bool) -> None:
-        """Evaluate where it is time to, if there has been an update since the last time."""
-        # Resumed in more processes than before, the further ones have not counted as the first has.
+        """Evaluate if it is due, and there has been an update since the last evaluation."""
+        # Rank 0 decides: after resuming in more processes than before, the counts of the new ones differ.
         if self._ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            episodes = self._play().of_all(self._ranks)
+            episodes = self._play().gather(self._ranks)
             if self._ranks.leads:
-                self.go_on = self._record(episodes) and self.go_on
+                self.should_continue = self._record(episodes) and self.should_continue
 
     def _play(self) -> Episodes:
-        """This process's share of the episodes: that of its environments, were they all in one process."""
+        """This process's share of the episodes: those that its environments would play if all were in one process."""
         if self.model.get_vec_normalize_env() is not None:
             sync_envs_normalization(self.training_env, self.eval_env)
         self._is_success_buffer = []
         returns, lengths = evaluate_policy(
-            # SB3's evaluator knows nothing of masks.
+            # SB3's evaluator does not support masks.
             with_masks(self.model, self.eval_env),
             self.eval_env,
             (self.n_eval_episodes + self._ranks.rank) // self._ranks.size,
@@ -112,37 +112,37 @@ class EvalAfterUpdates(EvalCallback):
         return Episodes(returns, lengths, self._is_success_buffer)  # type: ignore[arg-type]
 
     def _record(self, episodes: Episodes) -> bool:
-        """Save and log what was played, and save the model if none was better, as ``EvalCallback`` does.
+        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does.
 
-        :return: whether training is to go on
+        :return: whether training should continue
         """
         if self.log_path is not None:
             self._write(episodes)
         mean, length = float(np.mean(episodes.returns)), np.mean(episodes.lengths)
         self.last_mean_reward = mean
-        self._say(
+        self._print(
             f"Eval num_timesteps={self.num_timesteps}, episode_reward={mean:.2f} +/- {np.std(episodes.returns):.2f}"
         )
-        self._say(f"Episode length: {length:.2f} +/- {np.std(episodes.lengths):.2f}")
+        self._print(f"Episode length: {length:.2f} +/- {np.std(episodes.lengths):.2f}")
         self.logger.record("eval/mean_reward", mean)
         self.logger.record("eval/mean_ep_length", length)
         if episodes.successes:
             rate = np.mean(episodes.successes)
-            self._say(f"Success rate: {100 * rate:.2f}%")
+            self._print(f"Success rate: {100 * rate:.2f}%")
             self.logger.record("eval/success_rate", rate)
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
-        goes_on = True
+        should_continue = True
         if mean > self.best_mean_reward:
-            self._say("New best mean reward!")
+            self._print("New best mean reward!")
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
                 self.model.save(Path(self.best_model_save_path, "best_model"))
             if self.callback_on_new_best is not None:
-                goes_on = self.callback_on_new_best.on_step()
-        return goes_on and self._on_event()
+                should_continue = self.callback_on_new_best.on_step()
+        return should_continue and self._on_event()
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self.verbose >= 1:
             print(line)
 
@@ -164,7 +164,7 @@ class EvalAfterUpdates(EvalCallback):
 
 
 class EvalLine(BaseCallback):
-    """One line after each evaluation (SB3's ``callback_after_eval``), above the progress bar if there is one."""
+    """Prints a line after each evaluation (as ``callback_after_eval``), above the progress bar if there is one."""
 
     def _on_step(self) -> bool:
         results = self.parent.evaluations_results  # type: ignore[union-attr]
@@ -180,7 +180,7 @@ class EvalLine(BaseCallback):
 
 
 class SaveStatistics(BaseCallback):
-    """Saves the normalization statistics beside a model that another callback has just saved.
+    """Saves the normalization statistics next to a model that another callback has just saved.
 
     :param path: the model's file
     """
@@ -195,7 +195,7 @@ class SaveStatistics(BaseCallback):
 
 
 class SavedModels(CheckpointCallback):
-    """SB3's ``CheckpointCallback``, with the statistics beside each model, as beside every other."""
+    """SB3's ``CheckpointCallback``, with the normalization statistics next to each model."""
 
     #: The name in checkpoints.
     saved_as = "SavedModels"
@@ -216,8 +216,8 @@ class Interruptible(BaseCallback):
         return True
 
 
-class Progress(BaseCallback):
-    """How far training is, its return, its speed and the time left: a bar on a terminal, else ten plain lines.
+class ProgressDisplay(BaseCallback):
+    """Shows how far training is, its return, speed and remaining time: a bar on a terminal, else ten plain lines.
 
     :param bar: ``None``: a bar if standard error is a terminal
     """
@@ -228,7 +228,7 @@ class Progress(BaseCallback):
         self.bar: tqdm | None = None
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: how far a run that goes on is, its model says."""
+        """Nothing: the progress of a resumed run is in its model."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ class Progress(BaseCallback):
         self.started = time.monotonic()
         self.lines = self.first * 10 // self.total
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
-        if notice is not None and self.model.verbose < 1:  # else the model says it
+        if notice is not None and self.model.verbose < 1:  # else the model prints it
             print(notice, file=sys.stderr, flush=True)
         if self.shows_bar:
             self.bar = tqdm(initial=self.first, total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
@@ -265,7 +265,7 @@ class Progress(BaseCallback):
             self.bar.set_postfix_str(self._mean_return())
 
     def _on_training_end(self) -> None:
-        """Called by hand as well: SB3 does not when training is interrupted."""
+        """Also called after an interruption, where SB3 does not call it."""
         if self.bar is not None:
             self.bar.close()
 

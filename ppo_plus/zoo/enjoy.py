@@ -1,4 +1,4 @@
-"""Watch and record what a run has learned."""
+"""Watch and record a trained model."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from stable_baselines3.common.vec_env import VecEnv
-from tqdm import tqdm
 
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.evaluation import with_masks
@@ -19,11 +18,11 @@ from ppo_plus.zoo.experiment import Experiment, parse_settings
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 from ppo_plus.zoo.models import load_statistics
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.runs import ALGO, RunFolder, saved_arguments
+from ppo_plus.zoo.runs import ALGO, RunFolder
 
 #: Viewers show faster GIFs slowly.
 MAX_GIF_FPS = 50
-#: What a model that only plays does without; schedules are what files of SB3 often need to be trusted for.
+#: Not needed to play; replacing the schedules here often makes it unnecessary to trust a file of SB3.
 NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 #: Formats of videos, for which ``imageio[ffmpeg]`` must be installed.
 VIDEOS = (".mp4", ".mkv", ".mov", ".avi")
@@ -31,10 +30,10 @@ VIDEOS = (".mp4", ".mkv", ".mov", ".avi")
 
 @dataclass(frozen=True)
 class Player:
-    """A trained model in front of environments.
+    """A trained model with environments to play in.
 
     :param model: the model
-    :param env: environments that do not learn
+    :param env: environments whose statistics are fixed
     :param deterministic: take the most likely actions
     """
 
@@ -63,31 +62,29 @@ def make_player(
     device: str = "auto",
     deterministic: bool | None = None,
     env_kwargs: dict[str, Any] | None = None,
-    monitor_dir: Path | None = None,
     packages: Collection[str] | None = ALLOWED_PACKAGES,
     trust_pickle: bool = False,
 ) -> Player:
-    """A model of a run, with the statistics saved beside it, in the environments that it was trained for.
+    """A model of a run, with its normalization statistics, in the environments that it was trained for.
 
     :param folder: the run's folder
     :param model: one of its models
-    :param n_envs: environments side by side
+    :param n_envs: number of environments
     :param seed: seed of the first one
     :param device: device of the model
     :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
-    :param env_kwargs: arguments of the environment that replace the run's; ``render_mode``, for instance
-    :param monitor_dir: folder for ``monitor.csv`` files; ``None``: none
-    :param packages: what the run's settings may import from; ``None``: from anywhere
-    :param trust_pickle: run what a model of SB3 is made of, where it cannot be read otherwise
+    :param env_kwargs: arguments of the environment that replace the run's, such as ``render_mode``
+    :param packages: packages that the run's settings may import from; ``None``: any
+    :param trust_pickle: unpickle an SB3 model, which runs code, if it cannot be read otherwise
     :raises FileNotFoundError: a file is missing
-    :raises ValueError: a file is damaged, or would have to be trusted
+    :raises ValueError: a file is damaged, or can only be read with ``trust_pickle``
     """
     if not model.is_file():
         raise FileNotFoundError(f"there is no model {model}")
     experiment = saved_experiment(folder, packages)
-    env = make_envs(experiment, n_envs, seed, evaluation=True, monitor_dir=monitor_dir, **(env_kwargs or {}))
-    # rl_zoo3 keeps one file of statistics for all models of a run.
-    shared = folder.settings / "vecnormalize.pkl" if saved_arguments(folder).get("algo") != ALGO else None
+    env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
+    # rl_zoo3 saves one file of statistics for all models of a run.
+    shared = folder.settings / "vecnormalize.pkl" if folder.arguments().get("algo") != ALGO else None
     load_statistics(model, env, shared, trust_pickle)
     loaded = PPO_Plus.load(
         model, env=env, device=device, custom_objects=dict(NOT_LEARNING), trust_pickle=trust_pickle, seed=seed
@@ -96,43 +93,37 @@ def make_player(
 
 
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
-    """The experiment of a run, of rl_zoo3's as well.
+    """The experiment of a run, of rl_zoo3's runs as well.
 
     :param folder: the run's folder
-    :param packages: what its settings may import from; ``None``: from anywhere
-    :raises FileNotFoundError: it is no run's folder
-    :raises ValueError: its settings import from elsewhere
+    :param packages: packages that its settings may import from; ``None``: any
+    :raises FileNotFoundError: not the folder of a run
+    :raises ValueError: its settings import from another package
     """
     settings = read_mapping(folder.settings / "config.yml", RunLoader)
-    arguments = saved_arguments(folder)
+    arguments = folder.arguments()
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
     experiment = parse_settings(folder.env_id, settings, packages)
     return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
 
 
-def enjoy(player: Player, n_timesteps: int, verbose: bool = True, progress: bool = False) -> None:
+def enjoy(player: Player, n_timesteps: int) -> None:
     """Play, and print the return and length of each episode, and their means. Ctrl-C ends it.
 
     :param player: the player; it renders if its environments do
     :param n_timesteps: steps of each environment
-    :param verbose: print each episode, and not only the means
-    :param progress: show a progress bar
     """
     returns: list[float] = []
     lengths: list[int] = []
-    steps = tqdm(player.play(n_timesteps), total=n_timesteps, unit="step", disable=not progress)
     try:
-        for infos in steps:
+        for infos in player.play(n_timesteps):
             for episode in (info["episode"] for info in infos if "episode" in info):
                 returns.append(episode["r"])
                 lengths.append(episode["l"])
-                if verbose:
-                    line = f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}"
-                    print(line, flush=True) if not progress else steps.write(line)
+                print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
     except KeyboardInterrupt:
         pass
-    steps.close()
     player.env.close()
     if returns:
         print(
@@ -144,10 +135,10 @@ def enjoy(player: Player, n_timesteps: int, verbose: bool = True, progress: bool
 
 
 def check_recording(path: Path) -> None:
-    """Ask before playing whether a recording can be written.
+    """Check before playing that a recording can be written.
 
     :param path: the file
-    :raises ValueError: its name says no format that can be
+    :raises ValueError: unknown format
     :raises ImportError: a video needs ``imageio[ffmpeg]``
     """
     suffix = path.suffix.lower()
@@ -158,7 +149,7 @@ def check_recording(path: Path) -> None:
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
-    """Play, and write what the environments show into a file.
+    """Play, and save what the environments render.
 
     :param player: the player; its environments have ``render_mode="rgb_array"``
     :param n_timesteps: steps of each environment

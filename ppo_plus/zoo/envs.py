@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial, reduce
 from inspect import signature
@@ -26,7 +27,7 @@ from ppo_plus.zoo.registry import find_env, is_atari
 #: Kinds of vector environments that step single environments.
 VEC_ENVS = ("dummy", "subproc")
 
-#: Evaluation environments have the experiment's seed plus this one, so that no episode is trained and evaluated on.
+#: Added to the experiment's seed for evaluation environments, so that no episode is both trained and evaluated on.
 EVAL_SEED = 2**31
 
 
@@ -47,54 +48,60 @@ def make_envs(
     frame stacking, transposed images.
 
     :param experiment: the experiment
-    :param n_envs: how many; ``None``: the experiment's for training, one for evaluation
-    :param seed: seed of the first one, the others follow; ``None``: of the experiment, and another one for evaluation
-    :param evaluation: rewards as the environment gives them, and statistics that do not change. SB3's ``EvalCallback``
-        copies them from the training environments before it evaluates
+    :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
+    :param seed: seed of the first one, the others follow; ``None``: the experiment's, plus :data:`EVAL_SEED` for
+        evaluation
+    :param evaluation: unnormalized rewards and fixed statistics. SB3's ``EvalCallback`` copies the statistics from the
+        training environments before it evaluates
     :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
-    :param append: go on with those that are there
-    :param first: the number of the first one, where other processes have others; it counts in seeds and names of files
-    :param restarts: how many times a fresh environment may take the place of one that failed
-    :param timeout: seconds that an environment may take for a step or a reset; ``None``: any
+    :param append: append to existing files
+    :param first: number of the first environment, if other processes have others; it shifts seeds and file names
+    :param restarts: how many failed environments to replace by new ones
+    :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     :return: the environments
-    :raises ValueError: restarts or a time limit for environments that cannot have them
-    :raises gymnasium.error.Error: there is no such environment, or its package is not installed
+    :raises ValueError: restarts or a time limit for environments that do not support them
+    :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
-    experiment = settle(experiment.replace(n_envs=n_envs), restarts, timeout)
+    experiment = choose_vec_env(experiment.replace(n_envs=n_envs), restarts, timeout)
+    check_supervision(experiment.vec_env, restarts, timeout)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
-    seed += first
     kwargs = experiment.env_kwargs
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
-    # Evaluation is of the single environment, whatever makes training faster.
-    together = not evaluation and experiment.vec_env in BATCHED
-    check_supervision(experiment.vec_env, restarts, timeout)
-    if together and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
+    # Evaluation always steps single environments, whatever makes training faster.
+    batched = not evaluation and experiment.vec_env in BATCHED
+    if batched and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
     with warnings_once(experiment.env_id):
-        if together:
-            env = _make_batched(experiment, n_envs, seed, monitor_dir, append, first, kwargs)
+        if batched:
+            env = _make_batched(experiment, seed + first, kwargs)
+            if monitor_dir is not None:
+                env.episode_log = _episode_log(experiment.env_id, monitor_dir, append, first)
         else:
-            env = _make_each(experiment, n_envs, seed, monitor_dir, append, first, kwargs, restarts, timeout)
+            env = _make_single(experiment, seed + first, kwargs, restarts, timeout)(
+                start_index=first,
+                monitor_dir=None if monitor_dir is None else str(monitor_dir),
+                monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
+            )
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
     if experiment.frame_stack is not None:
         env = VecFrameStack(env, experiment.frame_stack)
-    # What the algorithm would do to its own environments; evaluation must see the same.
+    # The algorithm does the same with its training environments.
     return PPO_Plus._wrap_env(env)
 
 
 def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = None) -> None:
-    """:raises ValueError: restarts or a time limit for environments that cannot have them"""
+    """:raises ValueError: restarts or a time limit for environments that do not support them"""
     if timeout is not None and vec_env not in ("subproc", "auto"):
         raise ValueError(
-            f"--env-timeout {timeout:g}: an environment that hangs can be ended only in a process of its own: "
+            f"--env-timeout {timeout:g}: only an environment in a separate process can be ended when it hangs: "
             "add --vec-env subproc"
         )
     if restarts and vec_env in BATCHED:
@@ -104,111 +111,90 @@ def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = N
         )
 
 
-def settle(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
-    """The experiment with the vector environment that trains fastest in place of ``"auto"``; says in a line which, and
-    why. Any other experiment as it is.
+def choose_vec_env(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
+    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason. An
+    experiment with another choice is returned unchanged.
 
     :param experiment: the experiment
-    :param restarts: how many times a fresh environment may take the place of one that failed
-    :param timeout: seconds that an environment may take for a step or a reset; ``None``: any
+    :param restarts: how many failed environments to replace by new ones
+    :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
     """
     if experiment.vec_env != "auto":
         return experiment
     if timeout is not None:
-        kind, why = "subproc", "--env-timeout ends environments in processes of their own"
+        kind, why = "subproc", "--env-timeout needs environments in separate processes"
     else:
+        make = partial(_make_one, experiment)
         with warnings_once(experiment.env_id):
-            kind, why = pick(
-                experiment.env_id, experiment.n_envs, partial(_make_one, experiment), _single(experiment, restarts)
-            )
-    _tell(f"--vec-env auto: {kind} ({why})")
+            kind, why = pick(experiment.env_id, experiment.n_envs, make, _needs_single(experiment, restarts))
+    _print(f"--vec-env auto: {kind} ({why})")
     return experiment.replace(vec_env=kind)
 
 
-def _single(experiment: Experiment, restarts: int) -> str:
-    """What needs single environments, if anything does."""
-    given = [
-        name
-        for name in ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
-        if getattr(experiment, name)
-    ]
-    given += ["--restart-envs"] if restarts else []
+def _needs_single(experiment: Experiment, restarts: int) -> str:
+    """Why the experiment needs single environments; empty if it does not."""
+    names = ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
+    given = [name for name in names if getattr(experiment, name)] + (["--restart-envs"] if restarts else [])
     return f"single environments are needed for {' and '.join(given)}" if given else ""
 
 
 def _make_one(experiment: Experiment) -> Resumable:
-    """One environment as it is trained on."""
+    """One training environment."""
     return _resumable(gym.make(find_env(experiment.env_id), **deepcopy(experiment.env_kwargs)), experiment.env_wrapper)
 
 
-def _make_each(
-    experiment: Experiment,
-    n_envs: int,
-    seed: int,
-    monitor_dir: Path | None,
-    append: bool,
-    first: int,
-    kwargs: dict[str, Any],
-    restarts: int,
-    timeout: float | None,
-) -> VecEnv:
-    """Environments made one by one."""
+def _make_single(
+    experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None
+) -> Callable[..., VecEnv]:
+    """SB3's ``make_vec_env`` for single environments; the arguments of their monitors are missing."""
     processes = experiment.vec_env == "subproc"
-    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _tell}
+    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _print}
     supervised = processes or restarts > 0
     make = partial(gym.make, find_env(experiment.env_id))
     if processes:
-        # A mistake shows here with its own message; a worker process would only end.
+        # A mistake raises its own error here; in a worker process it would only end the process.
         make(**kwargs).close()
-    return make_vec_env(
+    return partial(
+        make_vec_env,
         make,
-        n_envs,
+        experiment.n_envs,
         seed=seed,
-        start_index=first,
-        monitor_dir=None if monitor_dir is None else str(monitor_dir),
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
         vec_env_cls=SupervisedVecEnv if supervised else DummyVecEnv,  # type: ignore[arg-type]
         vec_env_kwargs=supervision if supervised else {},
-        monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
     )
 
 
-def _tell(line: str) -> None:
-    """Above the progress bar, if there is one."""
+def _print(line: str) -> None:
+    """Print above the progress bar, if there is one."""
     tqdm.write(line, file=sys.stderr)
 
 
-def _make_batched(
-    experiment: Experiment,
-    n_envs: int,
-    seed: int,
-    monitor_dir: Path | None,
-    append: bool,
-    first: int,
-    kwargs: dict[str, Any],
-) -> VecEnv:
-    """Environments that are one object, which steps all of them at once."""
+def _make_batched(experiment: Experiment, seed: int, kwargs: dict[str, Any]) -> Any:
+    """One object that steps all environments at once."""
     if experiment.env_wrapper or experiment.monitor_kwargs:
         raise ValueError(
             f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
             f"use one of {', '.join(VEC_ENVS)}"
         )
     name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
-    env: Any = BATCHED[experiment.vec_env](name, n_envs, seed, kwargs)
-    if monitor_dir is not None:
-        path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
-        header: dict[str, float | str] = {"t_start": time.time(), "env_id": experiment.env_id}
-        env.episode_log = ResultsWriter(str(path), header=header, override_existing=not append)
-    return env  # type: ignore[no-any-return]
+    return BATCHED[experiment.vec_env](name, experiment.n_envs, seed, kwargs)
+
+
+def _episode_log(env_id: str, monitor_dir: Path, append: bool, first: int) -> ResultsWriter:
+    """The file of episodes of environments that are stepped all at once."""
+    path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
+    header: dict[str, float | str] = {"t_start": time.time(), "env_id": env_id}
+    return ResultsWriter(str(path), header=header, override_existing=not append)
 
 
 def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
-    """An Atari experiment in the terms of EnvPool, which does by itself what ``AtariWrapper`` and frame stacking do.
+    """Translate an Atari experiment for EnvPool, which has built in what ``AtariWrapper`` and frame stacking do.
 
     :param experiment: the experiment
     :param kwargs: arguments of the environment
-    :return: the same with EnvPool's name of the game and without wrapper and stacking, and EnvPool's arguments
+    :return: the experiment with EnvPool's name of the game, without wrapper and stacking, and EnvPool's arguments
     :raises ValueError: EnvPool cannot make these environments
     """
     game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
@@ -236,7 +222,7 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
 
 def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:
     arguments: dict[str, Any] = dict(experiment.normalize or {})
-    # Rewards are scaled by the spread of the discounted return, so the discount must be the algorithm's.
+    # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
     if "gamma" in experiment.hyperparams:
         arguments["gamma"] = experiment.hyperparams["gamma"]
     if evaluation:

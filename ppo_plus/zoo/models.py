@@ -1,4 +1,4 @@
-"""Models of an experiment: made, saved and loaded together with the statistics that their observations need."""
+"""Models of an experiment: created, saved and loaded together with their normalization statistics."""
 
 import pickle
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from ppo_plus.zoo.experiment import Experiment
 
 
 def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
-    """A model with fresh weights, which its seed determines: on several threads, the orthogonal initialization rounds
-    differently.
+    """A new model. Its weights depend on the seed only: they are initialized on one thread, because the orthogonal
+    initialization rounds differently on several.
 
     :param experiment: the experiment
     :param env: its training environments
@@ -41,30 +41,29 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
-    """The callbacks that the settings name, made anew."""
+    """New instances of the callbacks that the settings name."""
     return [part() for part in experiment.callback]
 
 
 def load_model(
     path: Path, experiment: Experiment, env: VecEnv, trust_pickle: bool = False, **arguments: Any
 ) -> PPO_Plus:
-    """A saved model, to be trained on with the experiment's hyperparameters. Its networks stay as they are.
+    """A saved model, to be trained further with the experiment's hyperparameters. Its networks stay unchanged.
 
     :param path: the ``.zip`` file
     :param experiment: the experiment
-    :param env: its training environments; the statistics saved beside the model are loaded into them
-    :param trust_pickle: run what files of SB3 are made of, where they cannot be read otherwise
+    :param env: its training environments; they get the statistics saved with the model
+    :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     :param arguments: further arguments, such as ``verbose``
     :raises ValueError: the model does not fit the environments
     """
     load_statistics(path, env, trust_pickle=trust_pickle)
-    hyperparams = deepcopy(experiment.hyperparams)
-    changes = {**hyperparams, "seed": experiment.seed, **arguments}
+    changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
 
 def save_model(model: PPO_Plus, path: Path) -> None:
-    """Save a model and, beside it, the normalization statistics that it has been trained with.
+    """Save a model and, next to it, its normalization statistics.
 
     :param model: the model
     :param path: the ``.zip`` file
@@ -74,17 +73,17 @@ def save_model(model: PPO_Plus, path: Path) -> None:
 
 
 def save_statistics(model: PPO_Plus, path: Path) -> None:
-    """Save the normalization statistics of a model, if it has any, beside its file."""
+    """Save the normalization statistics of a model, if it has any, next to its file."""
     normalize = model.get_vec_normalize_env()
     if normalize is not None:
         write_statistics(normalize, statistics_path(path))
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write normalization statistics, whole or not at all.
+    """Write normalization statistics atomically.
 
-    :param normalize: the environments that have them
-    :param path: the file; one that ends in ``.pkl`` is written as SB3 does, for rl_zoo3
+    :param normalize: the normalized environments
+    :param path: the file; a ``.pkl`` is written in SB3's format, for rl_zoo3
     :raises ValueError: they are not finite
     """
     _require_finite(normalize, path)
@@ -95,26 +94,26 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
-    """Put the statistics that were saved with a model into environments; how these use them is left as it is.
+    """Load the statistics that were saved with a model; whether the environments update them does not change.
 
     :param path: the model's file
     :param env: environments; if they do not normalize, nothing is loaded
-    :param source: the statistics' file; ``None``: the one beside the model
-    :param trust_pickle: run what SB3's files are made of, where it cannot be read otherwise
-    :raises FileNotFoundError: they do, and there is no file
-    :raises ValueError: the file is damaged, or its statistics are not finite, or of other spaces
+    :param source: the statistics' file; ``None``: the one next to the model
+    :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
+    :raises FileNotFoundError: the environments normalize, and there is no file
+    :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    source = source or _saved_statistics(path)
+    source = source or statistics_path(path)
     try:
         saved = SimpleNamespace(**statistics.read_statistics(source, trust_pickle))
         _check_fit(saved, normalize)
     except (OSError, Refused):
-        raise  # not there, or told what is wrong
+        raise  # with a message of their own
     except Exception as error:
-        raise ValueError(f"{source} is damaged, or no VecNormalize ({type(error).__name__}: {error})") from None
+        raise ValueError(f"{source} is damaged, or not a VecNormalize ({type(error).__name__}: {error})") from None
     _require_finite(saved, source)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
@@ -122,7 +121,7 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
 
 
 def _check_fit(saved: Any, normalize: VecNormalize) -> None:
-    """:raises Refused: statistics are of other observations"""
+    """:raises Refused: the statistics are of other observations"""
     if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
         raise Refused(
             f"the statistics are of observations {saved.observation_space}, not {normalize.observation_space}"
@@ -140,17 +139,10 @@ def _require_finite(normalize: Any, path: Path) -> None:
     if not are_finite(normalize):
         raise ValueError(
             f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
-            "which makes every observation NaN. Mend the environment and train anew"
+            "which makes every observation NaN. Fix the environment and train again"
         )
 
 
 def statistics_path(path: Path) -> Path:
-    """Where the statistics of a model are: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
+    """The file of a model's statistics: ``best_model.zip`` has ``best_model_vecnormalize.zip``."""
     return path.with_name(f"{path.name.removesuffix('.zip')}_vecnormalize.zip")
-
-
-def _saved_statistics(path: Path) -> Path:
-    """Where they were saved; earlier versions pickled them."""
-    present = statistics_path(path)
-    old = present.with_suffix(".pkl")
-    return old if old.is_file() and not present.is_file() else present

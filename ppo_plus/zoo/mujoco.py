@@ -1,4 +1,4 @@
-"""What MuJoCo asks of a process: a screen, or another way to draw; and its warnings, each of them once."""
+"""MuJoCo's rendering, with and without a screen, and its warnings, printed once."""
 
 import os
 import sys
@@ -10,20 +10,20 @@ from importlib.util import find_spec
 
 import gymnasium as gym
 
-#: Ways to draw without a screen, values of ``MUJOCO_GL``, and the library that each of them needs.
+#: Values of ``MUJOCO_GL`` that draw without a screen, and the library that each needs.
 OFFSCREEN = {"egl": "EGL", "osmesa": "OSMesa"}
 
 
 def has_screen() -> bool:
-    """Whether windows can be shown. Elsewhere than on Linux it cannot be told, and is taken for granted."""
+    """Whether windows can be shown; assumed on other systems than Linux."""
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def require_screen(env_id: str) -> None:
-    """Ask before MuJoCo shows a window: without a screen it ends the process.
+    """Check that MuJoCo can show a window: without a screen it would end the process.
 
-    :param env_id: an environment that has been made
-    :raises ValueError: it is MuJoCo's, and there is no screen
+    :param env_id: id of an environment that has been created
+    :raises ValueError: MuJoCo is used, and there is no screen
     """
     if "mujoco" in sys.modules and not has_screen():
         raise ValueError(
@@ -33,8 +33,8 @@ def require_screen(env_id: str) -> None:
 
 
 def draw_without_screen() -> None:
-    """Where there is no screen, choose for MuJoCo what it draws with, unless ``MUJOCO_GL`` is set. It is read when
-    MuJoCo is imported."""
+    """Without a screen, set ``MUJOCO_GL`` to an installed library, unless it is set. MuJoCo reads it when it is
+    imported."""
     if not has_screen() and "MUJOCO_GL" not in os.environ:
         for name, library in OFFSCREEN.items():
             if find_library(library) is not None:
@@ -43,24 +43,24 @@ def draw_without_screen() -> None:
 
 
 def require_drawing(env_id: str) -> None:
-    """Ask before MuJoCo draws.
+    """Check that MuJoCo can draw.
 
-    :param env_id: an environment that has been made after :func:`draw_without_screen`
-    :raises ValueError: it is MuJoCo's, and there is nothing to draw with
+    :param env_id: id of an environment that was created after :func:`draw_without_screen`
+    :raises ValueError: MuJoCo is used, and there is no library to draw with
     """
     if "mujoco" in sys.modules and not has_screen() and "MUJOCO_GL" not in os.environ:
         raise ValueError(
-            f"there is no screen, and no library with which MuJoCo could draw {env_id} without one: install EGL or "
+            f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL or "
             "OSMesa (on Debian and Ubuntu: apt install libegl1)"
         )
 
 
 @contextmanager
 def warnings_once(env_id: str) -> Iterator[None]:
-    """While environments are made, keep back what MuJoCo says of their models, and tell each of it once in a process:
-    it would be told for each environment, and again whenever its model is read.
+    """Print each warning of MuJoCo about the models of environments created in the block once per process. MuJoCo would
+    print it for each environment, and again whenever its model is read.
 
-    :param env_id: Gymnasium environment id; nothing is kept back of others than Gymnasium's own of MuJoCo
+    :param env_id: Gymnasium environment id; warnings are unchanged unless Gymnasium defines it with MuJoCo
     """
     spec = gym.registry.get(env_id)
     if not str(spec and spec.entry_point).startswith("gymnasium.envs.mujoco") or find_spec("mujoco") is None:
@@ -70,16 +70,16 @@ def warnings_once(env_id: str) -> Iterator[None]:
 
     found: list[str] = []
     before = mujoco.get_mju_user_warning()
-    # An exception in this function would end the process: it does no more than this.
+    # Only this: an exception in this function would end the process.
     mujoco.set_mju_user_warning(found.append)
     try:
         yield
     finally:
         mujoco.set_mju_user_warning(before)
         for text in found:
-            _tell(text)
+            _print(text)
 
 
 @cache
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(f"MuJoCo: {text}", file=sys.stderr)

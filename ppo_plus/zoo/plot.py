@@ -15,10 +15,26 @@ from ppo_plus.zoo.runs import ALGO, file_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-#: Resamples of the bootstrap, and how much of them an interval holds.
+#: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+#: Matplotlib's settings.
+SETTINGS = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 9,
+    "legend.framealpha": 0.8,
+    "savefig.dpi": 120,
+}
+#: Resamples of the bootstrap, and the level of an interval.
 N_RESAMPLES, LEVEL = 2_000, 0.95
-#: The fewest runs that have an interval. Of fewer, a bootstrap is hardly more than from the worst to the best.
+#: Minimum number of runs for an interval. With fewer, a bootstrap says hardly more than the worst and the best.
 MIN_RUNS = 5
 
 #: Timesteps and returns.
@@ -57,13 +73,13 @@ class Curve:
         return low, high
 
     def legend(self) -> str:
-        """How many runs there are, and what is drawn of them."""
+        """The number of runs, and what the picture shows of them."""
         if self.n_runs == 1:
             return "1 run"
         return f"mean of {self.n_runs} runs, {'thin lines: each' if self.interval is None else 'band: 95 % interval'}"
 
     def __str__(self) -> str:
-        """The last mean, with its interval, or from the worst run to the best."""
+        """The last mean, with its interval, or the worst and the best run."""
         last = f"{self.mean[-1]:.2f} after {self.timesteps[-1]:.0f} timesteps"
         if self.n_runs == 1:
             return f"{last}, 1 run"
@@ -73,10 +89,10 @@ class Curve:
 
 
 def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Draw curves, one panel per environment: means with their intervals, or with the runs where these are few.
+    """Draw curves, one panel per environment: means with their intervals, or with the single runs if there are few.
 
     :param curves: environment id → label → curve
-    :param path: picture to write; its suffix (``.png``, ``.svg``, ``.pdf``) says how
+    :param path: picture to write; its suffix (``.png``, ``.svg``, ``.pdf``) is the format
     """
     with style():
         figure, panels = new_figure(len(curves))
@@ -97,14 +113,14 @@ def _draw(axes: "Axes", curve: Curve, label: str) -> None:
 
 
 def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
-    """The learning curve of an environment over all runs in a log folder. A run that another one continues is part of
-    that one.
+    """The learning curve of an environment over all runs in a log folder. A run that is continued by another one counts
+    as part of it.
 
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
     :param algo: name of the algorithm's folder
-    :raises ValueError: there is nothing to draw
+    :raises ValueError: there are no returns
     """
     folders = sorted((log_folder / algo).glob(f"{file_name(env_id)}_[0-9]*"))
     read = {"eval": read_evaluations, "train": read_training}[what]
@@ -119,7 +135,7 @@ def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = AL
 def average(runs: list[Returns]) -> Curve:
     """Several runs at the timesteps that all of them reached.
 
-    :param runs: of each run, timesteps and returns; straight lines between them
+    :param runs: timesteps and returns of each run, which are interpolated linearly
     """
     first, last = max(steps[0] for steps, _ in runs), min(steps[-1] for steps, _ in runs)
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
@@ -131,7 +147,7 @@ def read_lineage(folder: Path, read: Callable[[Path], Returns]) -> Returns:
     """The returns of a run, after those of the run that it continues.
 
     :param folder: folder of the run
-    :param read: reads a run by itself
+    :param read: reads a single run
     """
     timesteps, returns = read(folder)
     origin, start = read_origin(folder)
@@ -143,7 +159,7 @@ def read_lineage(folder: Path, read: Callable[[Path], Returns]) -> Returns:
 
 
 def read_origin(folder: Path) -> tuple[Path | None, int]:
-    """Where a run continues another one: that one's folder, if it is there, and the timesteps trained before."""
+    """The run that a run continues: its folder, if it exists, and the number of timesteps trained before."""
     continues = _continues(folder)
     if not continues:
         return None, 0
@@ -151,14 +167,14 @@ def read_origin(folder: Path) -> tuple[Path | None, int]:
     return (origin if origin is not None and origin.is_dir() else None), continues["timesteps"]
 
 
-def uncounted(folder: Path) -> int:
-    """Of the timesteps trained before a run, those that its model does not count."""
+def uncounted_timesteps(folder: Path) -> int:
+    """Number of timesteps trained before a run that its model's own count does not include."""
     continues = _continues(folder)
     return continues["timesteps"] - continues.get("counted", 0) if continues else 0
 
 
 def _continues(folder: Path) -> dict[str, Any] | None:
-    """What a run says of the one that it continues."""
+    """What a run has recorded about the run that it continues."""
     saved = next(folder.glob("*/args.yml"), None)
     return None if saved is None else read_mapping(saved, RunLoader).get("continues")
 
@@ -169,13 +185,13 @@ def read_evaluations(folder: Path) -> Returns:
     if not path.is_file():
         return np.empty(0), np.empty(0)
     with np.load(path) as saved:
-        return saved["timesteps"].astype(float) + uncounted(folder), saved["results"].mean(axis=1)
+        return saved["timesteps"].astype(float) + uncounted_timesteps(folder), saved["results"].mean(axis=1)
 
 
 def read_training(folder: Path) -> Returns:
     """Timesteps and smoothed returns of a run's training episodes."""
     timesteps, returns = read_episodes(folder)
-    window = _window(returns)
+    window = max(1, min(100, len(returns) // 10))
     return timesteps[window - 1 :], moving_average(returns, window)
 
 
@@ -205,7 +221,7 @@ def read_episodes(folder: Path) -> Returns:
     """The episodes of all environments of a run, in the order in which they ended.
 
     :param folder: folder with the ``monitor.csv`` files
-    :return: timesteps trained when each episode had ended, and the return of each
+    :return: number of timesteps trained at the end of each episode, and the returns
     """
     episodes = np.array([row for path in folder.glob("*monitor.csv") for row in _read_monitor(path)]).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
@@ -213,7 +229,7 @@ def read_episodes(folder: Path) -> Returns:
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of each run of ``window`` neighbours.
+    """The means of ``window`` consecutive values.
 
     :param values: shape ``(N,)``
     :param window: between 1 and ``N``
@@ -222,40 +238,15 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(values, np.full(window, 1 / window), mode="valid") if len(values) else values
 
 
-def _window(returns: np.ndarray) -> int:
-    return max(1, min(100, len(returns) // 10))
-
-
 def _read_monitor(path: Path) -> list[tuple[float, float, float]]:
-    """One environment's episodes as (time of their end, length, return). The first line is a JSON comment."""
+    """One environment's episodes as (time of the end, length, return). The first line is a JSON comment."""
     with path.open(newline="") as file:
         start = json.loads(file.readline().lstrip("#"))["t_start"]
         return [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-#: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Matplotlib's settings.
-SETTINGS = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "grid.alpha": 0.3,
-    "legend.fontsize": 9,
-    "legend.framealpha": 0.8,
-    "savefig.dpi": 120,
-}
-
-
 def style() -> AbstractContextManager[None]:
-    """Within it, everything that is made, labelled and saved has this look."""
+    """Use the package's style for figures that are created, labelled and saved in the block."""
     import matplotlib as mpl
     from cycler import cycler
 
@@ -266,11 +257,11 @@ def style() -> AbstractContextManager[None]:
 def new_figure(n_panels: int = 1, width: float = 6.5, height: float = 4.5) -> "tuple[Figure, list[Axes]]":
     """A figure with panels side by side.
 
-    :param n_panels: how many
+    :param n_panels: number of panels
     :param width: width of each, in inches
     :param height: height of each
     """
-    # A figure of its own, without pyplot: it needs no display and leaves no global state.
+    # Not pyplot, which needs a display and keeps global state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * n_panels, height))

@@ -1,8 +1,8 @@
-"""PPO_Plus as an algorithm of rl_zoo3: rl_zoo3's own scripts, with ``--algo ppo_plus``.
+"""PPO_Plus in rl_zoo3's own scripts, with ``--algo ppo_plus``.
 
-``python -m ppo_plus.zoo.rl_zoo3_plugin train --algo ppo_plus --env CartPole-v1`` is
-``python -m rl_zoo3.train --algo ppo_plus …`` in a Python where rl_zoo3 knows the algorithm. rl_zoo3 must be installed.
-Importing it changes Gymnasium's ``TimeLimit`` for the whole process, so nothing else of this package imports it.
+``python -m ppo_plus.zoo.rl_zoo3_plugin train --algo ppo_plus --env CartPole-v1`` registers the algorithm and runs
+``python -m rl_zoo3.train --algo ppo_plus …``. rl_zoo3 must be installed. Nothing else in this package imports it, as
+that changes Gymnasium's ``TimeLimit`` for the whole process.
 """
 
 import sys
@@ -22,14 +22,13 @@ class ZooPPO_Plus(PPO_Plus):
 
     @classmethod
     def load(cls, path: Any, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> PPO_Plus:  # type: ignore[override]
-        """As ``PPO_Plus.load``. ``custom_objects`` are ignored: rl_zoo3's ``enjoy`` puts schedules of zeros in place of
-        the model's, which PPO_Plus refuses, to load models that older Pythons saved."""
+        """``PPO_Plus.load`` without ``custom_objects``: with these rl_zoo3's ``enjoy`` replaces schedules by zeros, for
+        models of older Pythons, which PPO_Plus does not accept."""
         return super().load(path, *args, **kwargs)
 
 
 def register() -> None:
-    """Make PPO_Plus known to rl_zoo3: the algorithm, what is sampled for it in a hyperparameter search, and its file of
-    tuned hyperparameters.
+    """Register PPO_Plus in rl_zoo3: the algorithm, its samplers for hyperparameter search, and its tuned settings.
 
     :raises ImportError: rl_zoo3 is not installed
     """
@@ -38,7 +37,7 @@ def register() -> None:
     from rl_zoo3.utils import ALGOS
 
     class Manager(ExperimentManager):
-        """rl_zoo3's manager, with this package's file of hyperparameters and schedules."""
+        """rl_zoo3's manager, with this package's settings and schedules."""
 
         def __init__(self, args: Any, algo: str, *rest: Any, config: str | None = None, **kwargs: Any):
             if algo == ALGO:
@@ -46,7 +45,7 @@ def register() -> None:
             super().__init__(args, algo, *rest, config=config, **kwargs)
 
         def _preprocess_schedules(self, hyperparams: dict[str, Any]) -> dict[str, Any]:
-            # rl_zoo3 makes a linear schedule of every string; PPO_Plus reads "cos_3e-4" and the like itself.
+            # rl_zoo3 turns every string into a linear schedule; PPO_Plus reads "cos_3e-4" and the like itself.
             return hyperparams if self.algo == ALGO else super()._preprocess_schedules(hyperparams)
 
     ALGOS[ALGO] = ZooPPO_Plus

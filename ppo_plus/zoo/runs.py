@@ -1,22 +1,21 @@
-"""The folder of a run, laid out as rl_zoo3 does::
+"""Runs on disk: the folder of a run, laid out as in rl_zoo3, and what the run was started with::
 
 logs/ppo_plus/CartPole-v1_1/
     CartPole-v1.zip                  the last model
-    best_model.zip                   the one that was best in evaluation
-    rl_model_10000_steps.zip         models saved on the way
-    checkpoints/                     what `ppo-plus train --resume` goes on from, until training has ended
-    <model>_vecnormalize.zip         the normalization statistics of each of them
+    best_model.zip                   the best model in evaluation
+    rl_model_10000_steps.zip         models saved during training
+    checkpoints/                     what `ppo-plus train --resume` reads, until training has ended
+    <model>_vecnormalize.zip         the normalization statistics of each model
     evaluations.npz                  returns of all evaluations
     0.monitor.csv, …                 training episodes of each environment
     learning_curve.png
-    CartPole-v1/config.yml           the settings: `ppo-plus train -conf` and rl_zoo3 read them
+    CartPole-v1/config.yml           the settings, for `ppo-plus train -conf` and rl_zoo3
     CartPole-v1/args.yml             the other arguments
     CartPole-v1/command.txt
     CartPole-v1/vecnormalize.pkl     the last model's statistics, where rl_zoo3 looks for them
 """
 
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,8 +33,51 @@ RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 
 @dataclass(frozen=True)
+class Options:
+    """Where a run starts from, what it records and shows, and how it handles failing environments. As long as no
+    environment fails, none of it changes what is learned.
+
+    :param log_folder: folder of all runs
+    :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
+    :param eval_episodes: episodes per evaluation
+    :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
+    :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
+        checkpoints every ten minutes only
+    :param keep_checkpoints: number of checkpoints to keep
+    :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
+    :param keep_timesteps: with a trained agent: continue its count of timesteps
+    :param trust_model: read the trained agent even if that runs code in it
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param restart_envs: how many failed environments to replace by new ones, over all training environments, and over
+        all evaluation environments
+    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
+    :param progress: show progress
+    :param verbose: 0: no tables of metrics, 1: SB3's, 2: debug messages
+    """
+
+    log_folder: str = "logs"
+    eval_freq: int = 25_000
+    eval_episodes: int = 5
+    n_eval_envs: int = 1
+    save_freq: int = -1
+    keep_checkpoints: int = 3
+    trained_agent: str | None = None
+    keep_timesteps: bool = False
+    trust_model: bool = False
+    tensorboard_log: str | None = None
+    restart_envs: int = 0
+    env_timeout: float | None = None
+    progress: bool = True
+    verbose: int = 0
+
+    def supervision(self) -> dict[str, Any]:
+        """Arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail."""
+        return {"restarts": self.restart_envs, "timeout": self.env_timeout}
+
+
+@dataclass(frozen=True)
 class RunFolder:
-    """Where the files of one run are.
+    """The folder of one run.
 
     :param path: the folder
     :param env_id: Gymnasium environment id
@@ -46,78 +88,83 @@ class RunFolder:
 
     @property
     def last_model(self) -> Path:
-        """The model as it was at the end of training."""
+        """The model at the end of training."""
         return self.path / f"{file_name(self.env_id)}.zip"
 
     @property
     def best_model(self) -> Path:
-        """The model that was best in evaluation."""
+        """The best model in evaluation."""
         return self.path / "best_model.zip"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of what an interrupted run goes on from."""
+        """Folder that an interrupted run is resumed from."""
         return self.path / "checkpoints"
 
     @property
-    def was_trained_to_its_end(self) -> bool:
-        """Whether there is nothing left to go on with: the checkpoints are removed last."""
+    def is_finished(self) -> bool:
+        """Whether the run was trained to its end: the checkpoints are removed last."""
         return self.last_model.exists() and not self.checkpoints.exists()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Be the only process that writes here; what a killed one left unfinished is removed.
+    @property
+    def settings(self) -> Path:
+        """Folder of the settings and arguments."""
+        return self.path / file_name(self.env_id)
 
-        :raises BlockingIOError: another process is
+    @property
+    def command(self) -> Path:
+        """File with the command line that started the run."""
+        return self.settings / "command.txt"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that writes to this folder, and remove unfinished files of a killed process.
+
+        :raises BlockingIOError: another process is training this run
         """
-        with claim(self.checkpoints / ".lock") as held:
-            if not held:
+        with claim(self.checkpoints / ".lock") as acquired:
+            if not acquired:
                 raise BlockingIOError(f"{self.path}: another process is training this run")
             for unfinished in self.path.rglob(UNFINISHED):
                 unfinished.unlink()
             yield
 
-    def checkpoint(self, timesteps: int | None = None) -> Path:
-        """A checkpoint.
+    def saved_model(self, timesteps: int | None = None) -> Path:
+        """A model that was saved during training (``--save-freq``).
 
-        :param timesteps: after how many timesteps; ``None``: the last one
-        :raises FileNotFoundError: there is none; the message says which there are
+        :param timesteps: number of timesteps trained; ``None``: the last one
+        :raises FileNotFoundError: there is no such model; the message lists the existing ones
         """
         found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
         if not found:
-            raise FileNotFoundError(f"{self.path} has no checkpoint: train with --save-freq")
+            raise FileNotFoundError(f"{self.path} has no models of earlier timesteps: train with --save-freq")
         if timesteps is not None and timesteps not in found:
             steps = ", ".join(map(str, sorted(found)))
-            raise FileNotFoundError(f"{self.path} has no checkpoint after {timesteps} timesteps: choose from {steps}")
+            raise FileNotFoundError(f"{self.path} has no model after {timesteps} timesteps: choose from {steps}")
         return found[timesteps or max(found)]
 
-    @property
-    def settings(self) -> Path:
-        """Folder of what was asked for."""
-        return self.path / file_name(self.env_id)
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that the run was started with, besides its settings.
 
-    @property
-    def command(self) -> Path:
-        """The command that began it."""
-        return self.settings / "command.txt"
+        :raises FileNotFoundError: not the folder of a run
+        """
+        return read_mapping(self.settings / "args.yml", RunLoader)
 
 
 def file_name(env_id: str) -> str:
-    """An environment id without the characters that have a meaning in paths: ``ALE-Pong-v5``."""
+    """An environment id without characters that have a meaning in paths: ``ALE-Pong-v5``."""
     return env_id.replace("/", "-").replace(":", "-")
 
 
-def new_folder(log_folder: Path, env_id: str, unique: bool = False) -> RunFolder:
-    """Create the folder of the next run, one number above the last; safe when several runs start at once.
+def new_folder(log_folder: Path, env_id: str) -> RunFolder:
+    """Create the folder of a new run, numbered after the last one. Several runs may start at the same time.
 
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
-    :param unique: add a UUID to its name
     """
     parent = log_folder / ALGO
-    suffix = f"_{uuid.uuid4()}" if unique else ""
-    for number in count(last_run(parent, env_id) + 1):
-        path = parent / f"{file_name(env_id)}_{number}{suffix}"
+    for number in count(max(runs_of(parent, env_id), default=0) + 1):
+        path = parent / f"{file_name(env_id)}_{number}"
         with suppress(FileExistsError):
             path.mkdir(parents=True)
             break
@@ -125,13 +172,13 @@ def new_folder(log_folder: Path, env_id: str, unique: bool = False) -> RunFolder
 
 
 def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[str] = (ALGO,)) -> RunFolder:
-    """The folder of a run that there is.
+    """The folder of an existing run.
 
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
-    :param number: of the run; 0: the last one; -1: ``log_folder`` is the run's folder itself
-    :param algos: names of the folders in ``log_folder`` to look in, the first that has runs of the environment counts
-    :raises FileNotFoundError: there is none; the message says which there are
+    :param number: number of the run; 0: the last one; -1: ``log_folder`` is the run's folder
+    :param algos: folders in ``log_folder`` to search; the first that has runs of the environment is used
+    :raises FileNotFoundError: there is no such run; the message lists the existing ones
     """
     if number < 0:
         return RunFolder(log_folder, env_id)
@@ -150,80 +197,24 @@ def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[
 
 
 def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
-    """The folders of an environment's runs, by their numbers.
+    """The folders of an environment's runs, by number.
 
     :param parent: folder of an algorithm's runs
     :param env_id: Gymnasium environment id
     """
-    pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)(_[0-9a-f-]{{36}})?")
-    matches = [pattern.fullmatch(path.name) for path in sorted(parent.glob(f"{file_name(env_id)}_*"))]
-    return {int(match[1]): parent / match[0] for match in reversed(matches) if match}
+    pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)")
+    return {int(match[1]): path for path in parent.glob("*") if (match := pattern.fullmatch(path.name))}
 
 
-def last_run(parent: Path, env_id: str) -> int:
-    """Highest number of a run's folder; 0 if there is none."""
-    return max(runs_of(parent, env_id), default=0)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Where a run starts from, what it records and shows, and what it does where environments fail. None of it changes
-    what is learned from environments that do not.
-
-    :param log_folder: folder of all runs
-    :param uuid: add a UUID to the name of the run's folder
-    :param eval_freq: environment steps between evaluations; 0 or less: none
-    :param eval_episodes: episodes of each evaluation
-    :param n_eval_envs: environments that evaluation uses side by side, over all processes, at least one in each
-    :param save_freq: environment steps between checkpoints, and between models that are saved; 0 or less: no models,
-        and checkpoints every ten minutes only
-    :param keep_checkpoints: how many checkpoints to keep, the newest
-    :param trained_agent: a model (``.zip``) to train on, with the networks that it has; ``None``: a new one
-    :param keep_timesteps: with a trained agent: go on counting timesteps from its
-    :param trust_model: read it even if that runs code in it
-    :param tensorboard_log: folder for TensorBoard; ``None``: none
-    :param log_interval: rollouts between two logs; ``None``: no logs
-    :param progress: show progress
-    :param restart_envs: how many times a fresh environment may take the place of one that failed, over all training
-        environments, and over all of evaluation
-    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: any
-    :param verbose: 0: no tables of numbers, 1: SB3's, 2: debugging
-    """
-
-    log_folder: str = "logs"
-    uuid: bool = False
-    eval_freq: int = 25_000
-    eval_episodes: int = 5
-    n_eval_envs: int = 1
-    save_freq: int = -1
-    keep_checkpoints: int = 3
-    trained_agent: str | None = None
-    keep_timesteps: bool = False
-    trust_model: bool = False
-    tensorboard_log: str | None = None
-    log_interval: int | None = 1
-    restart_envs: int = 0
-    env_timeout: float | None = None
-    progress: bool = True
-    verbose: int = 0
-
-    def supervision(self) -> dict[str, Any]:
-        """The arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail."""
-        return {"restarts": self.restart_envs, "timeout": self.env_timeout}
-
-
-def saved_arguments(folder: RunFolder) -> dict[str, Any]:
-    """What a run was started with, besides its settings; parameter and errors as for :func:`saved_experiment`."""
-    return read_mapping(folder.settings / "args.yml", RunLoader)
-
-
-def find_run(path: Path) -> RunFolder:
-    """The folder of a run.
+def open_run(path: Path) -> RunFolder:
+    """The run in a folder.
 
     :param path: the folder
-    :raises FileNotFoundError: it is none
+    :raises FileNotFoundError: not the folder of a run
     """
     saved = next(path.glob("*/args.yml"), None)
     if saved is None:
-        raise FileNotFoundError(f"--resume {path}: this is no run's folder, such as logs/ppo_plus/CartPole-v1_1")
+        raise FileNotFoundError(
+            f"--resume {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
+        )
     return RunFolder(path, read_mapping(saved, RunLoader)["env"])

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import (
 )
 
 from ppo_plus.rollout.acting import is_foreign
-from ppo_plus.zoo.callbacks import Progress
+from ppo_plus.zoo.callbacks import ProgressDisplay
 
 
 class Own(BaseCallback):
@@ -27,9 +27,9 @@ def evaluation(**kwargs):
 
 KNOWN = {
     "none": lambda: ConvertCallback(None),
-    "list": lambda: CallbackList([Progress(bar=False), CheckpointCallback(10, "nowhere")]),
+    "list": lambda: CallbackList([ProgressDisplay(bar=False), CheckpointCallback(10, "nowhere")]),
     "nested": lambda: evaluation(callback_after_eval=StopTrainingOnNoModelImprovement(3)),
-    "every": lambda: EveryNTimesteps(10, Progress(bar=False)),
+    "every": lambda: EveryNTimesteps(10, ProgressDisplay(bar=False)),
 }
 FOREIGN = {
     "own": Own,
@@ -52,6 +52,6 @@ def test_callbacks_of_others_may_do_anything(case):
 
 
 def test_a_method_that_was_replaced_is_of_others():
-    callback = Progress(bar=False)
+    callback = ProgressDisplay(bar=False)
     callback._on_step = lambda: True
     assert is_foreign(callback)

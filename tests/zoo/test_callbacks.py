@@ -9,7 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 
 from ppo_plus.files.statistics import read_statistics
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, Progress, SavedModels
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, ProgressDisplay, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.models import make_model
@@ -42,7 +42,7 @@ def learn(n_timesteps, eval_freq, experiment=EXPERIMENT, **kwargs):
     return model, callback, snapshot
 
 
-def test_evaluations_come_after_updates_and_the_last_one_is_evaluated(tmp_path):
+def test_evaluations_follow_updates_including_the_last_one(tmp_path):
     model, callback, snapshot = learn(300, 100, log_path=str(tmp_path))
     # Rollouts end at 64, 128, …, 320: the first after each multiple of 100, and the last.
     assert callback.evaluations_timesteps == [128, 256, 320]
@@ -58,8 +58,8 @@ def test_evaluation_uses_the_training_statistics():
     assert not np.array_equal(snapshot.means[0], snapshot.means[-1])
 
 
-class Told(KVWriter):
-    """What is logged of evaluations."""
+class RecordingWriter(KVWriter):
+    """Keeps the logged values of evaluations."""
 
     def __init__(self):
         self.rows = []
@@ -72,17 +72,17 @@ class Told(KVWriter):
 
 
 class Falling(gym.Wrapper):
-    """An episode is a success where the pole falls to the right."""
+    """An episode is a success where the pole leans to the right."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, {**info, "is_success": bool(obs[2] > 0)}
 
 
-def test_what_is_recorded_is_what_sb3_records(tmp_path, capsys):
-    told = Told()
+def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
+    writer = RecordingWriter()
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT).venv)
-    model.set_logger(Logger(None, [told]))
+    model.set_logger(Logger(None, [writer]))
 
     def callback(cls, folder, **kwargs):
         env = make_vec_env("CartPole-v1", 2, seed=3, wrapper_class=Falling)
@@ -93,12 +93,12 @@ def test_what_is_recorded_is_what_sb3_records(tmp_path, capsys):
         callback(EvalCallback, tmp_path / "theirs", eval_freq=1),
     )
     model.learn(64, log_interval=None, callback=ours)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     theirs.init_callback(model)
     theirs.on_training_start({}, {})
     theirs.on_step()
-    assert said == capsys.readouterr().out and "Success rate" in said and "New best" in said
-    assert told.rows[-2] == told.rows[-1] and len(told.rows[-1][1]) == 3
+    assert printed == capsys.readouterr().out and "Success rate" in printed and "New best" in printed
+    assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
     with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:
         assert found.files == expected.files and len(found.files) == 4
@@ -117,7 +117,7 @@ def test_a_run_without_an_update_has_no_evaluation(tmp_path):
     assert callback.evaluations_timesteps == [] and not (tmp_path / "evaluations.npz").exists()
 
 
-def test_a_second_call_of_learn_counts_anew(tmp_path):
+def test_a_second_call_of_learn_counts_from_zero(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
     callback = EvalAfterUpdates(make_envs(EXPERIMENT, evaluation=True), 100, n_eval_episodes=1, log_path=str(tmp_path))
     model.learn(128, callback=callback).learn(128, callback=callback)
@@ -147,14 +147,14 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
     assert model.num_timesteps == 64 + 2
 
 
-def test_checkpoints_have_statistics_named_as_all_others(tmp_path):
+def test_saved_models_have_statistics_next_to_them(tmp_path):
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, SavedModels(16, str(tmp_path)))
     names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.zip")}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_progress_as_lines(capsys):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, Progress(bar=False))
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, ProgressDisplay(bar=False))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
     assert all("of 640 timesteps" in line and "timesteps/s" in line and "s left" in line for line in lines)
@@ -162,7 +162,7 @@ def test_progress_as_lines(capsys):
 
 
 def test_progress_as_bar(capsys):
-    progress = Progress(bar=True)
+    progress = ProgressDisplay(bar=True)
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, progress)
     progress.on_training_end()
     shown = capsys.readouterr().err
@@ -170,9 +170,9 @@ def test_progress_as_bar(capsys):
 
 
 @pytest.mark.parametrize("bar", [False, True])
-def test_progress_of_a_continued_training_counts_as_the_model_does(capsys, bar):
+def test_progress_of_continued_training_follows_the_models_count(capsys, bar):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640)
-    model.learn(640, Progress(bar), reset_num_timesteps=False)
+    model.learn(640, ProgressDisplay(bar), reset_num_timesteps=False)
     shown = capsys.readouterr().err
     if bar:
         assert "640/1.28k" in shown and "1.28k/1.28k" in shown

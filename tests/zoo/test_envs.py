@@ -18,13 +18,13 @@ from stable_baselines3.common.vec_env import (
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv
-from ppo_plus.zoo.envs import make_envs, settle
+from ppo_plus.zoo.envs import choose_vec_env, make_envs
 from ppo_plus.zoo.experiment import load_experiment
 
 CARTPOLE = load_experiment("CartPole-v1", overrides={"n_envs": 2})
 
 
-def test_as_many_as_the_experiment_has_or_as_asked_for():
+def test_number_of_environments():
     assert make_envs(CARTPOLE).num_envs == 2
     assert make_envs(CARTPOLE, 3).num_envs == 3
     assert make_envs(CARTPOLE, evaluation=True).num_envs == 1
@@ -60,7 +60,7 @@ def test_images_are_transposed_for_evaluation_as_for_training():
 
 @pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("evaluation", [False, True])
-def test_they_go_on_where_they_stood(vec_env, evaluation):
+def test_resumed_environments_continue_where_they_stopped(vec_env, evaluation):
     experiment = CARTPOLE.replace(vec_env=vec_env, normalize={}, frame_stack=2)
     env, other = (make_envs(experiment, 1, evaluation=evaluation) for _ in range(2))
     env.reset()
@@ -147,7 +147,7 @@ def test_atari():
     env.close()
 
 
-def test_environments_stepped_all_at_once_train_and_log_their_episodes_but_do_not_evaluate(tmp_path):
+def test_batched_environments_train_and_log_but_do_not_evaluate(tmp_path):
     experiment = CARTPOLE.replace(vec_env="gymnasium", n_envs=3)
     env = make_envs(experiment, monitor_dir=tmp_path)
     assert isinstance(unwrapped(env), GymVectorEnv) and env.num_envs == 3
@@ -163,13 +163,13 @@ def test_environments_stepped_all_at_once_train_and_log_their_episodes_but_do_no
     assert len(rows) == ends > 30 and all(float(row.split(",")[1]) > 5 for row in rows)
 
 
-def test_the_seed_reaches_environments_that_are_stepped_all_at_once():
+def test_the_seed_reaches_batched_environments():
     first, same, other = (make_envs(CARTPOLE.replace(vec_env="gymnasium", seed=seed)).reset() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
 
 
-def test_what_wraps_single_environments_is_refused_where_there_are_none():
+def test_wrappers_of_environments_need_single_environments():
     experiment = CARTPOLE.replace(vec_env="gymnasium", monitor_kwargs={"allow_early_resets": True})
     with pytest.raises(ValueError, match="vec_env='gymnasium'.*use one of dummy, subproc"):
         make_envs(experiment)
@@ -187,7 +187,7 @@ def atari(**changes):
     return load_experiment("BreakoutNoFrameskip-v4").replace(n_envs=2, **changes)
 
 
-def test_atari_of_envpool_is_what_wrappers_and_stacking_make(tmp_path):
+def test_atari_of_envpool_matches_wrappers_and_stacking(tmp_path):
     pytest.importorskip("envpool", reason="EnvPool is not installed")
     pytest.importorskip("ale_py", reason="Atari is not installed")
     single = make_envs(atari())
@@ -204,7 +204,7 @@ def test_atari_of_envpool_is_what_wrappers_and_stacking_make(tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"env_wrapper": ()}, {"env_kwargs": {"full_action_space": True}}, {"env_id": "ALE/Breakout-v5"}]
 )
-def test_what_envpool_cannot_make_of_atari_is_refused(changes):
+def test_atari_settings_that_envpool_does_not_support(changes):
     with pytest.raises(ValueError, match="vec_env='envpool' makes Atari games named .*NoFrameskip-v4.*use 'subproc'"):
         make_envs(atari(vec_env="envpool").replace(**changes))
 
@@ -216,12 +216,12 @@ def test_a_missing_envpool_is_named():
         make_envs(CARTPOLE.replace(vec_env="envpool"))
 
 
-def test_the_fastest_is_settled_in_a_line_that_says_why(capsys):
-    settled = settle(CARTPOLE.replace(vec_env="auto", n_envs=8))
+def test_auto_prints_the_chosen_vector_environment_and_why(capsys):
+    settled = choose_vec_env(CARTPOLE.replace(vec_env="auto", n_envs=8))
     assert settled == CARTPOLE.replace(vec_env="gymnasium", n_envs=8)
     assert capsys.readouterr().err.startswith("--vec-env auto: gymnasium (")
     # Settled is settled.
-    assert settle(settled) is settled and capsys.readouterr().err == ""
+    assert choose_vec_env(settled) is settled and capsys.readouterr().err == ""
     env = make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8))
     assert isinstance(unwrapped(env), GymVectorEnv)
     assert isinstance(unwrapped(make_envs(CARTPOLE.replace(vec_env="auto", n_envs=8), evaluation=True)), DummyVecEnv)
@@ -239,14 +239,14 @@ def test_the_fastest_is_settled_in_a_line_that_says_why(capsys):
 )
 def test_settings_of_single_environments_limit_the_choice(settings, reason, capsys):
     experiment = CARTPOLE.with_hyperparams(settings).replace(vec_env="auto", n_envs=8)
-    assert settle(experiment).vec_env in ("dummy", "subproc")
+    assert choose_vec_env(experiment).vec_env in ("dummy", "subproc")
     assert f"single environments are needed for {reason}" in capsys.readouterr().err
 
 
 def test_faults_limit_the_choice(capsys):
     experiment = CARTPOLE.replace(vec_env="auto", n_envs=8)
-    assert settle(experiment, timeout=9).vec_env == "subproc"
-    assert settle(experiment, restarts=2).vec_env in ("dummy", "subproc")
+    assert choose_vec_env(experiment, timeout=9).vec_env == "subproc"
+    assert choose_vec_env(experiment, restarts=2).vec_env in ("dummy", "subproc")
     assert "needed for --restart-envs" in capsys.readouterr().err
 
 

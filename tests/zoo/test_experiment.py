@@ -109,7 +109,7 @@ def test_builtin_file_covers_the_classics_box2d_mujoco_and_atari():
     assert sum(name.endswith("/gSDE") for name in BUILTIN) >= 4
 
 
-def test_what_yaml_cannot_hold_is_written_as_python(settings):
+def test_values_that_yaml_cannot_store_are_python_text(settings):
     text = """
 Foo-v0:
   n_timesteps: 1
@@ -124,7 +124,7 @@ Foo-v0:
     assert parse_settings("Foo-v0", yaml.safe_load(yaml.safe_dump(experiment.settings()))) == experiment
 
 
-def test_what_an_entry_leaves_out(settings):
+def test_defaults_of_an_entry(settings):
     path = settings("default: {n_timesteps: 10}")
     assert load_experiment("Foo-v0", path) == Experiment(env_id="Foo-v0", n_timesteps=10)
 
@@ -159,7 +159,7 @@ def test_policy_kwargs_as_mapping_knows_classes(settings):
 
 
 @pytest.mark.parametrize("text", ["{actor_keys: [policy]}", "\"dict(actor_keys=['policy'])\""])
-def test_who_sees_what_is_a_list_of_names(settings, text):
+def test_actor_keys_is_a_list_of_names(settings, text):
     path = settings(f"default: {{n_timesteps: 1, policy_kwargs: {text}}}")
     assert load_experiment("Foo-v0", path).policy_kwargs == {"actor_keys": ["policy"]}
 
@@ -185,7 +185,7 @@ def test_overrides_replace_settings_as_a_whole(settings):
     assert experiment.hyperparams == {"gamma": 0.9, "n_steps": 5}
 
 
-def test_with_hyperparams_merges_policy_kwargs_and_leaves_the_rest():
+def test_with_hyperparams_merges_policy_kwargs():
     base = load_experiment("MountainCarContinuous-v0", seed=3)
     changed = base.with_hyperparams(
         {"gamma": 0.5, "n_envs": 2, "policy_kwargs": {"net_arch": [4], "activation_fn": "nn.ReLU"}}
@@ -252,7 +252,7 @@ def test_length_of_training_is_required(settings):
         load_experiment("Foo-v0", settings("default: {}"))
 
 
-def test_trusted_settings_import_from_anywhere(settings, tmp_path, monkeypatch):
+def test_trusted_settings_import_from_any_package(settings, tmp_path, monkeypatch):
     (tmp_path / "my_wrappers.py").write_text("import gymnasium as gym\nclass Mine(gym.Wrapper): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     path = settings("Foo-v0: {n_timesteps: 1, env_wrapper: my_wrappers.Mine}")

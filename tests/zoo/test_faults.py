@@ -1,4 +1,4 @@
-"""``ppo-plus train`` with environments that fail: what is said, what is left, and how it goes on."""
+"""``ppo-plus train`` with environments that fail: messages, files, and resuming."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.plot import read_training
-from ppo_plus.zoo.runs import find_run
+from ppo_plus.zoo.runs import open_run
 
 #: A package of the user's. Its environments fail in their 50th step, and not where their seed is that of a fresh one.
 ENVIRONMENTS = """
@@ -101,14 +101,14 @@ def logged(run):
     ("fault", "error", "message"),
     [("raise", ValueError, "boom"), ("nan", FloatingPointError, "is not finite")],
 )
-def test_without_restarts_it_is_named_and_can_be_gone_on_with_by_allowing_them(fault, error, message, package, capsys):
+def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, message, package, capsys):
     with pytest.raises(error, match=message) as raised:
         main(arguments(fault))
     assert re.search(rf"environment 0, <Failing<Fails-{fault}-v0>>, seed 3, step (49|50)\.", raised.value.__notes__[0])
     run = run_of(package, fault)
     resume = f"ppo-plus train --resume {run.relative_to(package)} --gym-packages failing_environments"
     # The state of before the rollout that failed.
-    (steps,) = re.findall(rf"^go on from (0|64) timesteps: {resume}$", capsys.readouterr().out, re.MULTILINE)
+    (steps,) = re.findall(rf"^resume from (0|64) timesteps: {resume}$", capsys.readouterr().out, re.MULTILINE)
     assert checkpoint.read(run / "checkpoints")["num_timesteps"] == int(steps)
 
     main([*resume.split()[1:], "--restart-envs", "2", "--no-progress"])
@@ -150,16 +150,19 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
     [
         (
             "--env-timeout 5",
-            "--env-timeout 5: an environment that hangs can be ended only in a process of its own: add ",
+            "--env-timeout 5: only an environment in a separate process can be ended when it hangs: add ",
         ),
-        ("--env-timeout 5 --vec-env gymnasium", "--env-timeout 5: an environment that hangs can be ended only in"),
+        (
+            "--env-timeout 5 --vec-env gymnasium",
+            "--env-timeout 5: only an environment in a separate process can be ended",
+        ),
         ("--restart-envs 5 --vec-env gymnasium", "--restart-envs 5: --vec-env gymnasium has no single environments"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
         ("--env-timeout soon", "'soon' must be a number of seconds in (0, 1e6]"),
         ("--restart-envs many", "many"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(given, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_errors_before_training(given, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--env", "CartPole-v1", "--no-progress", *given.split()])
@@ -188,7 +191,7 @@ def test_processes_that_die_or_hang_end_or_are_replaced(fault, reason, package):
     assert re.match(rf".*EnvFault: environment 0, <.*Fails-{fault}-v0.*, seed 3, step 50: {reason}", last)
     run = run_of(package, fault).relative_to(package)
     go_on = f"ppo-plus train --resume {run} --gym-packages failing_environments"
-    assert re.search(rf"^go on from \d+ timesteps: {go_on}$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^resume from \d+ timesteps: {go_on}$", done.stdout, re.MULTILINE)
     again = subprocess.run(command(*go_on.split()[1:], "--restart-envs", "2", "--no-progress"), **options)
     assert again.returncode == 0, again.stderr
     assert len(re.findall(rf"{reason}.*restarted", again.stderr)) == 2
@@ -210,7 +213,7 @@ def test_ended_while_a_process_hangs(number, package):
     output, errors = process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else -number), errors
     assert ("timesteps: ppo-plus train --resume" in output) == (number == signal.SIGINT)
-    assert find_run(run_of(package, "hang")).checkpoints.exists()
+    assert open_run(run_of(package, "hang")).checkpoints.exists()
     # All that it started has ended.
     with pytest.raises(ProcessLookupError):
         while True:

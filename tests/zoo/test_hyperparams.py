@@ -1,4 +1,4 @@
-"""Settings files: which entry, and what is no file."""
+"""Settings files: entries, YAML, and Python values as text."""
 
 import importlib.util
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_no_entry(settings):
         read_entry("Foo-v0", settings("Bar-v0: {}"))
 
 
-def test_entry_that_is_no_mapping(settings):
+def test_entry_that_is_not_a_mapping(settings):
     with pytest.raises(ValueError, match="settings.yml, Foo-v0: the entry must be a mapping"):
         read_entry("Foo-v0", settings("Foo-v0: 7"))
 
@@ -66,7 +66,7 @@ def test_broken_yaml(settings, text):
 
 
 @pytest.mark.parametrize("text", ["", "just words", "[1, 2]"])
-def test_yaml_that_is_no_mapping(settings, text):
+def test_yaml_that_is_not_a_mapping(settings, text):
     with pytest.raises(ValueError, match="settings.yml must be a mapping"):
         read_entry("Foo-v0", settings(text))
 
@@ -112,14 +112,14 @@ BOMBS = {
 
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, RunLoader])
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
-def test_what_expands_too_much(settings, text, loader):
+def test_files_that_expand_too_much(settings, text, loader):
     with pytest.raises(ValueError, match="not valid YAML: it has more than 100000 values") as error:
         read_mapping(settings(text), loader)
     assert "\n" not in str(error.value)
 
 
-def test_nested_merges_are_refused_before_they_are_expanded(settings, monkeypatch):
-    """The bomb of 567 bytes: nothing is constructed of it."""
+def test_nested_merges_are_errors_before_they_are_expanded(settings, monkeypatch):
+    """A bomb of 567 bytes, from which nothing is constructed."""
     monkeypatch.setattr(yaml.SafeLoader, "construct_document", lambda *_: pytest.fail("it would be expanded"))
     with pytest.raises(ValueError, match="more than 100000 values"):
         read_mapping(settings(nested_merges(11)))
@@ -260,31 +260,31 @@ def test_reads(text, value):
         "{1, 2}",
     ],
 )
-def test_refuses_code(text):
+def test_code_is_an_error(text):
     with pytest.raises(ValueError, match="not allowed|not a Python expression"):
         parse_literal(text)
 
 
 @pytest.mark.parametrize("name", ["nope", "functional", "init", "Parameter", "__builtins__", "__name__"])
-def test_refuses_what_is_no_module_class(name):
+def test_not_a_module_class_is_an_error(name):
     with pytest.raises(ValueError, match=f"nn.{name} is not a torch module class"):
         parse_literal(f"nn.{name}")
 
 
 @pytest.mark.parametrize("name", ["Optimizer2", "ReLU", "lr_scheduler", "os"])
-def test_refuses_what_is_no_optimizer_class(name):
+def test_not_an_optimizer_class_is_an_error(name):
     with pytest.raises(ValueError, match=f"th.optim.{name} is not a torch optimizer class"):
         parse_literal(f"th.optim.{name}")
 
 
 @pytest.mark.parametrize("text", ["", "dict(", "1; 2", "import os", "\0", "9" * 5000])
-def test_refuses_what_is_no_expression(text):
+def test_not_an_expression_is_an_error(text):
     with pytest.raises(ValueError, match="not a Python expression"):
         parse_literal(text)
 
 
 @pytest.mark.parametrize("text", ["[" * 10_000 + "]" * 10_000, "-" * 100_000 + "1", "1" + "+1" * 5000])
-def test_refuses_deep_nesting(text):
+def test_deep_nesting_is_an_error(text):
     with pytest.raises(ValueError):
         parse_literal(text)
 
@@ -355,7 +355,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_reads_back_and_is_python(value):
+def test_written_values_read_back_and_are_python(value):
     text = format_literal(value)
     assert eval(text, NAMESPACE | OWN) == value
     try:
@@ -365,6 +365,6 @@ def test_what_is_written_reads_back_and_is_python(value):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"x", 1j, float("nan"), float("inf"), int, print, {"a": object()}])
-def test_what_cannot_be_written(value):
+def test_values_that_cannot_be_written(value):
     with pytest.raises(ValueError, match="cannot be written"):
         format_literal(value)

@@ -1,4 +1,4 @@
-"""Models and the statistics that belong to them."""
+"""Models and their normalization statistics."""
 
 import pickle
 
@@ -81,7 +81,7 @@ def test_path_of_statistics(tmp_path):
     assert statistics_path(tmp_path / "a.b") == tmp_path / "a.b_vecnormalize.zip"
 
 
-def test_callbacks_are_made_anew():
+def test_callbacks_are_new_instances():
     name = "stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes"
     experiment = EXPERIMENT.with_hyperparams({"callback": [{name: {"max_episodes": 3}}]})
     (one,), (other,) = make_callbacks(experiment), make_callbacks(experiment)
@@ -89,7 +89,7 @@ def test_callbacks_are_made_anew():
     assert make_callbacks(EXPERIMENT) == []
 
 
-def test_statistics_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
+def test_statistics_that_are_not_finite_are_errors(tmp_path):
     model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64)
     path, statistics = tmp_path / "model.zip", model.get_vec_normalize_env()
     statistics.obs_rms.var[1] = np.nan

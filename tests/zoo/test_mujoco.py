@@ -26,7 +26,7 @@ def no_screen(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_warnings_of_models_are_told_once(capfd):
+def test_warnings_of_models_are_printed_once(capfd):
     told = []
     simulator.set_mju_user_warning(told.append)
     try:
@@ -34,7 +34,7 @@ def test_warnings_of_models_are_told_once(capfd):
     finally:
         simulator.set_mju_user_warning(None)
     assert told, "this version of MuJoCo has nothing to warn of: another model is needed here"
-    mujoco._tell.cache_clear()
+    mujoco._print.cache_clear()
     experiment = load_experiment("HalfCheetah-v5")
     for _ in range(2):
         make_envs(experiment, n_envs=3).close()
@@ -42,7 +42,7 @@ def test_warnings_of_models_are_told_once(capfd):
     assert simulator.get_mju_user_warning() is None
 
 
-def test_warnings_of_other_environments_are_left_alone(monkeypatch):
+def test_warnings_of_other_environments_are_unchanged(monkeypatch):
     monkeypatch.setattr(simulator, "set_mju_user_warning", None)
     for name in ("CartPole-v1", "unknown-v0"):
         with mujoco.warnings_once(name):
@@ -63,11 +63,11 @@ def test_a_window_needs_a_screen(no_screen, monkeypatch):
 @pytest.mark.parametrize(
     "libraries, chosen", [(["EGL", "OSMesa"], "egl"), (["OSMesa"], "osmesa"), (["GL"], None)], ids=str
 )
-def test_without_a_screen_what_is_installed_draws(no_screen, monkeypatch, libraries, chosen):
+def test_without_a_screen_an_installed_library_draws(no_screen, monkeypatch, libraries, chosen):
     monkeypatch.setattr(mujoco, "find_library", lambda name: name if name in libraries else None)
     mujoco.draw_without_screen()
     assert os.environ.get("MUJOCO_GL") == chosen
-    expected = nullcontext() if chosen else pytest.raises(ValueError, match="could draw Ant-v5 .* libegl1")
+    expected = nullcontext() if chosen else pytest.raises(ValueError, match="to draw Ant-v5 .* libegl1")
     with expected:
         mujoco.require_drawing("Ant-v5")
 

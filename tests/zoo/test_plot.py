@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Learning curves and the style of pictures."""
 
 import matplotlib as mpl
 import numpy as np
@@ -52,7 +52,7 @@ def write_evaluations(log_folder, number, timesteps, means):
     np.savez(folder / "evaluations.npz", timesteps=timesteps, results=np.array(means)[:, None] + [-1.0, 1.0])
 
 
-def test_mean_over_runs_where_all_have_values(tmp_path):
+def test_mean_over_the_steps_that_all_runs_reached(tmp_path):
     write_evaluations(tmp_path, 1, [10, 20, 30], [0.0, 10.0, 20.0])
     write_evaluations(tmp_path, 2, [20, 40], [20.0, 40.0])
     curve = read_curve(tmp_path, "Foo-v0")
@@ -68,7 +68,7 @@ def returns_of(*runs):
 
 
 def test_few_runs_have_no_interval():
-    """A bootstrap of two runs is from one to the other, which is no 95 % interval."""
+    """A bootstrap of two runs is from one to the other, which is not a 95 % interval."""
     assert [returns_of(*range(n)).interval is None for n in (1, 2, 4, 5)] == [True, True, True, False]
     assert returns_of(3).legend() == "1 run"
     assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each"
@@ -79,7 +79,7 @@ def test_few_runs_have_no_interval():
 
 
 @pytest.mark.parametrize(("n_runs", "n_lines", "n_bands"), [(1, 1, 0), (3, 4, 0), (5, 1, 1)])
-def test_what_is_drawn_of_a_curve(n_runs, n_lines, n_bands):
+def test_interval_or_single_runs_of_a_curve(n_runs, n_lines, n_bands):
     _, (axes,) = new_figure()
     _draw(axes, returns_of(*range(n_runs)), "mine")
     assert (len(axes.lines), len(axes.collections)) == (n_lines, n_bands)
@@ -87,14 +87,14 @@ def test_what_is_drawn_of_a_curve(n_runs, n_lines, n_bands):
 
 
 def continue_run(log_folder, number, origin, timesteps):
-    """Say that a run continues another one."""
+    """Record that a run continues another one."""
     settings = log_folder / "ppo_plus" / f"Foo-v0_{number}" / "Foo-v0"
     settings.mkdir(parents=True)
     run = None if origin is None else f"../Foo-v0_{origin}"
     (settings / "args.yml").write_text(f"continues: {{run: {run or 'null'}, timesteps: {timesteps}}}")
 
 
-def test_a_run_and_what_continues_it_are_one(tmp_path):
+def test_a_run_and_its_continuation_are_one_curve(tmp_path):
     write_evaluations(tmp_path, 1, [10, 20, 30], [0.0, 10.0, 20.0])
     write_evaluations(tmp_path, 2, [10, 20], [30.0, 40.0])
     continue_run(tmp_path, 2, 1, 20)
@@ -108,7 +108,7 @@ def test_a_run_and_what_continues_it_are_one(tmp_path):
 
 
 @pytest.mark.parametrize("origin", [None, 7])
-def test_a_run_that_continues_what_is_gone_is_drawn_from_there(tmp_path, origin):
+def test_a_run_that_continues_a_deleted_run_is_drawn_from_there(tmp_path, origin):
     write_evaluations(tmp_path, 1, [10, 20], [0.0, 10.0])
     continue_run(tmp_path, 1, origin, 500)
     folder = tmp_path / "ppo_plus" / "Foo-v0_1"
@@ -117,7 +117,7 @@ def test_a_run_that_continues_what_is_gone_is_drawn_from_there(tmp_path, origin)
     np.testing.assert_array_equal(read_episodes(folder)[0], [507])
 
 
-def test_interval_holds_the_true_mean_about_as_often_as_it_says():
+def test_interval_contains_the_true_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
     n_runs, n_repeats = 20, 200
     held, widths = 0, []
@@ -162,7 +162,7 @@ def test_picture_of_curves(tmp_path, suffix, start):
     assert path.read_bytes().startswith(start)
 
 
-def test_the_look_is_that_of_what_is_made_within_and_of_nothing_else():
+def test_style_applies_only_inside_its_block():
     before = dict(mpl.rcParams)
     with style():
         assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS
@@ -172,7 +172,7 @@ def test_the_look_is_that_of_what_is_made_within_and_of_nothing_else():
     assert dict(mpl.rcParams) == before
 
 
-def test_large_numbers_are_short_and_a_legend_is_there_where_it_says_something():
+def test_large_numbers_are_short_and_labels_give_a_legend():
     _, (axes,) = new_figure()
     axes.plot([0, 1_000_000])
     finish_panel(axes, "Foo-v0")

@@ -126,7 +126,7 @@ def test_entries_build_and_train(entry, minigrid, no_import_of_rl_zoo3):
     env.close()
 
 
-def test_a_key_of_another_algorithm_is_refused_by_name():
+def test_a_key_of_another_algorithm_is_an_error_that_names_it():
     with pytest.raises(ValueError, match="Pendulum-v1: 'use_rms_prop' is an argument of A2C, which PPO_Plus does not"):
         load_experiment("Pendulum-v1", ZOO_FILES / "a2c.yml")
 
@@ -156,7 +156,7 @@ def test_optimize_in_rl_zoo3(tmp_path):
 
 
 @pytest.mark.slow
-def test_rl_zoo3_enjoys_what_we_trained(tmp_path, monkeypatch):
+def test_rl_zoo3_plays_our_models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cli.main("train --env CartPole-v1 -n 256 --no-progress -params normalize:true".split())
     plugin = ["-m", "ppo_plus.zoo.rl_zoo3_plugin", "enjoy", "--algo", "ppo_plus", "--env", "CartPole-v1"]

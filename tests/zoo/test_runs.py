@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""Folders of runs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,16 +21,10 @@ def test_the_next_number_is_above_the_last_even_with_gaps(tmp_path):
     assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_8"
 
 
-def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path):
+def test_runs_that_start_at_once_get_separate_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_folder(tmp_path, "Foo-v0").path, range(40)))
     assert len(set(folders)) == 40
-
-
-def test_unique_names(tmp_path):
-    one, other = new_folder(tmp_path, "Foo-v0", unique=True), new_folder(tmp_path, "Foo-v0", unique=True)
-    assert one.path.name.startswith("Foo-v0_1_") and other.path.name.startswith("Foo-v0_2_")
-    assert find_folder(tmp_path, "Foo-v0").path == other.path
 
 
 def test_find(tmp_path):
@@ -64,11 +58,11 @@ def test_models(tmp_path):
     folder = RunFolder(tmp_path, "ALE/Pong-v5")
     assert folder.last_model == tmp_path / "ALE-Pong-v5.zip"
     assert folder.best_model == tmp_path / "best_model.zip"
-    with pytest.raises(FileNotFoundError, match="no checkpoint: train with --save-freq"):
-        folder.checkpoint()
+    with pytest.raises(FileNotFoundError, match="no models of earlier timesteps: train with --save-freq"):
+        folder.saved_model()
     for n in (9, 10, 100):
         (tmp_path / f"rl_model_{n}_steps.zip").touch()
-    assert folder.checkpoint() == tmp_path / "rl_model_100_steps.zip"
-    assert folder.checkpoint(10) == tmp_path / "rl_model_10_steps.zip"
-    with pytest.raises(FileNotFoundError, match="no checkpoint after 20 timesteps: choose from 9, 10, 100"):
-        folder.checkpoint(20)
+    assert folder.saved_model() == tmp_path / "rl_model_100_steps.zip"
+    assert folder.saved_model(10) == tmp_path / "rl_model_10_steps.zip"
+    with pytest.raises(FileNotFoundError, match="no model after 20 timesteps: choose from 9, 10, 100"):
+        folder.saved_model(20)

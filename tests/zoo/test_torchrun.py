@@ -1,4 +1,4 @@
-"""Processes that torchrun has started end with it, also where it was killed: nobody else would end them."""
+"""Several processes: real processes, stores and torchrun, also with killed processes."""
 
 import json
 import os
@@ -45,7 +45,7 @@ ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
 
 
 @on_linux
-def test_a_process_ends_with_the_one_that_started_it():
+def test_a_process_ends_with_its_parent():
     tells = "signal.signal(signal.SIGTERM, lambda *_: (sys.stderr.write('ended'), sys.exit()))"
     command = [sys.executable, "-c", AGENT, WORKER.format(before=tells)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ def test_a_process_ends_with_the_one_that_started_it():
 
 @on_linux
 @pytest.mark.parametrize("launched", [True, False])
-def test_a_process_whose_starter_has_gone_before_that_ends_at_once(launched):
+def test_a_process_without_its_parent_ends_at_once(launched):
     environment = ENVIRONMENT if launched else {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
     code = WORKER.format(before="torchrun.PARENT = -1").replace("time.sleep(60)", "")
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
@@ -67,7 +67,7 @@ def test_a_process_whose_starter_has_gone_before_that_ends_at_once(launched):
 
 @pytest.fixture
 def connect():
-    """Connects to one and the same store."""
+    """A function that connects to the same store."""
     server = dist.TCPStore("localhost", 0, is_master=True)
     return lambda: dist.TCPStore("localhost", server.port, is_master=False)
 
@@ -79,8 +79,8 @@ def meet(connect, size, order=None):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_all_have_a_part_of_their_own_in_each_attempt(connect, order):
-    """As torchrun restarts processes: the store is that of before."""
+def test_each_attempt_has_an_unused_store(connect, order):
+    """torchrun gives restarted processes the same store."""
     for attempt in range(3):
         stores = meet(connect, 3, order)
         # Nothing of an earlier attempt is there, and all see the same.
@@ -89,8 +89,8 @@ def test_all_have_a_part_of_their_own_in_each_attempt(connect, order):
         assert [store.get("key") for store in stores] == [str(attempt).encode()] * 3
 
 
-def test_what_the_killed_have_left_is_not_answered(connect):
-    """A process said hello, was called by the first one of its attempt, and both were killed."""
+def test_entries_of_killed_processes_are_ignored(connect):
+    """Processes that announced themselves, and were then killed."""
     store = connect()
     store.set("hello/0", "gone")
     store.set("hello/1", "gone too")
@@ -109,7 +109,7 @@ def test_fewer_come_back(connect):
     assert stores[1].get("key") == b"two"
 
 
-def test_who_does_not_come_is_not_waited_for_for_ever(connect):
+def test_waiting_for_a_missing_process_times_out(connect):
     store = connect()
     store.set("hello/1", "gone")
     with pytest.raises(TimeoutError, match="some of 2 processes that train together did not start"):
@@ -163,7 +163,7 @@ def test_one_run_of_two_processes(tmp_path):
 
 
 def await_checkpoint(run, *launched):
-    """Wait until there is a checkpoint behind the first one.
+    """Wait for a second checkpoint.
 
     :param launched: torchrun, on each machine
     """
@@ -173,7 +173,7 @@ def await_checkpoint(run, *launched):
 
 
 def kill_one(run, *launched):
-    """Kill the second process, once there is a checkpoint behind the first one."""
+    """Kill the second process after the second checkpoint."""
     await_checkpoint(run, *launched)
     parents = ",".join(str(each.pid) for each in launched)
     workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
@@ -182,7 +182,7 @@ def kill_one(run, *launched):
 
 
 def start(*options, train):
-    """Have torchrun train.
+    """Start torchrun with a training command.
 
     :param options: of torchrun
     :param train: the arguments of ``ppo-plus train``
@@ -194,7 +194,7 @@ def start(*options, train):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a run of two processes that nothing happened to."""
+    """The folder of an undisturbed run of two processes."""
     folder = tmp_path_factory.mktemp("whole")
     done = torchrun(2, "-m", "ppo_plus", "train", *given(folder, N_TIMESTEPS), timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -216,8 +216,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 @pytest.mark.slow
 @needs_proc
-def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
-    """By as many processes, and also by one."""
+def test_killed_processes_resume_with_identical_results(tmp_path, whole):
+    """In as many processes, and also in one."""
     resumed = tmp_path / "resumed"
     launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
     kill_one(run_of(resumed), launched)
@@ -237,19 +237,19 @@ def test_killed_it_goes_on_and_ends_the_same(tmp_path, whole):
 
 @pytest.mark.slow
 @needs_proc
-def test_torchrun_restarts_what_was_killed(tmp_path, whole):
+def test_torchrun_restarts_killed_processes(tmp_path, whole):
     options = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
     launched = start(*options, train=given(tmp_path, N_TIMESTEPS))
     kill_one(run_of(tmp_path), launched)
     _, said = launched.communicate(timeout=300)
     assert launched.returncode == 0, said[-3000:]
-    assert said.count("going on with what this job of torchrun") == 1
+    assert said.count("resuming the run that this torchrun job") == 1
     assert_same_run(tmp_path, whole)
 
 
 @pytest.mark.slow
 @needs_proc
-def test_without_torchrun_they_end_and_are_gone_on_with(tmp_path):
+def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
     launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))
     await_checkpoint(run_of(tmp_path), launched)
     launched.kill()
@@ -261,7 +261,7 @@ def test_without_torchrun_they_end_and_are_gone_on_with(tmp_path):
 @pytest.mark.slow
 @needs_proc
 def test_two_machines(tmp_path, whole):
-    """Two of torchrun's agents, as on two machines; the processes of one are killed."""
+    """Two agents of torchrun, as on two machines; a process of one is killed."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -273,5 +273,5 @@ def test_two_machines(tmp_path, whole):
     kill_one(run_of(tmp_path), *launched)
     said = [each.communicate(timeout=300)[1] for each in launched]
     assert [each.returncode for each in launched] == [0, 0], said
-    assert "".join(said).count("going on with what this job of torchrun (two) has begun") == 1
+    assert "".join(said).count("resuming the run that this torchrun job (two) started") == 1
     assert_same_run(tmp_path, whole)

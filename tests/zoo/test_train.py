@@ -1,4 +1,4 @@
-"""Training runs, in process."""
+"""Training runs and resumed runs, in this process and as commands."""
 
 import math
 import os
@@ -23,8 +23,8 @@ from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Part, load_experiment
 from ppo_plus.zoo.plot import read_episodes, read_evaluations, read_training
-from ppo_plus.zoo.runs import Options, find_run
-from ppo_plus.zoo.train import set_up, set_up_again, train
+from ppo_plus.zoo.runs import Options, open_run
+from ppo_plus.zoo.train import resume, set_up, train
 
 SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
@@ -58,7 +58,7 @@ def test_layout_of_the_log_folder(tmp_path, capsys):
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512
 
 
-def test_what_was_asked_for_is_recorded_and_reads_back(tmp_path):
+def test_arguments_are_recorded_and_read_back(tmp_path):
     experiment = SHORT.replace(seed=11, eval_env_kwargs={"sutton_barto_reward": True})
     made = run(tmp_path, experiment)
     assert saved_experiment(made.folder) == experiment
@@ -73,7 +73,7 @@ def test_evaluations(tmp_path):
         assert saved["results"].shape == (2, 3)
 
 
-def test_environments_stepped_all_at_once_are_evaluated_with_what_they_are_normalized_by(tmp_path):
+def test_evaluation_uses_statistics_of_batched_environments(tmp_path):
     made = run(tmp_path, SHORT.replace(vec_env="gymnasium", normalize={}))
     trained, evaluated = made.model.get_vec_normalize_env(), made.eval_env
     np.testing.assert_array_equal(evaluated.obs_rms.mean, trained.obs_rms.mean)
@@ -86,7 +86,7 @@ def test_without_evaluations(tmp_path, capsys):
     assert "training episodes after 512 timesteps" in capsys.readouterr().out
 
 
-def test_evaluation_is_no_part_of_the_recorded_training(tmp_path):
+def test_evaluation_is_not_recorded_as_training(tmp_path):
     timesteps, _ = read_episodes(run(tmp_path).folder.path)
     assert 0 < timesteps[-1] <= 512
 
@@ -98,14 +98,14 @@ def test_same_seed_same_result(tmp_path):
     assert returns(3) == returns(3) != returns(4)
 
 
-def test_options_change_nothing_of_what_is_learned(tmp_path):
+def test_options_do_not_change_the_training(tmp_path):
     one = run(tmp_path, progress=False, eval_freq=-1)
     other = run(tmp_path, save_freq=64, n_eval_envs=2)
     for a, b in zip(one.model.policy.parameters(), other.model.policy.parameters(), strict=True):
         assert a.equal(b)
 
 
-def test_normalization_is_saved_and_uses_the_discount_of_the_algorithm(tmp_path):
+def test_normalization_is_saved_with_the_algorithms_discount(tmp_path):
     experiment = SHORT.replace(normalize={})
     made = run(tmp_path, experiment)
     raw = make_envs(experiment.replace(normalize=None))
@@ -119,7 +119,7 @@ def test_normalization_is_saved_and_uses_the_discount_of_the_algorithm(tmp_path)
         assert not np.allclose(loaded.obs_rms.var, 1)
 
 
-def test_a_saved_model_is_trained_on(tmp_path):
+def test_a_saved_model_is_trained_further(tmp_path):
     experiment = SHORT.replace(normalize={})
     first = run(tmp_path, experiment)
     second = set_up(
@@ -142,7 +142,7 @@ def test_settings_may_name_callbacks(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, FloatingPointError])
-def test_what_was_learned_survives_an_interruption_and_an_error(tmp_path, monkeypatch, kind):
+def test_interruptions_and_errors_save_the_model(tmp_path, monkeypatch, kind):
     made = set_up(SHORT, Options(log_folder=str(tmp_path)))
 
     def fail(*_args, **_kwargs):
@@ -158,7 +158,7 @@ def test_what_was_learned_survives_an_interruption_and_an_error(tmp_path, monkey
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, FloatingPointError])
-def test_an_interruption_and_an_error_leave_a_checkpoint_of_the_latest_rollout(tmp_path, monkeypatch, kind):
+def test_interruptions_and_errors_leave_the_latest_checkpoint(tmp_path, monkeypatch, kind):
     # The state is taken in each rollout, however long that takes.
     monkeypatch.setattr(checkpoint, "SHARE", 1e9)
     made = set_up(SHORT.with_hyperparams({"n_steps": 64}), Options(log_folder=str(tmp_path), eval_freq=-1))
@@ -197,7 +197,7 @@ NORMALIZED = load_experiment("Pendulum-v1", overrides={**SETTINGS, "normalize": 
 
 
 class Stop(BaseCallback):
-    """Raises after so many steps of each environment, once."""
+    """Interrupts once, after a number of steps of each environment."""
 
     left = 0
 
@@ -217,7 +217,7 @@ def options(tmp_path, **changes):
 
 
 def episodes(folder):
-    """Of each environment the episodes' returns and lengths, as they stand in its file."""
+    """Returns and lengths of the episodes in the file of each environment."""
     files = sorted(folder.path.glob("*.monitor.csv"))
     return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
 
@@ -233,7 +233,7 @@ def assert_same_results(folder, other):
 
 
 @pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
-def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     Stop.left = 0
     whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
@@ -242,7 +242,7 @@ def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp
     for Stop.left in (150, 170):
         assert not train(cut)
         monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
-        cut = set_up_again(find_run(cut.folder.path))
+        cut = resume(open_run(cut.folder.path))
         assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
     assert cut.model.num_timesteps == 512
     assert train(cut)
@@ -255,7 +255,7 @@ def command(*arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
-def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
+def test_a_killed_run_resumes_with_identical_results(vec_env, tmp_path):
     given = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
     given += ["--vec-env", vec_env, *"-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -274,7 +274,7 @@ def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
         process.wait()
         arguments = ["--resume", str(run), "--no-progress"]
     subprocess.run(command(*arguments), check=True, env=environment)
-    assert_same_results(find_run(run), find_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
+    assert_same_results(open_run(run), open_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
 
 
 def names_of(folder):
@@ -283,7 +283,7 @@ def names_of(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
+def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
     # A signal that comes while something is compiled waits for its end.
     given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()
     given += ["-params", "compile:False"]
@@ -296,68 +296,68 @@ def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code
     steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
-    assert f"go on from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
+    assert f"resume from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
     assert steps > 0
 
 
-def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
+def test_a_finished_run_cannot_be_resumed(tmp_path):
     run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
     assert train(run)
     with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
-        set_up_again(find_run(run.folder.path))
+        resume(open_run(run.folder.path))
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_run_that_was_ended_before_its_first_checkpoint_is_begun_anew(begun, tmp_path):
+def test_a_run_without_a_checkpoint_cannot_be_resumed(begun, tmp_path):
     run = set_up(NORMALIZED, options(tmp_path))
     if begun:
-        with run.folder.held():
+        with run.folder.locked():
             pass
-    with pytest.raises(FileNotFoundError, match="no checkpoint. It was ended before its first") as raised:
-        set_up_again(find_run(run.folder.path))
+    with pytest.raises(FileNotFoundError, match="no checkpoint. The run ended before its first") as raised:
+        resume(open_run(run.folder.path))
     assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
 
 
-def test_progress_of_a_run_that_goes_on_counts_from_its_beginning(tmp_path, monkeypatch, capsys):
+def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     Stop.left = 400
     run = set_up(STOPPING, options(tmp_path, progress=True, eval_freq=-1))
     assert not train(run)
     monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
     capsys.readouterr()
-    assert train(set_up_again(find_run(run.folder.path)))
+    assert train(resume(open_run(run.folder.path)))
     beginning, *lines = capsys.readouterr().err.splitlines()
-    assert beginning.startswith("Pendulum-v1: going on after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
+    assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
     assert [line.split(" timesteps")[0] for line in lines] == ["820 of 1,024", "922 of 1,024", "1,024 of 1,024"]
 
 
-def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
+def test_a_running_run_cannot_be_resumed(tmp_path):
     run = set_up(NORMALIZED, options(tmp_path))
     checkpoint.write(run.folder.checkpoints, checkpoint.take(run.model))
-    with run.folder.held():
-        for resume in (set_up_again, lambda _: train(run)):
+    with run.folder.locked():
+        for start in (resume, lambda _: train(run)):
             with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
-                resume(run.folder)
-    assert set_up_again(run.folder).model.num_timesteps == 0
+                start(run.folder)
+    assert resume(run.folder).model.num_timesteps == 0
 
 
-def test_it_goes_on_with_the_vector_environment_that_was_picked(tmp_path):
-    """Not with the one that would be picked now."""
+def test_a_resumed_run_keeps_its_vector_environment(tmp_path):
+    """It is not chosen again."""
     experiment = load_experiment("CartPole-v1", overrides={**SETTINGS, "n_envs": 8, "n_steps": 16})
     picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
     assert picked.experiment == experiment.replace(vec_env="gymnasium")
     picked.model.save_checkpoint(picked.folder.checkpoints)
-    again = set_up_again(picked.folder)
+    again = resume(picked.folder)
     assert again.experiment.vec_env == "gymnasium"
     assert train(again)
 
 
-def test_what_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: this is no run's folder"):
-        find_run(tmp_path)
+def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: not the folder of a run"):
+        open_run(tmp_path)
 
 
-def test_trained_on_it_can_go_on_counting(tmp_path):
+def test_training_further_can_continue_the_count(tmp_path):
     short = NORMALIZED.replace(n_timesteps=256)
     first = set_up(short, options(tmp_path))
     train(first)

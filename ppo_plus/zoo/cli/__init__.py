@@ -1,7 +1,7 @@
 """The command line. A mistake of the user ends in one clear line and exit code 2.
 
-A subcommand is a module with ``add_parser(commands)``. The parser that it adds has a default ``prepare``: a function of
-the arguments that does all that can fail by a mistake of the user, and returns the function that does the work.
+A subcommand is a module with ``add_parser(commands)``. Its parser has a default ``prepare``: a function of the
+arguments that does everything in which a mistake of the user can show, and returns the function that does the work.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         with _warnings_in_one_line():
-            # Everything else is imported within, so that Ctrl-C is answered while it is.
+            # Everything else is imported inside, so that Ctrl-C also works during the imports.
             with ending_at_once():
                 parser = make_parser()
                 work = _prepare(parser, arguments)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Within it, warnings look like errors do: no line of source, which means nothing to whoever typed a command."""
+    """Print warnings in the block as one line, without a line of source, like errors."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"ppo-plus: warning: {' '.join(str(message).split())}\n"
     try:
@@ -50,7 +50,7 @@ def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], 
     import gymnasium as gym
 
     mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
-    # Only mistakes in the settings are caught: an error while working is no user's mistake, and shows its traceback.
+    # Only here: an error during the work is not a mistake of the user, and shows its traceback.
     try:
         return args.prepare(args)  # type: ignore[no-any-return]
     except mistakes as error:
@@ -63,12 +63,12 @@ def _work(parser: "Parser", work: Callable[[], None]) -> None:
     try:
         work()
     except gym.error.DependencyNotInstalled as error:
-        # Many environments import what draws them only when they draw.
+        # Many environments import the package that they draw with only when they draw.
         parser.error(str(error))
 
 
-def _missing(commands: Any, _args: Any) -> NoReturn:
-    """What is prepared where no command was given."""
+def _no_command(commands: Any, _args: Any) -> NoReturn:
+    """:raises ValueError: always, because no command was given"""
     raise ValueError(f"which COMMAND? One of {', '.join(commands.choices)}; see ppo-plus --help")
 
 
@@ -85,7 +85,7 @@ def make_parser() -> "Parser":
     )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    parser.set_defaults(prepare=partial(_missing, commands))
+    parser.set_defaults(prepare=partial(_no_command, commands))
     for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

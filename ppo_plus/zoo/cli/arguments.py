@@ -1,7 +1,7 @@
-"""What the subcommands' arguments have in common: one-line errors, and types that say what is wrong.
+"""Arguments that several subcommands have: one-line errors, and types whose errors say what is wrong.
 
-Torch, SB3 and Gymnasium take seconds to load: the commands import them where they use them, so that ``--help`` and most
-mistakes are told at once.
+Torch, SB3 and Gymnasium take seconds to load. The commands import them where they use them, so that ``--help`` and most
+errors are shown at once.
 """
 
 import argparse
@@ -14,6 +14,8 @@ from ppo_plus.zoo.runs import ALGO
 
 #: Kinds of devices that networks can be on.
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+#: Help of ``--trust-model``.
+TRUST_MODEL = "read SB3 models that contain pickles, which run code, and let the settings of the run import anything"
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,8 +29,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-class _Refused(argparse.Action):
-    """An option that is not there, and says what to do instead."""
+def add_option(group: Any, names: str, help: str, **kwargs: Any) -> None:
+    """Add an option; if its default is a number or a text, the help ends with it.
+
+    :param group: a parser, or a group of one
+    :param names: spellings of the option, separated by spaces
+    :param help: what it does
+    :param kwargs: further arguments of ``add_argument``
+    """
+    shown = isinstance(kwargs.get("default"), str | int | float)
+    group.add_argument(*names.split(), help=f"{help} (default: %(default)s)" if shown else help, **kwargs)
+
+
+class _RemovedOption(argparse.Action):
+    """An option of rl_zoo3 that does not exist here; its error says what to do instead."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
@@ -37,84 +51,62 @@ class _Refused(argparse.Action):
 
 
 def refuse(command: argparse.ArgumentParser, remedies: Mapping[str, str]) -> None:
-    """Answer those of rl_zoo3's options that a command does not have.
+    """Answer options of rl_zoo3 that a command does not have.
 
     :param command: its parser
-    :param remedies: of each option (with ``/`` between its spellings), what to do instead
+    :param remedies: for each option (spellings separated by ``/``), what to do instead
     """
     for options, remedy in remedies.items():
-        command.add_argument(*options.split("/"), action=_Refused, nargs="*", const=remedy, help=argparse.SUPPRESS)
+        command.add_argument(
+            *options.split("/"), action=_RemovedOption, nargs="*", const=remedy, help=argparse.SUPPRESS
+        )
 
 
 def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[str, ...] = ("ppo",)) -> None:
-    """``--algo``, which rl_zoo3's command lines have.
+    """Add ``--algo``, which rl_zoo3's command lines have.
 
     :param command: the parser
     :param help: what it means there
-    :param also: what it may be, besides ``ppo_plus``
+    :param also: possible values besides ``ppo_plus``
     """
     command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
-    """The arguments of every subcommand that makes environments.
+    """Add the arguments of every subcommand that creates environments.
 
     :param command: its parser
-    :param log_folder: name of the option for the folder of all runs, as rl_zoo3 calls it there
+    :param log_folder: rl_zoo3's name of the option for the folder of all runs
     :param env_required: whether the environment must be given
     """
-    command.add_argument(
-        "--env", required=env_required, metavar="ID", help="id of a Gymnasium environment, such as CartPole-v1"
+    add_option(
+        command, "--env", "id of a Gymnasium environment, such as CartPole-v1", required=env_required, metavar="ID"
     )
-    command.add_argument(
-        "-f",
-        log_folder,
-        dest="log_folder",
-        default="logs",
-        metavar="DIR",
-        help="folder that holds all runs (default: logs)",
-    )
-    command.add_argument(
-        "--gym-packages",
-        nargs="+",
-        default=[],
-        metavar="PKG",
-        help="packages, or modules in the current folder, to import because they register environments",
-    )
-    command.add_argument(
-        "--env-kwargs", nargs="+", type=key_value, metavar="K:V", help="arguments of the environment, such as g:9.81"
-    )
-    command.add_argument("--device", type=device, default="auto", help="cpu, cuda or auto (default: auto)")
+    add_option(command, f"-f {log_folder}", "folder of all runs", dest="log_folder", default="logs", metavar="DIR")
+    help = "import packages, or modules in the current folder, that register environments"
+    add_option(command, "--gym-packages", help, nargs="+", default=[], metavar="PKG")
+    help = "arguments of the environment, such as g:9.81"
+    add_option(command, "--env-kwargs", help, nargs="+", type=key_value, metavar="K:V")
+    add_option(command, "--device", "cpu, cuda or auto", type=device, default="auto")
 
 
 def add_fault_arguments(group: Any, of: str = "") -> None:
-    """What a run survives of its environments.
+    """Add the arguments for environments that fail.
 
-    :param group: where the arguments go
-    :param of: what has so many restarts, for the help
+    :param group: where to add them
+    :param of: what the number of restarts counts for, for the help
     """
-    group.add_argument(
-        "--restart-envs",
-        type=whole_number,
-        metavar="N",
-        help="where an environment raises, returns NaN or another shape, hangs (--env-timeout) or dies, train on with "
-        f"a fresh one, up to N times{of} (default: it is an error that names environment, seed and step)",
+    help = (
+        "replace an environment that raises, returns NaN or another shape, hangs (--env-timeout) or dies by a new one, "
+        f"up to N times{of} (default: stop with an error that names environment, seed and step)"
     )
-    group.add_argument(
-        "--env-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help="how long an environment may take for a step or a reset; needs --vec-env subproc or auto (default: any "
-        "time)",
-    )
-
-
-#: Help of ``--trust-model``.
-TRUST_MODEL = "read a model of SB3 that holds pickles, which run code, and let the settings of its run import anything"
+    add_option(group, "--restart-envs", help, type=whole_number, metavar="N")
+    help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"
+    add_option(group, "--env-timeout", help, type=seconds, metavar="SECONDS")
 
 
 def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
-    """What settings may import from; ``None``: from anywhere.
+    """Packages that settings may import from; ``None``: any.
 
     :param args: with ``trust_config`` and ``gym_packages``
     """
@@ -122,7 +114,7 @@ def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def key_value(text: str) -> tuple[str, Any]:
-    """``key:value``, as rl_zoo3 writes it; the value is Python text without code, or a plain word."""
+    """``key:value``, as in rl_zoo3; the value is Python text without code, or a plain word."""
     import yaml
 
     from ppo_plus.zoo.hyperparams import parse_literal
@@ -171,7 +163,7 @@ def seed(text: str) -> int:
 
 
 def device(text: str) -> str:
-    """The name of a device; whether it is there is asked when torch has loaded (:func:`require_device`)."""
+    """The name of a device. :func:`require_device` checks later whether it exists, because that needs torch."""
     if not re.fullmatch(rf"({'|'.join(DEVICES)})(:\d+)?", text):
         raise argparse.ArgumentTypeError(
             f"there is no device {text!r}: use {', '.join(DEVICES)} or cuda:1, cuda:2, ..."
@@ -180,10 +172,10 @@ def device(text: str) -> str:
 
 
 def require_device(name: str) -> None:
-    """SB3 takes the CPU in place of a GPU that is not there; whoever asks for one wants to know.
+    """Check that a device exists: SB3 would silently use the CPU instead.
 
     :param name: name of a device
-    :raises ValueError: torch has no such device on this machine
+    :raises ValueError: torch finds no such device on this machine
     """
     import torch as th
 

@@ -3,15 +3,21 @@
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_plus.zoo.cli.arguments import add_algo_argument
+from ppo_plus.zoo.cli.arguments import add_algo_argument, add_option
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, runs_of
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.plot import Curve
+
+DESCRIPTION = """
+Draw learning curves. From five runs on, the picture shows a 95 % interval of their mean; with fewer, each run. A run
+that continues another one (train -i) is drawn together with it.
+"""
 
 
 def add_parser(commands: Any) -> None:
@@ -20,21 +26,16 @@ def add_parser(commands: Any) -> None:
     :param commands: the program's subparsers
     """
     command = commands.add_parser(
-        "plot",
-        help="draw learning curves: means over runs, with 95 %% intervals",
-        description="Draw learning curves. Five or more runs have a 95 %% interval of their mean; of fewer, each is "
-        "drawn. A run that another one continues (train -i) is drawn as its beginning.",
+        "plot", help="draw learning curves: means over runs, with 95 %% intervals", description=DESCRIPTION
     )
     command.set_defaults(prepare=prepare)
-    add_algo_argument(command, "folder of the runs: ppo and ppo_lstm for what rl_zoo3 trained", RL_ZOO3_ALGOS)
-    add = command.add_argument
-    add("-e", "--env", nargs="+", required=True, metavar="ID", help="environments: one panel each")
-    add("-f", "--exp-folders", nargs="+", default=["logs"], metavar="DIR", help="log folders: one curve each (logs)")
-    add("-l", "--labels", nargs="+", metavar="LABEL", help="names of the curves (default: the folders')")
-    add(
-        "-y", choices=["eval", "train"], default="eval", help="evaluations, or training episodes (default: %(default)s)"
-    )
-    add("-o", "--output", default="curves.png", metavar="FILE", help="a .png, .svg or .pdf (default: %(default)s)")
+    add_algo_argument(command, "folder of the runs: ppo and ppo_lstm for runs of rl_zoo3", RL_ZOO3_ALGOS)
+    add = partial(add_option, command)
+    add("-e --env", "environments, one panel each", nargs="+", required=True, metavar="ID")
+    add("-f --exp-folders", "log folders, one curve each (default: logs)", nargs="+", default=["logs"], metavar="DIR")
+    add("-l --labels", "names of the curves (default: the folders)", nargs="+", metavar="LABEL")
+    add("-y", "returns of evaluations or of training episodes", choices=["eval", "train"], default="eval")
+    add("-o --output", "a .png, .svg or .pdf", default="curves.png", metavar="FILE")
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
@@ -50,29 +51,29 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     missing = []
     for env_id, label in product(args.env, folders):
         try:
-            curves.setdefault(env_id, {})[label] = _read(folders[label], env_id, args)
+            curve = _read(folders[label], env_id, args)
+            curves.setdefault(env_id, {})[label] = curve
         except ValueError as error:
             missing.append(str(error))
-    curves = {env_id: by_label for env_id, by_label in curves.items() if by_label}
     if not curves:
         raise ValueError("; ".join(missing))
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
-
-    def work() -> None:
-        from ppo_plus.zoo.plot import plot_curves
-
-        plot_curves(curves, path)
-        for env_id, by_label in curves.items():
-            for label, curve in by_label.items():
-                print(f"{env_id}, {label}: {curve}")
-        print(path)
-
-    return work
+    return partial(_plot, curves, path)
 
 
 def _read(folder: Path, env_id: str, args: argparse.Namespace) -> "Curve":
     from ppo_plus.zoo.plot import read_curve
 
-    # A run that `ppo-plus train --algo ppo` made is PPO_Plus's.
+    # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
     return read_curve(folder, env_id, args.y, args.algo if runs_of(folder / args.algo, env_id) else ALGO)
+
+
+def _plot(curves: "dict[str, dict[str, Curve]]", path: Path) -> None:
+    from ppo_plus.zoo.plot import plot_curves
+
+    plot_curves(curves, path)
+    for env_id, by_label in curves.items():
+        for label, curve in by_label.items():
+            print(f"{env_id}, {label}: {curve}")
+    print(path)

@@ -99,7 +99,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
-    from ppo_plus.zoo.envs import check_supervision, settle
+    from ppo_plus.zoo.envs import check_supervision, choose_vec_env
     from ppo_plus.zoo.tune.plan import tell_budget
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
@@ -113,7 +113,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
         # Gymnasium imports it, and workers must be told that they may.
         args.gym_packages = [*args.gym_packages, module]
     # Once, so that all trials of a study have the same.
-    experiment = settle(make_experiment(args), **_supervision(args))
+    experiment = choose_vec_env(make_experiment(args), **_supervision(args))
     plan, space = _plan(args, experiment), read_space(args.search_space)
     check_supervision(experiment.vec_env, **_supervision(args))
     task = check(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages))

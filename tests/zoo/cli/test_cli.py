@@ -12,7 +12,9 @@ import subprocess
 import sys
 import termios
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium as gym
 import pytest
@@ -97,7 +99,7 @@ def test_a_warning_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
-def test_signals_save_what_was_learned(tmp_path, number):
+def test_signals_save_the_model(tmp_path, number):
     """The second one does not disturb the saving that the first one started."""
     command = [sys.executable, "-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "1e7"]
     process = subprocess.Popen(
@@ -127,7 +129,7 @@ def test_signals_save_what_was_learned(tmp_path, number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupt_that_is_lost_ends_the_training_nevertheless(folder, handlers, loses_interrupt, number):
+def test_an_interrupt_lost_in_other_code_still_ends_training(folder, handlers, loses_interrupt, number):
     loses_interrupt(number)
     with pytest.raises(SystemExit) as stop:
         main([*TRAIN, "-n", "2048", "--eval-freq", "-1", "--no-progress", "-params", "n_steps:128"])
@@ -218,7 +220,7 @@ def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys)
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_dry_run_prints_is_a_settings_file(folder, capsys):
+def test_a_dry_run_prints_a_settings_file(folder, capsys):
     main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
     (folder / "mine.yml").write_text(capsys.readouterr().out)
     assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
@@ -251,7 +253,7 @@ def test_tensorboard(folder):
     assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
 
 
-def test_training_on_of_a_saved_model(folder, capsys):
+def test_training_a_saved_model_further(folder, capsys):
     main([*TRAIN, "-n", "256", "--no-progress"])
     main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
     assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
@@ -318,8 +320,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
         (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
-        (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings are YAML here"),
-        (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings are YAML here"),
+        (["--env", "CartPole-v1", "-conf", "mine.py"], "mine.py: no such file"),
         (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
@@ -344,7 +345,7 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["plot", "-e", "CartPole-v1", "-f", "a", "b", "-l", "c"], "1 labels for 2 folders"),
         (["tune"], "--env"),
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
-        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "a process of its own: add --vec-env subproc"),
+        (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "ended when it hangs: add --vec-env subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
         (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
         (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
@@ -387,6 +388,19 @@ def test_mistake_in_the_settings_file(folder, check_one_line_error, text, messag
 def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     check_one_line_error([*TRAIN, "--track"], "--track needs Weights & Biases: pip install wandb")
+
+
+def test_tracking_takes_its_project_from_the_environment(folder, monkeypatch):
+    started = {}
+    stand_in = ModuleType("wandb")
+    stand_in.__spec__ = ModuleSpec("wandb", None)
+    stand_in.init = lambda **kwargs: started.update(kwargs)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    main([*TRAIN, "-n", "64", "--seed", "3", "--track", "--no-progress", "-params", "n_steps:64"])
+    assert re.fullmatch(r"CartPole-v1__ppo_plus__3__\d+", started["name"])
+    assert (started["project"], started["sync_tensorboard"], started["config"]["seed"]) == ("mine", True, 3)
+    assert list(folder.glob(f"runs/{started['name']}/CartPole-v1/*/events*"))
 
 
 def test_an_environment_that_cannot_draw(folder, check_one_line_error, monkeypatch, capsys):
@@ -471,7 +485,14 @@ def test_tune_knows_all_of_trains_flags():
         ("train --trial-id 3", "ppo-plus train -conf FILE"),
         ("train --env CartPole-v1 --truncate-last-trajectory False", "PPO has no replay buffer; leave it out"),
         ("train --env CartPole-v1 --no-optim-plots", "leave it out"),
+        ("train --env CartPole-v1 --log-interval 10", "every rollout is logged; leave it out"),
+        ("train --env CartPole-v1 -uuid", "different numbers; leave it out"),
+        ("train --env CartPole-v1 --track --wandb-group x", "WANDB_RUN_GROUP"),
+        ("train --env CartPole-v1 -tags x y", "-tags: set the environment variable WANDB_TAGS"),
         ("enjoy --env CartPole-v1 --norm-reward", "leave it out"),
+        ("enjoy --env CartPole-v1 --reward-log x", "the returns are printed; leave it out"),
+        ("enjoy --env CartPole-v1 -P", "-P: each episode is printed when it ends"),
+        ("enjoy --env CartPole-v1 --verbose 0", "--verbose: each episode is printed"),
         ("record --env CartPole-v1 --custom-objects", "leave it out"),
         ("tune --env CartPole-v1 -optimize --n-trials 5", "-optimize: `ppo-plus tune` always does; leave it out"),
         ("tune --env CartPole-v1 --n-trials 5", "--n-trials: use --max-total-trials N"),
@@ -496,7 +517,7 @@ def test_rl_zoo3s_other_flags_say_what_to_do(folder, check_one_line_error, argum
 
 def test_rl_zoo3s_algorithm(folder, capsys):
     main([*TRAIN, "--algo", "ppo", "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
-    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600 -P --verbose 0".split())
+    main("enjoy --algo ppo --env CartPole-v1 --no-render -n 600".split())
     main("plot --algo ppo -e CartPole-v1".split())
     assert (folder / "logs" / "ppo_plus" / "CartPole-v1_1").is_dir()
 
@@ -509,7 +530,7 @@ def test_a_gpu_that_is_not_there(folder, check_one_line_error):
     check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"], message)
 
 
-def test_plot_leaves_out_what_is_missing(folder, capsys):
+def test_plot_leaves_out_missing_runs(folder, capsys):
     main([*TRAIN, "-n", "64", "-params", "n_steps:64", "--eval-freq", "64", "--no-progress"])
     capsys.readouterr()
     main(["plot", "-e", "CartPole-v1", "Pendulum-v1", "-f", "logs", "nowhere"])
@@ -573,9 +594,8 @@ for arguments in sys.argv[1].splitlines():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["ppo_plus", "ppo_plus.zoo.cli"])
-def test_as_a_module(tmp_path, module):
-    done = run(["-m", module, "--version"], tmp_path, capture_output=True)
+def test_as_a_module(tmp_path):
+    done = run(["-m", "ppo_plus", "--version"], tmp_path, capture_output=True)
     assert done.stdout == f"ppo-plus {__version__}\n"
 
 

@@ -1,6 +1,0 @@
-"""``python -m ppo_plus.zoo.cli`` is ``ppo-plus``."""
-
-from ppo_plus.zoo.cli import main
-
-if __name__ == "__main__":
-    main()
