@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_plus.envs.resumable.plain_values import State
+from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.generators import make_bit_generator
 
 
@@ -28,7 +28,7 @@ def set_generator(owner: Any, state: State | None) -> None:
         return
     bits, generator = make_bit_generator(state["state"]), owner._np_random
     if generator is not None and type(generator.bit_generator) is type(bits):
-        # The same object goes on, which others may hold too.
+        # The same object, which others may have, too.
         generator.bit_generator.state = state["state"]
     else:
         owner._np_random = np.random.Generator(bits)

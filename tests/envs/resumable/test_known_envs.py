@@ -13,7 +13,7 @@ from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv
 from stable_baselines3.common.monitor import Monitor
 
 from ppo_plus import Resumable
-from ppo_plus.envs.resumable.known_envs import LASTING, MADE, VEC_WRAPPERS, WORLDS, WRAPPERS
+from ppo_plus.envs.resumable.known_envs import LASTING, MADE, VEC_WRAPPERS, WORLDS, WRAPPERS, class_name
 from ppo_plus.envs.resumable.state import get_state, set_state
 
 ENVS = {
@@ -190,8 +190,7 @@ def test_every_known_wrapper_goes_on(name):
 def test_known_wrappers_change_nothing_that_is_not_kept(name):
     """What a step or a reset changes is among the attributes that are listed."""
     env = in_wrapper(name)
-    kept = WRAPPERS[f"{type(env).__module__}.{type(env).__qualname__}"]
-    listed = {*kept.lasting, *kept.record, *kept.episode, *kept.clocks}
+    listed = set(WRAPPERS[class_name(env)])
     # What a reset sets for good; and Resumable, which is what this is about, and starts anew.
     known = {"env", "checked_reset", "checked_step", "checked_data_reuse", "_previous_data", "_has_reset", "_episode"}
     # What is only written to before it is read.

@@ -451,7 +451,9 @@ def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fau
     assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 80
     for name, value in whole.policy.state_dict().items():
         assert th.equal(model.policy.state_dict()[name], value)
-    assert equal(get_state(model.env)["kept"][-1]["supervision"], get_state(whole.env)["kept"][-1]["supervision"])
+    assert equal(
+        get_state(model.env)["vec_layers"][-1]["supervision"], get_state(whole.env)["vec_layers"][-1]["supervision"]
+    )
     for each in (model, whole):
         each.env.close()
 
