@@ -27,8 +27,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.vec_env import as_vec_env
@@ -164,7 +165,7 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs
     kind, _ = pick(env_id, n_envs, make, "env_kwargs need single environments" if env_kwargs else "")
     if kind in BATCHED:
         return BATCHED[kind](env_id, n_envs, seed, {})
-    vec_env_cls: Any = SupervisedVecEnv if kind == "subproc" else DummyVecEnv
+    vec_env_cls: Any = SupervisedVecEnv if kind == "subproc" else LeanVecEnv
     return make_vec_env(make, n_envs, seed=seed, wrapper_class=Resumable, vec_env_cls=vec_env_cls)
 
 

@@ -31,6 +31,7 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.envs.resumable.attributes import NotResumableError, State, get_attributes, plain, set_attributes
 from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, class_name
@@ -40,7 +41,7 @@ from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
 #: What steps single environments.
-VEC_ENVS = (DummyVecEnv, SubprocVecEnv, SupervisedVecEnv)
+VEC_ENVS = (DummyVecEnv, LeanVecEnv, SubprocVecEnv, SupervisedVecEnv)
 
 
 def get_state(vec_env: VecEnv) -> State:
