@@ -23,7 +23,7 @@
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -36,7 +36,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
-from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.batched_vec_env import BatchedVecEnv
+from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 
@@ -69,7 +70,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     return env
 
 
-class _VectorAdapter(AsOne):
+class _VectorAdapter(BatchedVecEnv):
     """What both adapters share.
 
     :param env: the vector environment, which the adapter owns from now on
@@ -481,20 +482,6 @@ def _values(column: Any, n: int) -> list[Any]:
         return list(column)
     # One value for all environments.
     return [column] * n
-
-
-def mapped(function: Callable[[Any], Any], obs: Any) -> Any:
-    """Apply a function to the array, or to each array of a dict or tuple."""
-    if isinstance(obs, dict):
-        return {key: mapped(function, sub) for key, sub in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(mapped(function, sub) for sub in obs)
-    return function(obs)
-
-
-def row_of(obs: Any, i: int) -> Any:
-    """A copy of the observation of environment ``i``."""
-    return mapped(lambda array: np.array(array[i]), obs)
 
 
 def _final_row(final_obs: Any, i: int) -> Any:

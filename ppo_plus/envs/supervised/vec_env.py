@@ -30,10 +30,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.errors import described
+from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.supervised.faults import EnvFault, Fault
 from ppo_plus.envs.supervised.guarded import Refusal
 from ppo_plus.envs.supervised.workers import Local, Process, closing_deadline, context
-from ppo_plus.envs.vec_env import mapped, row_of
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 

@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
@@ -210,9 +211,7 @@ def _batched(
 
 
 def _to_jax(jax: Any, actions: Any) -> Any:
-    if isinstance(actions, Mapping):
-        return {key: _to_jax(jax, sub) for key, sub in actions.items()}
-    if actions.dtype == th.int64:
-        # JAX has no long integers by default.
-        actions = actions.int()
-    return jax.dlpack.from_dlpack(actions.contiguous())
+    # JAX has no long integers by default.
+    return mapped(
+        lambda part: jax.dlpack.from_dlpack((part.int() if part.dtype == th.int64 else part).contiguous()), actions
+    )

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ppo_plus.envs.autoreset import SAME_STEP
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
@@ -145,7 +146,7 @@ class ManagedTensors(_Adapter):
         final = extras.get("final_obs")
         if not self._resets_itself:
             # A copy, since the reset computes all observations anew.
-            final = {key: _copied(sub) for key, sub in obs.items()}
+            final = mapped(th.clone, obs)
             ended = (terminated | truncated).nonzero().squeeze(1)
             if len(ended):
                 # Copies as well: to begin an episode clears the flags of the last one.
@@ -236,20 +237,12 @@ class _Groups:
 
 def as_tensor(value: Any, device: th.device) -> Any:
     """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
-    if isinstance(value, Mapping):
-        return {key: as_tensor(sub, device) for key, sub in value.items()}
-    if isinstance(value, tuple):
-        return tuple(as_tensor(sub, device) for sub in value)
-    return th.as_tensor(value, device=device)
+    return mapped(lambda part: th.as_tensor(part, device=device), value)
 
 
 def as_numpy(value: Any) -> Any:
-    """Tensors as NumPy arrays of their own memory, in any nesting of dicts and tuples."""
-    if isinstance(value, Mapping):
-        return {key: as_numpy(sub) for key, sub in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(as_numpy, value))
-    return value.cpu().numpy().copy()
+    """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
+    return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)
 
 
 def _speaks_torch(env: Any) -> bool:
@@ -294,10 +287,6 @@ def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     episodes = {key: value for key, value in found["episode"].items() if isinstance(value, th.Tensor)}
     return {f"episode/{key}": (value.float() * ended).sum() / ended.sum() for key, value in episodes.items()}
-
-
-def _copied(obs: Any) -> Any:
-    return {key: _copied(sub) for key, sub in obs.items()} if hasattr(obs, "items") else obs.clone()
 
 
 def _first(found: Any) -> Any:

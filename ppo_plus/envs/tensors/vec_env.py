@@ -7,6 +7,7 @@ everybody else: evaluation, callbacks, other algorithms. Those convert to NumPy,
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.batched_vec_env import BatchedVecEnv
 from ppo_plus.envs.errors import check_shape
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
@@ -46,7 +48,7 @@ class Stepped(NamedTuple):
     log: Mapping[str, Any]
 
 
-class TensorVecEnv(AsOne):
+class TensorVecEnv(BatchedVecEnv):
     """A :class:`~ppo_plus.TensorEnv` as a ``VecEnv``.
 
     Nested Dict observations are flattened (``"camera/rgb"``), and images get their channels first, as SB3 has them.
@@ -86,7 +88,7 @@ class TensorVecEnv(AsOne):
         :param actions: as the simulator takes them, on any device
         :raises ValueError: it returns tensors of another shape than its spaces
         """
-        given = self.env.step(_moved(actions, self.device))
+        given = self.env.step(mapped(lambda part: part.to(self.device), actions))
         obs, rewards = self._layout(given.obs), given.rewards.reshape(-1).float()
         terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
         if self._unchecked:
@@ -145,7 +147,7 @@ class TensorVecEnv(AsOne):
                 infos[i]["TimeLimit.truncated"] = timeout
                 infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
                 if step.final_obs is not None:
-                    infos[i]["terminal_observation"] = as_numpy(_row(step.final_obs, i))
+                    infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
         return infos
 
     def close(self) -> None:
@@ -211,13 +213,3 @@ def _flat(nested: Any, before: str = "") -> dict[str, Any]:
 def _channels_first(space: Any) -> spaces.Box:
     low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
     return spaces.Box(low, high, dtype=space.dtype)
-
-
-def _moved(actions: Any, device: th.device) -> Any:
-    if isinstance(actions, dict):
-        return {key: _moved(part, device) for key, part in actions.items()}
-    return tuple(_moved(part, device) for part in actions) if isinstance(actions, tuple) else actions.to(device)
-
-
-def _row(obs: Obs, i: int) -> Obs:
-    return {key: part[i] for key, part in obs.items()} if isinstance(obs, dict) else obs[i]
