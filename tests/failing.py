@@ -25,7 +25,7 @@ FAULTS = {
     "kill": "died with its process (SIGKILL)",
     "exit": "died with its process (exit code 7)",
     "hang": "gave no answer within 0.5 s",
-    "unsendable": "answered what cannot be sent to another process: ",
+    "unsendable": "returned what cannot be sent to another process: ",
 }
 #: Those that nobody outlives, or notices, in the same process.
 OF_PROCESSES = {"kill", "exit", "hang", "unsendable"}

@@ -60,7 +60,7 @@ class TensorVecEnv(BatchedVecEnv):
     def __init__(self, env: TensorEnv):
         self.env = env
         self.device = env.device
-        self._layout = _Layout(env.observation_space)
+        self._layout = _ObservationLayout(env.observation_space)
         self._actions: Any = None
         self._unchecked = True
         super().__init__(env.num_envs, self._layout.space, env.action_space)
@@ -174,7 +174,7 @@ class TensorVecEnv(BatchedVecEnv):
         return [self.env.render()]
 
 
-class _Layout:
+class _ObservationLayout:
     """How observations become those of the space that SB3 sees: in one Dict, floats in single precision, images with
     their channels first.
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ppo_plus.envs.supervised.faults import Wrong, check_obs, check_reward
+from ppo_plus.envs.supervised.faults import InvalidOutput, check_obs, check_reward
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
 KIND = spaces.Discrete(3)
@@ -41,18 +41,18 @@ def test_what_a_space_holds_is_fine(obs, space):
         (np.array(["a", "b"]), BOX, "an observation of dtype <U1"),
         ([[1], [1, 2]], BOX, "an observation of unequal rows"),
         (FINE, BOTH, "an observation without 'near'"),
-        ({"near": FINE, "far": [1, FINE]}, BOTH, r"an observation\['far'\] that is no tuple of 2 parts"),
+        ({"near": FINE, "far": [1, FINE]}, BOTH, r"an observation\['far'\] that is not a tuple of 2 parts"),
         ({"near": FINE, "far": (1, FINE * np.nan)}, BOTH, r"an observation\['far'\]\[1\] that is not finite"),
     ],
 )
 def test_what_it_does_not_hold_is_named(obs, space, message):
-    with pytest.raises(Wrong, match=f"^returned {message}"):
+    with pytest.raises(InvalidOutput, match=f"^returned {message}"):
         check_obs(obs, space)
 
 
 def test_rewards_are_finite_in_single_precision():
     assert check_reward(np.float32(1.5)) == 1.5
-    with pytest.raises(Wrong, match="a reward that is not finite: nan"):
+    with pytest.raises(InvalidOutput, match="a reward that is not finite: nan"):
         check_reward(np.nan)
-    with pytest.raises(Wrong, match="a reward that is too large for single precision: -1e[+]39"):
+    with pytest.raises(InvalidOutput, match="a reward that is too large for single precision: -1e[+]39"):
         check_reward(-1e39)

@@ -10,14 +10,14 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv
 from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import Guarded, Refusal
+from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
 from ppo_plus.envs.supervised.vec_env import RESTART
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 def test_it_answers_and_raises_nothing():
-    env = Guarded(partial(Failing, "raise", 2), elsewhere=False)
+    env = GuardedEnv(partial(Failing, "raise", 2), remote=False)
     name, made = env.answer("make", False)
     assert name == "<Failing instance>" and made == (Failing.observation_space, Failing.action_space)
     obs, info = env.answer("reset", {"seed": 5})
@@ -26,7 +26,7 @@ def test_it_answers_and_raises_nothing():
     fault = env.answer("step", 1)
     assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and str(fault.cause) == "boom"
     refusal = env.answer("get_attr", "depth")
-    assert isinstance(refusal, Refusal) and isinstance(refusal.error, AttributeError)
+    assert isinstance(refusal, CallerError) and isinstance(refusal.error, AttributeError)
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), OSError("odd"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
@@ -34,7 +34,7 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
     def raised():
         raise error
 
-    env = Guarded(Failing, elsewhere=True)
+    env = GuardedEnv(Failing, remote=True)
     env.answer("make", False)
     env.answer("set_attr", "ask", raised)
     found = env.answer("env_method", "ask", (), {}).error

@@ -72,7 +72,10 @@ def test_options_are_for_one_reset(kind):
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
-        ({"timeout": 3, "processes": False}, "timeout=3: only a process can be ended that hangs: use processes=True"),
+        (
+            {"timeout": 3, "processes": False},
+            "timeout=3 needs processes, which can be ended: use processes=True",
+        ),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -238,14 +241,14 @@ def test_restarts_that_fail_themselves_count(kind, tmp_path):
 def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
     env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
     before, _ = env.reset(), whole.reset()
-    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    os.kill(env._workers[1].process.pid, signal.SIGKILL)
     assert equal(env.env_method("action_masks"), whole.env_method("action_masks"))
     (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
     assert dones[1] and infos[1][RESTART] == FAULTS["kill"] and equal(infos[1]["terminal_observation"], before[1])
     assert equal(obs[1], Masked().reset(seed=_next_seed(6))[0])
     assert equal(obs[::2], expected[0][::2]) and equal(rewards[::2], expected[1][::2])
     # And while nobody asks.
-    os.kill(env._places[2].process.pid, signal.SIGKILL)
+    os.kill(env._workers[2].process.pid, signal.SIGKILL)
     with pytest.raises(EnvFault, match="environment 2, .*, seed 7, step 2: died with its process .SIGKILL.*restarts=1"):
         env.step(ACTIONS)
     env.close()
@@ -463,7 +466,7 @@ def test_one_that_was_replaced_between_two_steps_goes_on_so():
     env = supervised("forked", *makes, restarts=1)
     env.reset()
     env.step(ACTIONS[:2])
-    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    os.kill(env._workers[1].process.pid, signal.SIGKILL)
     env.env_method("action_masks")
     other = supervised("local", *makes, restarts=1)
     state = get_state(env)

@@ -23,7 +23,7 @@ def test_what_cannot_be_sent_is_an_error_that_leaves_nothing_open():
     env.reset(), whole.reset()
     with pytest.raises((AttributeError, TypeError), match="pickle"):
         env.set_attr("level", lambda: None)
-    assert not env._places[0].waiting
+    assert not env._workers[0].waiting
     env._attributes[0].clear()
     assert equal(env.step([1]), whole.step([1]))
     env.close()
@@ -106,7 +106,7 @@ def test_in_processes_as_they_are_started_by_default():
         "CartPole-v1", 2, seed=0, vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"restarts": 1, "timeout": 300}
     )
     env.reset()
-    os.kill(env._places[0].process.pid, signal.SIGKILL)
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
     with pytest.warns(UserWarning, match=r"environment 0, <.*CartPole-v1.*>, seed 0, step 1: died .*\(SIGKILL\)"):
         infos = env.step([0, 0])[3]
     assert RESTART in infos[0] and RESTART not in infos[1]
