@@ -47,11 +47,10 @@ Columns = dict[str, Any]
 
 
 def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
-    """Give vector environments, and those in tensors, SB3's interface.
+    """Wrap vector environments, and those in tensors, in SB3's ``VecEnv`` interface.
 
     :param env: anything that ``PPO_Plus`` takes as its environment
-    :param groups: where a simulator's observations come in several groups, those to take, as entries of a Dict;
-        ``None``: the policy's alone
+    :param groups: the groups of a simulator's observations to use, as entries of a Dict; ``None``: only the policy's
     :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` or :class:`~ppo_plus.envs.vec_env.EnvPoolVecEnv`
         around a vector environment, a :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors;
         everything else, such as a ``VecEnv`` or a single environment, unchanged
@@ -59,7 +58,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     """
     if isinstance(env, VecEnv):
         return env
-    # Newer EnvPools also are Gymnasium vector environments, so they are asked first.
+    # First, since newer EnvPools are Gymnasium vector environments, too.
     if _is_envpool(env):
         return EnvPoolVecEnv(env)
     in_tensors = as_tensor_env(env, groups)
@@ -71,7 +70,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
 
 
 class _VectorAdapter(BatchedVecEnv):
-    """What both adapters share.
+    """The base class of both adapters.
 
     :param env: the vector environment, which the adapter owns from now on
     :param num_envs: ``N``
@@ -81,7 +80,7 @@ class _VectorAdapter(BatchedVecEnv):
     :raises ValueError: unsupported spaces
     """
 
-    #: Info keys that the vector environment adds for its own use; they are not passed on.
+    #: Info keys that are not passed on, since only the adapter needs them.
     bookkeeping: frozenset[str] = frozenset()
 
     def __init__(
@@ -95,7 +94,7 @@ class _VectorAdapter(BatchedVecEnv):
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
-        #: Where episodes are written as a ``Monitor`` writes them; ``None``: nowhere.
+        #: Writes episodes to a file like a ``Monitor``; ``None``: they are not written.
         self.episode_log: ResultsWriter | None = None
         self._actions: Any = None
         super().__init__(num_envs, observation_space, action_space)
@@ -145,7 +144,7 @@ class _VectorAdapter(BatchedVecEnv):
         infos = self._rows(columns)
 
         self._count(rewards, ~resetting, columns)
-        # Only these rows are handled one by one; most steps have none.
+        # Most steps have no such rows.
         ended = np.flatnonzero(dones & ~resetting).tolist()
         if ended:
             obs = self._end_episodes(ended, obs, columns, infos)
@@ -202,7 +201,7 @@ class _VectorAdapter(BatchedVecEnv):
         raise NotImplementedError
 
     def _owned(self, obs: Any) -> Any:
-        """The observations, copied unless nothing else writes into them."""
+        """The observations, copied unless the environment returns new arrays."""
         return mapped(np.array, obs)
 
     # --- infos and statistics --------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ class _VectorAdapter(BatchedVecEnv):
         return ended
 
     def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write the statistics of ``finished`` episodes as ``Monitor`` does, unless the environment has done so."""
+        """Write the statistics of ``finished`` episodes into the infos like ``Monitor``, unless the environment has."""
         seconds = self.seconds()
         for i in finished:
             episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
@@ -264,7 +263,7 @@ class GymVectorEnv(_VectorAdapter):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         autoreset = _autoreset_mode(env)
-        # These two return copies unless told otherwise.
+        # These two return copies by default.
         self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
         self._has_monitors = self._find_monitors()
@@ -279,7 +278,7 @@ class GymVectorEnv(_VectorAdapter):
         return obs if self._returns_copies else super()._owned(obs)
 
     def _find_monitors(self) -> bool:
-        """Whether the single environments have a ``Monitor``, which knows better when an Atari game is over."""
+        """Whether the single environments have a ``Monitor``, which also knows when a whole Atari game is over."""
         base = self.env.unwrapped
         if isinstance(base, SyncVectorEnv):
             return any(is_wrapped(env, Monitor) for env in base.envs)
@@ -292,7 +291,7 @@ class GymVectorEnv(_VectorAdapter):
     def has_attr(self, attr_name: str) -> bool:
         base = self.env.unwrapped
         if isinstance(base, AsyncVectorEnv):
-            # Asking for a missing attribute would end its processes.
+            # Getting a missing attribute would end its processes.
             return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
         return super().has_attr(attr_name)
 

@@ -186,12 +186,12 @@ def test_one_environment_is_stepped_here():
     assert pick("CartPole-v1", 1, never).kind == "dummy"
 
 
-def test_cartpole_has_a_vector_form_of_its_own():
+def test_cartpole_uses_gymnasiums_vector_form():
     found = pick("CartPole-v1", 8, never)
     assert found.kind == "gymnasium" and "verified to be the same task" in found.why
 
 
-def test_where_single_environments_are_needed_time_decides_between_the_other_two():
+def test_step_time_decides_if_single_environments_are_needed():
     found = pick("CartPole-v1", 8, slow, single="env_wrapper", cores=2)
     assert found.kind == "subproc" and "env_wrapper" in found.why
     assert pick("CartPole-v1", 8, slow, single="env_wrapper", cores=1).kind == "dummy"
@@ -222,7 +222,7 @@ def test_envpool_is_taken_where_it_is_installed_and_was_compared(monkeypatch, in
     assert "too few" in pick("HalfCheetah-v5", 2, slow, cores=8).why
 
 
-def test_what_was_registered_under_a_known_name_is_not_taken_for_it(monkeypatch):
+def test_another_environment_under_a_known_name_is_recognized(monkeypatch):
     monkeypatch.setitem(gym.registry, "CartPole-v1", EnvSpec("CartPole-v1", entry_point=slow))
     found = pick("CartPole-v1", 8, slow, cores=2)
     assert found.kind == "subproc" and "another environment is registered" in found.why

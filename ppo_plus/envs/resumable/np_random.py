@@ -11,7 +11,7 @@ from ppo_plus.generators import make_bit_generator
 
 
 def generator_of(owner: Any) -> State | None:
-    """The generator of an environment or a space; ``None``: it has made none."""
+    """The generator of an environment or a space; ``None``: it has not made one."""
     generator = owner._np_random
     if generator is None:
         return None
@@ -21,7 +21,7 @@ def generator_of(owner: Any) -> State | None:
 def set_generator(owner: Any, state: State | None) -> None:
     """Put back what :func:`generator_of` returned.
 
-    :raises ValueError: it is no state of one of NumPy's generators
+    :raises ValueError: it is not a valid state of one of NumPy's generators
     """
     if state is None:
         owner._np_random = None

@@ -1,6 +1,6 @@
-"""The interfaces of simulators that compute in tensors, each as a :class:`~ppo_plus.TensorEnv`.
+"""Adapters that make a :class:`~ppo_plus.TensorEnv` of simulators that compute in tensors.
 
-None of them is imported here: they are recognized by their attributes. ``N`` is the number of environments.
+The simulators are not imported here but recognized by their attributes. ``N`` is the number of environments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
 
-#: Names that simulators give the observations that the policy is to see, of several groups of them.
+#: Names that simulators use for the policy's group of observations.
 POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
@@ -25,14 +25,14 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
     :param env: anything
-    :param groups: of several groups of observations those to take, as entries of a Dict; ``None``: the policy's alone
-    :raises ValueError: they are, but in a way that is not supported; or they have no such groups
+    :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
+    :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
     if isinstance(env, TensorEnv):
         return env
     if is_functional(env):
         raise ValueError(
-            f"env={env!r} is a function of one environment's state: say how many there are to be, "
+            f"env={env!r} is a function of one environment's state: choose the number of environments, "
             "ppo_plus.JaxEnv(env, num_envs=4096)"
         )
     if isinstance(env, VectorEnv):
@@ -49,7 +49,7 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
 
 
 class _Adapter(TensorEnv):
-    """What the adapters of simulators share.
+    """The base class of the adapters.
 
     :param env: the simulator
     """
@@ -80,7 +80,7 @@ class GymTensors(_Adapter):
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
 
     :param env: in the autoreset mode ``SAME_STEP``
-    :raises ValueError: in another
+    :raises ValueError: it has another mode
     """
 
     remedy = 'put it into infos["final_obs"]'
@@ -89,7 +89,7 @@ class GymTensors(_Adapter):
         mode = (env.metadata or {}).get("autoreset_mode")
         if getattr(mode, "value", mode) not in (None, SAME_STEP) or getattr(env, "auto_reset", True) is False:
             raise ValueError(
-                f"env={env!r} has autoreset mode {mode}, but environments in tensors have to begin the next episode in "
+                f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
         # Gymnasium's wrapper cannot convert the final observations of Gymnasium's own vector environments.
@@ -120,7 +120,7 @@ class ManagedTensors(_Adapter):
     """Isaac Lab's ``ManagerBasedRLEnv`` and ``DirectRLEnv``, and mjlab's ``ManagerBasedRlEnv``.
 
     Final observations are Isaac Lab's ``extras["final_obs"]`` (``cfg.compute_final_obs=True``), or those of an mjlab
-    environment with ``cfg.auto_reset=False``, of which the adapter resets what has ended.
+    environment with ``cfg.auto_reset=False``, whose ended episodes the adapter resets.
 
     :param env: the environment, in wrappers or not
     :param groups: see :func:`as_tensor_env`
@@ -145,11 +145,11 @@ class ManagedTensors(_Adapter):
         obs, rewards, terminated, truncated, extras = self.env.step(actions)
         final = extras.get("final_obs")
         if not self._resets_itself:
-            # A copy, since the reset computes all observations anew.
+            # A copy, since the reset computes all observations again.
             final = mapped(th.clone, obs)
             ended = (terminated | truncated).nonzero().squeeze(1)
             if len(ended):
-                # Copies as well: to begin an episode clears the flags of the last one.
+                # Copies as well: the start of an episode clears the flags of the last one.
                 rewards, terminated, truncated = rewards.clone(), terminated.clone(), truncated.clone()
                 obs, extras = self.env.reset(env_ids=ended)
         elif isinstance(final, np.ndarray):
@@ -164,8 +164,8 @@ class ManagedTensors(_Adapter):
 class RslRlTensors(_Adapter):
     """Environments with the interface of rsl_rl's ``VecEnv``, such as those of Genesis' examples.
 
-    Observations are tensors, dicts or TensorDicts, with ``(extras)`` behind them or not. ``extras["time_outs"]`` says
-    which episodes a time limit has cut; final observations are ``extras["final_obs"]``, where somebody puts them there.
+    Observations are tensors, dicts or TensorDicts, followed by ``extras`` or not. ``extras["time_outs"]`` says which
+    episodes a time limit has cut; final observations are ``extras["final_obs"]``, if you put them there.
 
     :param env: the environment
     :param groups: see :func:`as_tensor_env`
@@ -197,15 +197,15 @@ class RslRlTensors(_Adapter):
 
 
 class _Groups:
-    """Which of several groups of observations are taken.
+    """Selects groups of observations.
 
-    :param space: a Dict of groups, or a space without any
-    :param wanted: the groups to take; ``None``: the policy's, where one is known, and all where none is
-    :raises ValueError: there are no such groups
+    :param space: a Dict of groups, or a space without groups
+    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
+    :raises ValueError: the space does not have these groups
     """
 
     def __init__(self, space: spaces.Space[Any], wanted: Sequence[str] | None):
-        #: The group that is taken alone; or those that are taken as entries of a Dict.
+        #: The only group that is used; or those that are used as entries of a Dict.
         self.only: str | None = None
         self.keys: list[str] | None = None
         self.space = space
@@ -217,7 +217,7 @@ class _Groups:
         if wanted is not None:
             missing = [key for key in wanted if key not in space.spaces]
             if missing or not wanted:
-                raise ValueError(f"groups={wanted!r} must be of the environment's groups, {list(space.spaces)}")
+                raise ValueError(f"groups={wanted!r} must be groups of the environment, {list(space.spaces)}")
             self.keys = list(wanted)
         elif known or len(space.spaces) == 1:
             self.only = (known or list(space.spaces))[0]
@@ -229,7 +229,7 @@ class _Groups:
             self.space = spaces.Dict([(key, space[key]) for key in self.keys or ()])
 
     def of(self, obs: Any) -> Obs:
-        """The groups taken of observations."""
+        """The selected groups of observations."""
         if self.only is not None:
             return obs[self.only]
         return obs if self.keys is None else {key: obs[key] for key in self.keys}
@@ -246,7 +246,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def _speaks_torch(env: Any) -> bool:
-    """Whether a vector environment takes and returns tensors: one of its layers converts to them, or is on a device."""
+    """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True
     target = getattr(getattr(env, "_target_xp", None), "__name__", "")
@@ -256,10 +256,10 @@ def _speaks_torch(env: Any) -> bool:
 
 
 def _filled(obs: Obs, final: np.ndarray, device: th.device) -> Obs:
-    """Observations with the rows that an array of single final observations has.
+    """Observations with the final ones in the rows of the episodes that have ended.
 
     :param obs: ``N`` rows
-    :param final: ``N`` objects, ``None`` where no episode has ended
+    :param final: ``N`` single observations, ``None`` where no episode has ended
     """
     ended = [i for i, row in enumerate(final) if row is not None]
     if not ended:
@@ -280,7 +280,7 @@ def _log(extras: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """ManiSkill's metrics of the episodes that have ended."""
+    """ManiSkill's metrics, averaged over the episodes that have ended."""
     found = (infos.get("final_info") or {}) if isinstance(infos.get("final_info"), Mapping) else {}
     ended = infos.get("_final_info")
     if not isinstance(ended, th.Tensor) or "episode" not in found:
@@ -290,5 +290,5 @@ def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(found: Any) -> Any:
-    """Observations, with extras behind them or not."""
+    """The observations of a result that may also contain extras."""
     return found[0] if isinstance(found, tuple) else found

@@ -44,14 +44,14 @@ ENVS = {
 
 
 @pytest.mark.parametrize("env_id", sample(ENVS, 10))
-def test_every_kind_of_environment_goes_on(env_id):
+def test_every_known_environment_resumes(env_id):
     # After many episodes, so that what they leave behind would show.
     check_goes_on(lambda: vectorized(lambda: gym.make(env_id, **ENVS[env_id])), before=503, after=300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kwargs", [{}, {"domain_randomize": True, "continuous": False}])
-def test_car_racing_goes_on(kwargs):
+def test_car_racing_resumes(kwargs):
     def make():
         return vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=25, **kwargs), n=1)
 
@@ -86,7 +86,7 @@ def test_seeds_and_options_of_a_reset_in_between():
     assert gone(other, actions)[0] == gone(env, actions)[0]
 
 
-def test_a_frozen_lake_with_a_map_of_its_own():
+def test_a_frozen_lake_with_another_map():
     assert set(MADE) == {"gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv"}
     env, other = (Resumable(gym.make("FrozenLake-v1", desc=None, map_name=None)) for _ in range(2))
     env.reset(seed=0)
@@ -180,14 +180,14 @@ def test_all_known_wrappers_are_tested():
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_every_known_wrapper_goes_on(name):
+def test_every_known_wrapper_resumes(name):
     n_steps = 30 if name == "AddRenderObservation" else 52
     # Behind it, one whose state is what came before.
     check_goes_on(lambda: vectorized(lambda: wrappers.StickyAction(in_wrapper(name), 0.2)), n_steps, n_steps)
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_known_wrappers_change_nothing_that_is_not_kept(name):
+def test_known_wrappers_change_listed_attributes_only(name):
     """What a step or a reset changes is among the attributes that are listed."""
     env = in_wrapper(name)
     listed = set(WRAPPERS[class_name(env)])

@@ -62,7 +62,7 @@ def test_in_new_processes():
     players.close()
 
 
-def test_actions_are_kept_though_the_caller_uses_their_array_again():
+def test_actions_are_copied_since_callers_reuse_arrays():
     env, other = (vectorized(lambda: gym.make("Pendulum-v1")) for _ in range(2))
     env.seed(0)
     env.reset()

@@ -26,7 +26,7 @@ FINE = np.zeros(2, np.float32)
         ({"near": FINE, "far": (1, FINE), "more": None}, BOTH),
     ],
 )
-def test_what_a_space_holds_is_fine(obs, space):
+def test_what_a_space_contains_is_valid(obs, space):
     check_obs(obs, space)
 
 
@@ -45,7 +45,7 @@ def test_what_a_space_holds_is_fine(obs, space):
         ({"near": FINE, "far": (1, FINE * np.nan)}, BOTH, r"an observation\['far'\]\[1\] that is not finite"),
     ],
 )
-def test_what_it_does_not_hold_is_named(obs, space, message):
+def test_what_it_does_not_contain_is_invalid(obs, space, message):
     with pytest.raises(InvalidOutput, match=f"^returned {message}"):
         check_obs(obs, space)
 

@@ -42,7 +42,7 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
 
 
 @both
-def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
+def test_only_errors_of_masks_among_methods_are_faults(kind):
     env = supervised(kind, *fine_and("mask", cls=Masked), restarts=1)
     env.reset()
     assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
@@ -58,7 +58,7 @@ def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
 
 
 @both
-def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp_path):
+def test_monitors_append_and_leave_the_cut_episode_out(kind, tmp_path):
     kwargs = {"restarts": 1, "report": [].append, **KINDS[kind]}
     make = partial(make_vec_env, Failing, 1, seed=5, monitor_dir=str(tmp_path), vec_env_kwargs=kwargs)
     env = make(env_kwargs={"fault": "raise", "at": 11}, vec_env_cls=SupervisedVecEnv)
@@ -73,7 +73,7 @@ def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp
 
 @both
 @pytest.mark.parametrize("error", [MemoryError("big"), OSError(errno.ENOSPC, "No space left on device")])
-def test_what_the_machine_lacks_is_no_fault(kind, error):
+def test_full_disks_and_lack_of_memory_are_not_faults(kind, error):
     class Poor(Failing):
         def step(self, action):
             raise error

@@ -150,7 +150,7 @@ def test_supervised_it_is_the_same_kind_of_error(kind):
 
 
 @pytest.mark.parametrize(("kind", "fault"), each_fault())
-def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
+def test_a_fresh_environment_replaces_it_and_others_continue(kind, fault):
     said = []
     env, whole = supervised(kind, *fine_and(fault), said=said, restarts=1), supervised("local", *[Failing] * 3)
     before, _ = env.reset(), whole.reset()
@@ -177,7 +177,7 @@ def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
 
 
 @both
-def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind):
+def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode(kind):
     class InReset(Failing):
         def step(self, action):
             fault, self.fault = self.fault, None
@@ -205,7 +205,7 @@ def test_so_does_one_in_the_first_reset(kind):
 
 
 @both
-def test_when_none_is_left_the_error_has_the_last_reason_and_their_number(kind):
+def test_without_restarts_left_the_error_has_reason_and_number(kind):
     env = supervised(kind, *fine_and("raise", p=1.0), restarts=2)
     env.reset()
     env.step(ACTIONS)
@@ -238,7 +238,7 @@ def test_restarts_that_fail_themselves_count(kind, tmp_path):
     env.close()
 
 
-def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
+def test_a_process_that_dies_between_steps_is_replaced():
     env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
     before, _ = env.reset(), whole.reset()
     os.kill(env._workers[1].process.pid, signal.SIGKILL)
@@ -347,7 +347,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize(("case", "kind"), in_turn(TRAINED, KINDS))
-def test_training_goes_on_with_memory_masks_noise_and_structures(case, kind):
+def test_training_continues_with_memory_masks_noise_and_dicts(case, kind):
     cls, policy, kwargs = TRAINED[case]
     env = supervised(kind, *[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
     model = model_in(env, policy, **kwargs)
@@ -431,7 +431,7 @@ def faulty(kind, fault):
     ("kind", "fault"),
     [("local", "raise"), ("forked", "kill"), pytest.param("forked", "nan", marks=pytest.mark.slow)],
 )
-def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fault, tmp_path, monkeypatch):
+def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(kind, fault), use_sde=True)
     whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
@@ -461,7 +461,7 @@ def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fau
         each.env.close()
 
 
-def test_one_that_was_replaced_between_two_steps_goes_on_so():
+def test_one_that_was_replaced_between_two_steps_resumes():
     makes = [lambda: Resumable(Masked())] * 2
     env = supervised("forked", *makes, restarts=1)
     env.reset()
@@ -477,7 +477,7 @@ def test_one_that_was_replaced_between_two_steps_goes_on_so():
     env.close()
 
 
-def test_a_checkpoint_of_a_plain_one_goes_on_in_a_supervised_one():
+def test_a_checkpoint_of_a_plain_one_resumes_supervised():
     make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable)
     plain = make(vec_env_cls=DummyVecEnv)
     plain.reset()

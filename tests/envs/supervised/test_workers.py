@@ -18,7 +18,7 @@ from ppo_plus.envs.supervised.vec_env import RESTART
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
-def test_what_cannot_be_sent_is_an_error_that_leaves_nothing_open():
+def test_unsendable_messages_raise_and_leave_nothing_open():
     env, whole = supervised("forked", Failing), supervised("local", Failing)
     env.reset(), whole.reset()
     with pytest.raises((AttributeError, TypeError), match="pickle"):
@@ -58,7 +58,7 @@ def test_answers_that_were_not_read_are_not_taken_for_later_ones():
     env.close()
 
 
-def test_large_answers_that_nobody_reads_do_not_hold_up_closing():
+def test_large_unread_answers_do_not_block_closing():
     class Large(Failing):
         observation_space = spaces.Box(-np.inf, np.inf, (1_000_000,))
 
