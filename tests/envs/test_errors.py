@@ -199,6 +199,25 @@ def test_callbacks_find_and_exchange_the_environments_themselves():
     assert env.envs == made[:2]
 
 
+def test_an_error_after_an_interruption_has_one_note():
+    class FailsLater(RandomEnv):
+        def reset(self, **kwargs):
+            if self.n_resets:
+                raise RuntimeError("boom")
+            return super().reset(**kwargs)
+
+    class Interrupt(BaseCallback):
+        def _on_step(self):
+            self.model._last_obs = None
+            return True
+
+    env = DummyVecEnv([lambda: FailsLater(ACTIONS["discrete"])])
+    with pytest.raises(RuntimeError, match="boom") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, seed=3, device="cpu").learn(8, callback=Interrupt())
+    assert raised.value.__notes__ == ["It was environment 0, <FailsLater instance>, seed 3, step 1."]
+    assert type(env.envs[0]) is FailsLater
+
+
 def test_an_error_of_code_that_steps_in_a_reset_asks_for_steps():
     env = OneDone(ACTIONS["discrete"])
     env.get_action_meanings = lambda: ["NOOP"]
