@@ -40,6 +40,7 @@ from ppo_plus.envs.batched_vec_env import BatchedVecEnv
 from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.trees import tree_map
 
 #: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
 #: the rows are set.
@@ -490,8 +491,4 @@ def _final_row(final_obs: Any, i: int) -> Any:
 
 def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
     """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` is true."""
-    if isinstance(obs, dict):
-        return {key: _replaced(sub, other[key], mask) for key, sub in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_replaced(sub, new, mask) for sub, new in zip(obs, other, strict=True))
-    return np.where(mask.reshape(-1, *[1] * (obs.ndim - 1)), other, obs)
+    return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, other)

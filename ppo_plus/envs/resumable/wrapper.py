@@ -20,6 +20,7 @@ from ppo_plus.envs.resumable.attributes import (
 )
 from ppo_plus.envs.resumable.layers import Layers, own_state, set_own_state
 from ppo_plus.envs.resumable.np_random import generator_of, set_generator
+from ppo_plus.trees import tree_map
 
 #: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
 MAX_STEPS = 100_000
@@ -166,7 +167,7 @@ class Resumable(gym.Wrapper):
             "before_reset": episode.before_reset,
             "made": get_attributes(self._layers.base, self._layers.made),
             "n_steps": len(episode.actions),
-            "actions": plain(_stacked(list(episode.actions))) if episode.actions else None,
+            "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
         }
 
@@ -206,7 +207,7 @@ class Resumable(gym.Wrapper):
         _set_all(layers.before_reset, episode["before_reset"])
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
-            self.step(_row(episode["actions"], i))
+            self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
         if self._fingerprint() != episode["fingerprint"]:
             raise NotResumableError(
                 f"the same actions led {self.env} to another state: it depends on more than its seed, or was made with "
@@ -239,22 +240,3 @@ def _set_all(owners: Sequence[tuple[Any, Iterable[str]]], states: list[State]) -
 def _copied(action: Any) -> Any:
     """A copy of an action, which may be structured."""
     return action.copy() if type(action) is np.ndarray else copy.deepcopy(action)
-
-
-def _stacked(actions: list[Any]) -> Any:
-    """Actions as one structure of arrays, with a row for each."""
-    first = actions[0]
-    if isinstance(first, dict):
-        return {key: _stacked([action[key] for action in actions]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stacked(list(parts)) for parts in zip(*actions, strict=True))
-    return np.stack(actions)
-
-
-def _row(stacked: Any, i: int) -> Any:
-    """Action ``i`` of what :func:`_stacked` made."""
-    if isinstance(stacked, dict):
-        return {key: _row(part, i) for key, part in stacked.items()}
-    if isinstance(stacked, tuple):
-        return tuple(_row(part, i) for part in stacked)
-    return stacked[i].copy()

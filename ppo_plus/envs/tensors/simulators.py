@@ -3,7 +3,7 @@
 The simulators are not imported here but recognized by their attributes. ``N`` is the number of environments.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,14 +132,12 @@ class ManagedTensors(_Adapter):
         self._resets_itself = getattr(self.cfg, "auto_reset", True)
         is_mjlab = hasattr(self.cfg, "auto_reset")
         self.remedy = f"set cfg.{'auto_reset=False' if is_mjlab else 'compute_final_obs=True'} of the environment"
-        self._groups = _Groups(gym_space(core.single_observation_space), groups)
-        super().__init__(
-            env, core.num_envs, self._groups.space, core.single_action_space, getattr(core, "device", None)
-        )
+        space, self._select = _select_groups(gym_space(core.single_observation_space), groups)
+        super().__init__(env, core.num_envs, space, core.single_action_space, getattr(core, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self.env.reset(seed=seed)
-        return self._groups.of(obs)
+        return self._select(obs)
 
     def step(self, actions: Any) -> Transition:
         obs, rewards, terminated, truncated, extras = self.env.step(actions)
@@ -157,8 +155,8 @@ class ManagedTensors(_Adapter):
         if getattr(self.cfg, "is_finite_horizon", False):
             # The end of the time is the end of the task.
             terminated = terminated | truncated
-        final = None if final is None else self._groups.of(final)
-        return Transition(self._groups.of(obs), rewards, terminated, truncated, final, _log(extras))
+        final = None if final is None else self._select(final)
+        return Transition(self._select(obs), rewards, terminated, truncated, final, _log(extras))
 
 
 class RslRlTensors(_Adapter):
@@ -175,16 +173,17 @@ class RslRlTensors(_Adapter):
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
         first = _first(env.get_observations())
-        space = spaces.Dict({}) if isinstance(first, Mapping) or hasattr(first, "items") else box(first.shape[1:])
-        if isinstance(space, spaces.Dict):
-            space = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
-        self._groups = _Groups(space, groups)
-        super().__init__(env, env.num_envs, self._groups.space, box(env.num_actions), getattr(env, "device", None))
+        if hasattr(first, "items"):
+            space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
+        else:
+            space = box(first.shape[1:])
+        space, self._select = _select_groups(space, groups)
+        super().__init__(env, env.num_envs, space, box(env.num_actions), getattr(env, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
         if hasattr(self.env, "reset"):
             self.env.reset()
-        return self._groups.of(_first(self.env.get_observations()))
+        return self._select(_first(self.env.get_observations()))
 
     def step(self, actions: Any) -> Transition:
         obs, *_, rewards, ended, extras = self.env.step(actions)
@@ -192,47 +191,32 @@ class RslRlTensors(_Adapter):
         timed = extras.get("time_outs")
         truncated = ended & timed.bool() if timed is not None else th.zeros_like(ended)
         final = extras.get("final_obs")
-        final = None if final is None else self._groups.of(final)
-        return Transition(self._groups.of(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
+        final = None if final is None else self._select(final)
+        return Transition(self._select(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
 
 
-class _Groups:
-    """Selects groups of observations.
+def _select_groups(
+    space: spaces.Space[Any], wanted: Sequence[str] | None
+) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
+    """The space of the groups of observations that are used, and a function that selects them.
 
     :param space: a Dict of groups, or a space without groups
     :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
     :raises ValueError: the space does not have these groups
     """
-
-    def __init__(self, space: spaces.Space[Any], wanted: Sequence[str] | None):
-        #: The only group that is used; or those that are used as entries of a Dict.
-        self.only: str | None = None
-        self.keys: list[str] | None = None
-        self.space = space
-        if not isinstance(space, spaces.Dict):
-            if wanted is not None:
-                raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
-            return
-        known = [key for key in POLICY_GROUPS if key in space.spaces]
+    if not isinstance(space, spaces.Dict):
         if wanted is not None:
-            missing = [key for key in wanted if key not in space.spaces]
-            if missing or not wanted:
-                raise ValueError(f"groups={wanted!r} must be groups of the environment, {list(space.spaces)}")
-            self.keys = list(wanted)
-        elif known or len(space.spaces) == 1:
-            self.only = (known or list(space.spaces))[0]
-        else:
-            self.keys = list(space.spaces)
-        if self.only is not None:
-            self.space = space[self.only]
-        else:
-            self.space = spaces.Dict([(key, space[key]) for key in self.keys or ()])
-
-    def of(self, obs: Any) -> Obs:
-        """The selected groups of observations."""
-        if self.only is not None:
-            return obs[self.only]
-        return obs if self.keys is None else {key: obs[key] for key in self.keys}
+            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
+        return space, lambda obs: obs
+    names = list(space.spaces)
+    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
+        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
+    known = [key for key in POLICY_GROUPS if key in names]
+    if wanted is None and (known or len(names) == 1):
+        only = (known or names)[0]
+        return space[only], lambda obs: obs[only]
+    keys = list(wanted or names)
+    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}
 
 
 def as_tensor(value: Any, device: th.device) -> Any:
