@@ -48,7 +48,7 @@ class CheckedEnvs:
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step = step
         self._owner = _owner(env)
-        #: The environments and, as long as the context is entered, what stands in their place.
+        #: The environments, and the wrappers that replace them inside the context.
         self._envs: list[gym.Env] = []
         self._checked: list[gym.Env] = []
 
@@ -139,7 +139,7 @@ def _owner(env: VecEnv) -> Any:
 
 
 def _stores(owner: Any) -> bool:
-    """Whether it stores observations as they are; a subclass may repair those of another shape."""
+    """Whether it stores observations unchanged; a subclass may repair those of another shape."""
     return type(owner).__module__.startswith(CALLERS)
 
 

@@ -27,8 +27,8 @@ class Statistics:
         self._kept = self._copies()
 
     def _copies(self) -> dict[str, Any]:
-        held = {} if self.normalize is None else vars(self.normalize)
-        return {name: copy.deepcopy(held[name]) for name in STATISTICS if name in held}
+        values = {} if self.normalize is None else vars(self.normalize)
+        return {name: copy.deepcopy(values[name]) for name in STATISTICS if name in values}
 
     def restore(self) -> None:
         """Put the statistics back."""

@@ -1,4 +1,4 @@
-"""Which vector environment is taken, and that it is the same task."""
+"""`make_vec` picks the fastest vector environment, which does not change the task."""
 
 import copy
 import importlib.util

@@ -1,4 +1,4 @@
-"""Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
+"""Numbers that are not finite are removed from the statistics of a ``VecNormalize``."""
 
 import warnings
 from functools import partial

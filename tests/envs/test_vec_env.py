@@ -1,4 +1,4 @@
-"""The adapters behave as SB3's own DummyVecEnv does, whatever is inside and however it resets."""
+"""The adapters behave like SB3's DummyVecEnv, in every autoreset mode."""
 
 import importlib.util
 import warnings

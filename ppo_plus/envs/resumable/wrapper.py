@@ -215,7 +215,7 @@ class Resumable(gym.Wrapper):
             )
 
     def _fingerprint(self) -> str:
-        """Of what the environment returned last, without the info, and of its generator."""
+        """The fingerprint of what the environment returned last, without the info, and of its generator."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
         return fingerprint([last, generator_of(self._layers.base)])
 

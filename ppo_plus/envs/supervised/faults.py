@@ -80,7 +80,7 @@ def check_obs(obs: Any, space: spaces.Space, name: str = "an observation") -> No
         raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
     if array.dtype != space.dtype and not _can_represent(space.dtype, array):
         raise InvalidOutput(
-            f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot hold: "
+            f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot represent: "
             f"{array!r:.200}"
         )
     if not is_finite(array):

@@ -1,4 +1,4 @@
-"""States are made of plain values, and attributes are put back as what they were."""
+"""States consist of plain values, and attributes get their types back."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Environments and wrappers that are known go on in the middle of their episodes, bit by bit."""
+"""Known environments and wrappers resume in the middle of their episodes, bit by bit."""
 
 import importlib
 

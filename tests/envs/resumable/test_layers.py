@@ -1,4 +1,4 @@
-"""Which layers of an environment are asked for their state, which are known, and which are the reason."""
+"""Layers of an environment return their own state, are known, or are the reason why it does not resume."""
 
 import gymnasium as gym
 import numpy as np

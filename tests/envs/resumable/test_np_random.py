@@ -1,4 +1,4 @@
-"""The generators of environments and spaces go on where they stood."""
+"""The generators of environments and spaces resume."""
 
 import gymnasium as gym
 import numpy as np

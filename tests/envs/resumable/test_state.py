@@ -1,4 +1,4 @@
-"""Vectorized environments go on as those would have whose state they were given, bit by bit."""
+"""Vectorized environments resume from the state of others, bit by bit."""
 
 import gymnasium as gym
 import pytest

@@ -1,4 +1,4 @@
-"""An episode is replayed, also in another process, and the wrapper that does it is not noticed."""
+"""An episode is replayed, also in another process, and the wrapper changes nothing else."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What environments return, checked against their spaces."""
+"""Results of environments are checked against their spaces."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_what_a_space_contains_is_valid(obs, space):
         (FINE * np.nan, BOX, "an observation that is not finite: array"),
         (np.array([np.inf, 0], np.float32), BOX, "an observation that is not finite"),
         (np.full(2, 1e300), BOX, "an observation that is too large for single precision"),
-        (1.5, KIND, "an observation of dtype float64, whose values int64 of its space cannot hold"),
+        (1.5, KIND, "an observation of dtype float64, whose values int64 of its space cannot represent"),
         (np.array(["a", "b"]), BOX, "an observation of dtype <U1"),
         ([[1], [1, 2]], BOX, "an observation of unequal rows"),
         (FINE, BOTH, "an observation without 'near'"),

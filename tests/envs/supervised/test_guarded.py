@@ -1,4 +1,4 @@
-"""What an environment does is an answer: a value, its fault, or the fault of whoever asked."""
+"""Every answer of an environment is a value, its fault, or an error of the caller."""
 
 import errno
 from functools import partial

@@ -1,4 +1,4 @@
-"""Environments that fail are named, and fresh ones take their places without a trace elsewhere."""
+"""Environments that fail are named and replaced, and the others are not affected."""
 
 import multiprocessing
 import os

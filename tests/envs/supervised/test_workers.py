@@ -1,4 +1,4 @@
-"""Processes of environments: what is sent, and that none stays behind."""
+"""Worker processes exchange messages, and none is left running."""
 
 import multiprocessing
 import os

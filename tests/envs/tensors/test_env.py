@@ -1,4 +1,4 @@
-"""What is known of environments in tensors: their spaces."""
+"""Spaces of environments in tensors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Functional environments of JAX, against themselves."""
+"""Functional environments of JAX work with and without resets, time limits and groups."""
 
 import gymnasium as gym
 import pytest

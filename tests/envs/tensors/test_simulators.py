@@ -1,4 +1,4 @@
-"""Simulators are taken as they are: stand-ins with exactly their interfaces, and those that run on a CPU."""
+"""Simulators are recognized: stand-ins with their interfaces, and those that run on a CPU."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Environments in tensors as SB3 sees them."""
+"""Environments in tensors with SB3's interface."""
 
 import numpy as np
 import pytest
