@@ -518,6 +518,13 @@ ROLLOUT = (
         "tests/envs/test_errors.py",
     ),
     Fault(
+        "infos-of-later-steps",
+        "envs/lean_vec_env.py",
+        "value if type(value) in IMMUTABLE else deepcopy(value)",
+        "value",
+        "tests/envs/test_lean_vec_env.py",
+    ),
+    Fault(
         "unchecked-where-the-shape-fits",
         "envs/supervised/faults.py",
         "obs.shape == space.shape and is_finite(obs)",

@@ -1,4 +1,4 @@
-"""NumPy's random generators by their states, which are checked: NumPy reads beyond them otherwise."""
+"""NumPy's random generators from their states, which are checked: NumPy would read beyond invalid ones."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ _BIT_GENERATORS = {
 
 
 def generator_facts(generator: np.random.Generator | np.random.RandomState) -> dict[str, Any]:
-    """The state of a generator. The seed that it was made from, which only ``spawn`` asks for, is not in it."""
+    """The state of a generator, without the seed that it was made from, which only ``spawn`` needs."""
     if isinstance(generator, np.random.RandomState):
         return dict(generator.get_state(legacy=False))
     return dict(generator.bit_generator.state)
 
 
 def make_generator(cls: type, facts: dict[str, Any]) -> Any:
-    """The generator again.
+    """Make a generator from its state.
 
     :param cls: ``Generator`` or ``RandomState``
     :param facts: what :func:`generator_facts` returned
-    :raises ValueError: they are no state
+    :raises ValueError: they are not a valid state
     """
     bits = make_bit_generator(facts)
     if cls is np.random.Generator:
@@ -33,10 +33,10 @@ def make_generator(cls: type, facts: dict[str, Any]) -> Any:
 
 
 def make_bit_generator(facts: dict[str, Any]) -> Any:
-    """What draws the bits of a generator, alone.
+    """Make the bit generator of a generator from its state.
 
     :param facts: its state, from :func:`generator_facts` or NumPy
-    :raises ValueError: they are no state
+    :raises ValueError: they are not a valid state
     """
     check_facts(facts)
     bits: Any = _BIT_GENERATORS[facts["bit_generator"]](0)
@@ -45,9 +45,9 @@ def make_bit_generator(facts: dict[str, Any]) -> Any:
 
 
 def check_facts(facts: dict[str, Any]) -> None:
-    """:raises ValueError: they are no state of one of NumPy's generators"""
+    """:raises ValueError: they are not a valid state of one of NumPy's generators"""
     if facts["bit_generator"] not in _BIT_GENERATORS:
-        raise ValueError(f"bit_generator={facts['bit_generator']!r} is none of NumPy's")
+        raise ValueError(f"bit_generator={facts['bit_generator']!r} is not one of NumPy's")
     state = facts["state"]
     if facts["bit_generator"] == "MT19937":
         _require(_is_array(state["key"], np.uint32, 624) and 0 <= state["pos"] <= 624)
@@ -64,12 +64,12 @@ def _is_array(value: Any, dtype: Any, n: int) -> bool:
 
 def _require(valid: bool) -> None:
     if not valid:
-        raise ValueError("this is no state of a random generator")
+        raise ValueError("this is not a valid state of a random generator")
 
 
 def derived_seed(entropy: list[int] | None) -> int:
-    """A seed of 32 bits that follows from others, and is unlike them.
+    """A seed of 32 bits that is derived from other numbers.
 
-    :param entropy: what it follows from; ``None``: it is drawn by the operating system
+    :param entropy: these numbers; ``None``: the operating system draws them
     """
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, Verdict, pays
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -323,11 +324,12 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
         made = PPO_Plus._checked_env(env, verbose)
-        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
         if not isinstance(made, VecEnv):
-            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
-            single: Any = wrapped.unwrapped
-            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
+            # SB3 puts it into a Monitor, which resumes with it, and says so.
+            dummy: Any = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper).unwrapped
+            (single,), verbose = dummy.envs, 0
+            made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
         warn_of_resets(wrapped)
         warn_of_numpy(wrapped)
         return wrapped

@@ -19,13 +19,13 @@ FAULTS = {
     "infinite reward": "returned a reward that is not finite: inf",
     "large reward": "returned a reward that is too large for single precision: 1e+300",
     "shape": "returned an observation of shape (2,), but its space Box(-inf, inf, (3,), float32) has (3,)",
-    "text": "returned an observation of dtype <U1, whose values float32 of its space cannot hold: array(",
+    "text": "returned an observation of dtype <U1, whose values float32 of its space cannot represent: array(",
     "rows": "returned an observation of unequal rows",
     "old": "made a mistake: env=<",
     "kill": "died with its process (SIGKILL)",
     "exit": "died with its process (exit code 7)",
     "hang": "gave no answer within 0.5 s",
-    "unsendable": "answered what cannot be sent to another process: ",
+    "unsendable": "returned what cannot be sent to another process: ",
 }
 #: Those that nobody outlives, or notices, in the same process.
 OF_PROCESSES = {"kill", "exit", "hang", "unsendable"}

@@ -1,4 +1,4 @@
-"""When vector environments begin the next episode (https://farama.org/Vector-Autoreset-Mode)."""
+"""When vector environments start the next episode (https://farama.org/Vector-Autoreset-Mode)."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ AUTORESET = "autoreset"
 
 
 def is_reset(info: dict[str, Any]) -> bool:
-    """Whether a step only began an episode, and so is no transition."""
+    """Whether a step only reset the environment, and so is not a transition."""
     return bool(info.get(AUTORESET))

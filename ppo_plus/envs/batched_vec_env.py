@@ -1,4 +1,4 @@
-"""Environments that are one object, which steps all of them at once, with SB3's ``VecEnv`` interface."""
+"""The base class of adapters for objects that step all environments at once, with SB3's ``VecEnv`` interface."""
 
 import time
 from typing import Any
@@ -12,16 +12,17 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 
-class AsOne(VecEnv):
-    """What adapters of such environments share: there are no single environments to reach, and episodes are counted
-    here.
+class BatchedVecEnv(VecEnv):
+    """The base class of adapters for objects that step all environments at once.
+
+    There are no single environments to access. The adapters compute the statistics of episodes.
 
     :param num_envs: how many environments
     :param observation_space: of one
     :param action_space: of one
     """
 
-    #: What steps all of them.
+    #: The object that steps all environments.
     env: Any
 
     def __init__(self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):

@@ -48,31 +48,34 @@ class CheckedEnvs:
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step = step
         self._owner = _owner(env)
-        #: The environments and, as long as the context is entered, what stands in their place.
+        #: The environments, and the wrappers that replace them inside the context.
         self._envs: list[gym.Env] = []
         self._checked: list[gym.Env] = []
 
     def __enter__(self) -> None:
-        if self._owner is not None:
-            self._list: list[gym.Env] = self._owner.envs
-            # Compared each time, since callbacks may exchange environments between two steps.
-            if self._list != self._envs:
-                self._envs = list(self._list)
-                self._checked = [_Checked(env, self._note(i), _stores(self._owner)) for i, env in enumerate(self._envs)]
-            self._owner.envs = self._checked
+        if self._owner is None:
+            return
+        self._list: list[gym.Env] = self._owner.envs
+        # Compared each time, since callbacks may exchange environments between two steps.
+        if self._list != self._envs:
+            self._envs = list(self._list)
+            # Within another such context, its wrappers stay.
+            nested = isinstance(self._envs[0], _Checked)
+            self._checked = self._envs if nested else [*map(self._wrapped, range(len(self._envs)))]
+        self._owner.envs = self._checked
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
         if self._owner is not None:
             self._owner.envs = self._list
             if isinstance(error, NotFiniteError):
-                error.add_note(self._note(error.env)())
+                error.add_note(self._note(error.env))
 
-    def _note(self, i: int) -> Callable[[], str]:
-        def note() -> str:
-            env = self._envs[i].unwrapped
-            return f"It was {described(i, env, getattr(env, '_np_random_seed', None), self._step())}."
+    def _wrapped(self, i: int) -> gym.Env:
+        return _Checked(self._envs[i], lambda: self._note(i), _stores(self._owner))
 
-        return note
+    def _note(self, i: int) -> str:
+        env = self._envs[i].unwrapped
+        return f"It was {described(i, env, getattr(env, '_np_random_seed', None), self._step())}."
 
 
 class _Checked(gym.Wrapper):
@@ -136,7 +139,7 @@ def _owner(env: VecEnv) -> Any:
 
 
 def _stores(owner: Any) -> bool:
-    """Whether it stores observations as they are; a subclass may repair those of another shape."""
+    """Whether it stores observations unchanged; a subclass may repair those of another shape."""
     return type(owner).__module__.startswith(CALLERS)
 
 

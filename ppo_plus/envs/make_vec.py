@@ -1,16 +1,17 @@
-"""Which vector environment trains fastest with all cores of a machine, where that changes nothing of the task.
+"""The fastest vector environment for a task, among those that do not change the task.
 
-:func:`ppo_plus.make_vec` makes it, and ``ppo-plus train --vec-env auto`` does. The rule, the first line that holds:
+:func:`ppo_plus.make_vec` makes it, and ``ppo-plus train --vec-env auto`` does. The first line that fits decides:
 
-1. One environment: ``dummy``. There is nothing to share.
-2. The task is in :data:`TOGETHER` and installed, with so many environments that one call for all is faster:
-   ``gymnasium`` or ``envpool``, which step all at once. A test steps each of these tasks beside Gymnasium's, from the
-   same state with the same actions, and compares observations, rewards, terminations and time limits. Random numbers
-   are others, so one seed gives other episodes of the same task, and an interrupted run begins its episodes anew.
-3. ``subproc`` where a step of one environment, which is measured, takes so long that the messages to another process
-   are the smaller part; else ``dummy``. Both return the same to the bit, so this choice changes nothing but time.
+1. One environment: ``dummy``.
+2. The task is in :data:`VERIFIED`, its library is installed, and there are at least :data:`ENOUGH` environments:
+   ``gymnasium`` or ``envpool``, which step all environments in one call. A test steps each of these tasks and
+   Gymnasium's own from the same state with the same actions, and compares observations, rewards, terminations and time
+   limits. The random numbers differ, so a seed gives other episodes of the same task, and an interrupted run starts new
+   episodes.
+3. ``subproc`` if a step of one environment, which is measured, takes longer than messages between processes; otherwise
+   ``dummy``. Both return the same bits, so this choice changes nothing but the time.
 
-Lines 1 and 2 depend on what is installed and on nothing that is measured: the same command gives the same episodes.
+Lines 1 and 2 depend on what is installed and not on measurements: the same command gives the same episodes.
 """
 
 import os
@@ -26,35 +27,31 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.vec_env import as_vec_env
 from ppo_plus.require import require_int
 
-#: Tasks that are the same where all environments are stepped at once: the kind of vector environment, and from how many
-#: environments on it is faster than one after another. What is not here was not shown to be the same: ``Ant`` and
-#: ``Humanoid`` (contact forces), Box2D (its terrain is drawn at random), Atari (other frames at the start of a life).
-TOGETHER: dict[str, tuple[str, int]] = {
-    "CartPole-v1": ("gymnasium", 5),
-    "Acrobot-v1": ("envpool", 2),
-    "MountainCar-v0": ("envpool", 4),
-    "MountainCarContinuous-v0": ("envpool", 12),
-    "Pendulum-v1": ("envpool", 4),
-    "HalfCheetah-v5": ("envpool", 4),
-    "Hopper-v5": ("envpool", 4),
-    "InvertedDoublePendulum-v5": ("envpool", 4),
-    "InvertedPendulum-v5": ("envpool", 4),
-    "Reacher-v5": ("envpool", 4),
-    "Swimmer-v5": ("envpool", 4),
-    "Walker2d-v5": ("envpool", 4),
-}
-#: The version of EnvPool whose tasks were compared.
+#: Tasks that are verified to be the same when all environments are stepped at once, and the kind that does it. Not
+#: verified: ``Ant`` and ``Humanoid`` (contact forces), Box2D (random terrain), Atari (other first frames of a life).
+VERIFIED = {"CartPole-v1": "gymnasium"} | dict.fromkeys(
+    (
+        *("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"),
+        *("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5"),
+        *("Reacher-v5", "Swimmer-v5", "Walker2d-v5"),
+    ),
+    "envpool",
+)
+#: With fewer environments, one call for all of them is not faster.
+ENOUGH = 4
+#: The version of EnvPool whose tasks are verified.
 ENVPOOL = "1.2."
-#: Seconds that it costs to have one environment in a process step and answer, all cores being busy.
+#: Seconds that the messages to a process and back take in each step, while all cores are busy.
 MESSAGES = 100e-6
-#: A step is measured for so many seconds, and this many times at least.
+#: Steps are measured for this many seconds, and at least this many of them.
 MEASURED_SECONDS, MEASURED_STEPS = 0.1, 10
 
 
@@ -74,56 +71,55 @@ def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = ""
 
     :param env_id: Gymnasium environment id
     :param n_envs: how many environments, at least 1
-    :param make: makes one of them as it would be trained on, in its wrappers; called where steps are to be measured
-    :param single: what needs single environments, if anything does
+    :param make: makes one of them as it would be trained on, in its wrappers; called to measure its steps
+    :param single: why single environments are needed; empty: they are not
     :param cores: how many cores there are for them; ``None``: those that this process may use
     """
     if n_envs == 1:
         return Pick("dummy", "one environment has nothing to share")
-    kind, enough = TOGETHER.get(env_id, ("", 0))
-    why = single or (f"{env_id} has no other form that was shown to be the same" if not kind else "")
-    if not why and n_envs < enough:
-        why = f"{n_envs} environments are too few to gain from {kind}"
-    if not why and not _is_gymnasiums(env_id):
-        why = f"{env_id} was registered anew"
-    if not why and kind == "envpool":
-        why = _missing_envpool()
-    if not why:
-        return Pick(kind, f"it steps all {n_envs} at once, and its {env_id} was shown to be the same task")
-    cores = cores or usable_cores()
+    why_not = single or _why_not_batched(env_id, n_envs)
+    if not why_not:
+        return Pick(
+            VERIFIED[env_id], f"it steps all {n_envs} at once, and its {env_id} is verified to be the same task"
+        )
     seconds = step_seconds(make)
     if seconds == float("inf"):
-        return Pick("subproc", f"a step has failed, which in a process of its own harms no other; {why}")
-    together = seconds / min(cores, n_envs) + MESSAGES
-    step = f"a step takes {seconds * 1e6:,.0f} µs on one of {cores} cores"
-    return Pick("subproc" if together < seconds else "dummy", f"{step}; {why}")
+        return Pick("subproc", f"a step failed, which in a separate process harms no other environment; {why_not}")
+    cores = cores or usable_cores()
+    pays_off = seconds / min(cores, n_envs) + MESSAGES < seconds
+    why = f"a step takes {seconds * 1e6:,.0f} µs on one of {cores} cores; {why_not}"
+    return Pick("subproc" if pays_off else "dummy", why)
 
 
-def _is_gymnasiums(env_id: str) -> bool:
-    """Whether an environment is what Gymnasium registers under its name, but for its time limit."""
+def _why_not_batched(env_id: str, n_envs: int) -> str:
+    """Why the environments cannot be stepped all at once; empty: they can."""
+    kind = VERIFIED.get(env_id)
+    if kind is None:
+        return f"no other backend is verified to match {env_id}"
+    if n_envs < ENOUGH:
+        return f"{n_envs} environments are too few to gain from {kind}"
     spec = gym.spec(env_id)
-    return str(spec.entry_point).startswith("gymnasium.envs.") and not spec.kwargs and not spec.additional_wrappers
-
-
-def _missing_envpool() -> str:
-    """Why EnvPool is not to be used, if so."""
-    if find_spec("envpool") is None:
+    # Only the time limit may have been changed.
+    if not str(spec.entry_point).startswith("gymnasium.envs.") or spec.kwargs or spec.additional_wrappers:
+        return f"another environment is registered as {env_id}"
+    if kind == "envpool" and find_spec("envpool") is None:
         return "EnvPool is not installed"
-    version = str(import_module("envpool").__version__)
-    return "" if version.startswith(ENVPOOL) else f"EnvPool's version {version} was not compared, but {ENVPOOL}x"
+    if kind == "envpool" and not (version := str(import_module("envpool").__version__)).startswith(ENVPOOL):
+        return f"EnvPool {version} is not verified, but {ENVPOOL}x is"
+    return ""
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; of several processes that torchrun has started here, each has its part."""
+    """Cores that this process may use; the processes that torchrun starts on a machine share its cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def step_seconds(make: Callable[[], gym.Env]) -> float:
-    """What a step of one environment takes, in seconds: the median over random actions, resets included.
+    """Seconds that a step of one environment takes: the median over random actions, resets included.
 
     :param make: makes the environment, which is closed again
-    :return: infinite where a step fails, so that it fails in a process of its own
+    :return: infinite if a step fails
     """
     env = make()
     env.action_space.seed(0)
@@ -146,17 +142,17 @@ def step_seconds(make: Callable[[], gym.Env]) -> float:
 
 
 def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs: Any) -> VecEnv:
-    """Environments that train as fast as this machine's cores allow::
+    """Make environments with the backend that is fastest on this machine::
 
         env = make_vec("HalfCheetah-v5", n_envs=8, seed=0)
 
-    As SB3's ``make_vec_env``, with the vector environment chosen by the rule in :mod:`ppo_plus.envs.make_vec`.
+    Like SB3's ``make_vec_env``, with the vector environment chosen by the rule in :mod:`ppo_plus.envs.make_vec`.
 
     :param env_id: Gymnasium environment id
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment; with any, only single environments are considered
-    :return: the environments. Those that are stepped all at once are for ``PPO_Plus``, and for normalization
+    :return: the environments. Use those that are stepped all at once with ``PPO_Plus`` and
         :class:`~ppo_plus.VecNormalizeTransitions`: other algorithms, and ``VecNormalize``, would count the steps in
         which they only reset
     :raises ValueError: bad number of environments
@@ -166,15 +162,15 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     make = partial(gym.make, gym.spec(env_id), **env_kwargs)
-    kind, _ = pick(env_id, n_envs, make, "env_kwargs are of single environments" if env_kwargs else "")
+    kind, _ = pick(env_id, n_envs, make, "env_kwargs need single environments" if env_kwargs else "")
     if kind in BATCHED:
         return BATCHED[kind](env_id, n_envs, seed, {})
-    vec_env_cls: Any = SupervisedVecEnv if kind == "subproc" else DummyVecEnv
+    vec_env_cls: Any = SupervisedVecEnv if kind == "subproc" else LeanVecEnv
     return make_vec_env(make, n_envs, seed=seed, wrapper_class=Resumable, vec_env_cls=vec_env_cls)
 
 
 def make_gymnasium(env_id: Any, n_envs: int, seed: int, kwargs: dict[str, Any]) -> VecEnv:
-    """The environment's own vector form, if it has one; else its copies one after another.
+    """Gymnasium's vector environment: the environment's own vector form, or its copies one after another.
 
     :param env_id: Gymnasium environment id, or its specification
     :param n_envs: how many
@@ -200,17 +196,17 @@ def make_envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) ->
         ) from None
     if env_id not in envpool.list_all_envs():
         raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
-    if env_id in TOGETHER:
-        # Gymnasium's may have been registered with another.
+    if env_id in VERIFIED:
+        # Gymnasium's may be registered with another limit.
         kwargs = {"max_episode_steps": gym.spec(env_id).max_episode_steps, **kwargs}
     # It takes 31 bits.
     env: VecEnv = as_vec_env(envpool.make_gymnasium(env_id, num_envs=n_envs, seed=seed % 2**31, **kwargs))
     space = env.action_space
     if isinstance(space, spaces.Box) and space.dtype == np.float64:
-        # Gymnasium's are in single precision, and a model that was trained here is to act there.
+        # Gymnasium's are in single precision, and a model that was trained here has to act there.
         env.action_space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32))
     return env
 
 
-#: Kinds of vector environments that step all environments at once, and how they are made.
+#: Kinds of vector environments that step all environments at once, and the functions that make them.
 BATCHED = {"gymnasium": make_gymnasium, "envpool": make_envpool}

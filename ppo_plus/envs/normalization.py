@@ -1,4 +1,4 @@
-"""What ``VecNormalize`` makes of numbers that are not finite: it counts them before anybody else can see them."""
+"""``VecNormalize``: statistics that have counted numbers that are not finite, and steps that only reset."""
 
 import copy
 import warnings
@@ -10,14 +10,14 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.require import require_finite
 
-#: Where a ``VecNormalize`` keeps what it normalizes by; it has each only where it does.
+#: The attributes of a ``VecNormalize`` that it normalizes by; it has each only if it is used.
 MOMENTS = ("obs_rms", "ret_rms")
-#: All that it changes by what it sees.
+#: All attributes that a step changes.
 STATISTICS = (*MOMENTS, "returns")
 
 
 class Statistics:
-    """The statistics of a ``VecNormalize`` as they are now, so that they can be put back.
+    """A copy of the statistics of a ``VecNormalize``, to put them back.
 
     :param env: environments, in a ``VecNormalize`` or not
     """
@@ -27,8 +27,8 @@ class Statistics:
         self._kept = self._copies()
 
     def _copies(self) -> dict[str, Any]:
-        held = {} if self.normalize is None else vars(self.normalize)
-        return {name: copy.deepcopy(held[name]) for name in STATISTICS if name in held}
+        values = {} if self.normalize is None else vars(self.normalize)
+        return {name: copy.deepcopy(values[name]) for name in STATISTICS if name in values}
 
     def restore(self) -> None:
         """Put the statistics back."""
@@ -36,10 +36,10 @@ class Statistics:
             vars(self.normalize).update(copy.deepcopy(self._kept))
 
     def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
-        """Refuse NaN and infinity, and put the statistics back that have counted them.
+        """Raise an error for NaN and infinity, and put back the statistics, which have counted them.
 
         :param step: how many steps each environment has taken, for the message
-        :param obs: the latest observations; looked at also as they were before they were normalized
+        :param obs: the latest observations; checked before and after normalization
         :param rewards: the latest rewards, likewise
         :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
         """
@@ -54,13 +54,13 @@ class Statistics:
 
 class VecNormalizeTransitions(VecNormalize):
     """SB3's ``VecNormalize`` for vector environments that take a step to reset (``NEXT_STEP``): such a step has a
-    return of 0, which is none of an episode's, and is left out of the statistics of returns.
+    return of 0 that belongs to no episode, and is left out of the statistics of returns.
 
-    The parameters are those of ``VecNormalize``. Over other environments it does the same as that.
+    The parameters are those of ``VecNormalize``. With other environments it does the same as ``VecNormalize``.
     """
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take a step, and know which environments only reset in it."""
+        """Start a step, and remember which environments only reset in it."""
         self._counted = ~np.array(getattr(self.venv, "resetting", np.zeros(self.num_envs, dtype=bool)))
         super().step_async(actions)
 
@@ -71,14 +71,14 @@ class VecNormalizeTransitions(VecNormalize):
 
 
 def warn_of_resets(env: Any) -> None:
-    """Warn where a ``VecNormalize`` counts steps that only reset."""
+    """Warn if a ``VecNormalize`` counts steps that only reset."""
     normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     counts = normalize is not None and normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
     if counts and getattr(env, "autoreset", None) == NEXT_STEP:
         warnings.warn(
-            "VecNormalize counts a return of 0 for each step that only resets an environment, and so scales rewards "
-            "by too wide a spread: use ppo_plus.VecNormalizeTransitions in its place, or a vector environment that "
-            "resets in the same step",
+            "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
+            "of rewards: use ppo_plus.VecNormalizeTransitions instead, or a vector environment that resets in the "
+            "same step",
             stacklevel=4,
         )
 
@@ -90,13 +90,13 @@ def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:
 
 
 def are_finite(normalize: VecNormalize) -> bool:
-    """Whether all statistics of a ``VecNormalize`` are numbers to normalize by."""
+    """Whether all statistics of a ``VecNormalize`` are finite."""
     each = running_statistics(normalize)
     return all(bool(np.isfinite(part).all()) for rms in each for part in (rms.mean, rms.var, rms.count))
 
 
 def running_statistics(normalize: Any) -> list[Any]:
-    """What a ``VecNormalize`` normalizes by, one after another."""
+    """The running statistics that a ``VecNormalize`` normalizes by."""
     found = [vars(normalize)[name] for name in MOMENTS if name in vars(normalize)]
     return [
         rms for statistics in found for rms in (statistics.values() if isinstance(statistics, dict) else [statistics])

@@ -23,7 +23,7 @@
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -36,9 +36,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
-from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.batched_vec_env import BatchedVecEnv
+from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.trees import tree_map
 
 #: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
 #: the rows are set.
@@ -46,11 +48,10 @@ Columns = dict[str, Any]
 
 
 def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
-    """Give vector environments, and those in tensors, SB3's interface.
+    """Wrap vector environments, and those in tensors, in SB3's ``VecEnv`` interface.
 
     :param env: anything that ``PPO_Plus`` takes as its environment
-    :param groups: where a simulator's observations come in several groups, those to take, as entries of a Dict;
-        ``None``: the policy's alone
+    :param groups: the groups of a simulator's observations to use, as entries of a Dict; ``None``: only the policy's
     :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` or :class:`~ppo_plus.envs.vec_env.EnvPoolVecEnv`
         around a vector environment, a :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors;
         everything else, such as a ``VecEnv`` or a single environment, unchanged
@@ -58,7 +59,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     """
     if isinstance(env, VecEnv):
         return env
-    # Newer EnvPools also are Gymnasium vector environments, so they are asked first.
+    # First, since newer EnvPools are Gymnasium vector environments, too.
     if _is_envpool(env):
         return EnvPoolVecEnv(env)
     in_tensors = as_tensor_env(env, groups)
@@ -69,8 +70,8 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     return env
 
 
-class _VectorAdapter(AsOne):
-    """What both adapters share.
+class _VectorAdapter(BatchedVecEnv):
+    """The base class of both adapters.
 
     :param env: the vector environment, which the adapter owns from now on
     :param num_envs: ``N``
@@ -80,7 +81,7 @@ class _VectorAdapter(AsOne):
     :raises ValueError: unsupported spaces
     """
 
-    #: Info keys that the vector environment adds for its own use; they are not passed on.
+    #: Info keys that are not passed on, since only the adapter needs them.
     bookkeeping: frozenset[str] = frozenset()
 
     def __init__(
@@ -94,7 +95,7 @@ class _VectorAdapter(AsOne):
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
-        #: Where episodes are written as a ``Monitor`` writes them; ``None``: nowhere.
+        #: Writes episodes to a file like a ``Monitor``; ``None``: they are not written.
         self.episode_log: ResultsWriter | None = None
         self._actions: Any = None
         super().__init__(num_envs, observation_space, action_space)
@@ -144,7 +145,7 @@ class _VectorAdapter(AsOne):
         infos = self._rows(columns)
 
         self._count(rewards, ~resetting, columns)
-        # Only these rows are handled one by one; most steps have none.
+        # Most steps have no such rows.
         ended = np.flatnonzero(dones & ~resetting).tolist()
         if ended:
             obs = self._end_episodes(ended, obs, columns, infos)
@@ -201,7 +202,7 @@ class _VectorAdapter(AsOne):
         raise NotImplementedError
 
     def _owned(self, obs: Any) -> Any:
-        """The observations, copied unless nothing else writes into them."""
+        """The observations, copied unless the environment returns new arrays."""
         return mapped(np.array, obs)
 
     # --- infos and statistics --------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class _VectorAdapter(AsOne):
         return ended
 
     def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write the statistics of ``finished`` episodes as ``Monitor`` does, unless the environment has done so."""
+        """Write the statistics of ``finished`` episodes into the infos like ``Monitor``, unless the environment has."""
         seconds = self.seconds()
         for i in finished:
             episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
@@ -263,7 +264,7 @@ class GymVectorEnv(_VectorAdapter):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         autoreset = _autoreset_mode(env)
-        # These two return copies unless told otherwise.
+        # These two return copies by default.
         self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
         self._has_monitors = self._find_monitors()
@@ -278,7 +279,7 @@ class GymVectorEnv(_VectorAdapter):
         return obs if self._returns_copies else super()._owned(obs)
 
     def _find_monitors(self) -> bool:
-        """Whether the single environments have a ``Monitor``, which knows better when an Atari game is over."""
+        """Whether the single environments have a ``Monitor``, which also knows when a whole Atari game is over."""
         base = self.env.unwrapped
         if isinstance(base, SyncVectorEnv):
             return any(is_wrapped(env, Monitor) for env in base.envs)
@@ -291,7 +292,7 @@ class GymVectorEnv(_VectorAdapter):
     def has_attr(self, attr_name: str) -> bool:
         base = self.env.unwrapped
         if isinstance(base, AsyncVectorEnv):
-            # Asking for a missing attribute would end its processes.
+            # Getting a missing attribute would end its processes.
             return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
         return super().has_attr(attr_name)
 
@@ -483,20 +484,6 @@ def _values(column: Any, n: int) -> list[Any]:
     return [column] * n
 
 
-def mapped(function: Callable[[Any], Any], obs: Any) -> Any:
-    """Apply a function to the array, or to each array of a dict or tuple."""
-    if isinstance(obs, dict):
-        return {key: mapped(function, sub) for key, sub in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(mapped(function, sub) for sub in obs)
-    return function(obs)
-
-
-def row_of(obs: Any, i: int) -> Any:
-    """A copy of the observation of environment ``i``."""
-    return mapped(lambda array: np.array(array[i]), obs)
-
-
 def _final_row(final_obs: Any, i: int) -> Any:
     """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
     return mapped(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
@@ -504,8 +491,4 @@ def _final_row(final_obs: Any, i: int) -> Any:
 
 def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
     """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` is true."""
-    if isinstance(obs, dict):
-        return {key: _replaced(sub, other[key], mask) for key, sub in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_replaced(sub, new, mask) for sub, new in zip(obs, other, strict=True))
-    return np.where(mask.reshape(-1, *[1] * (obs.ndim - 1)), other, obs)
+    return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, other)

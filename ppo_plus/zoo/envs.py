@@ -14,10 +14,11 @@ import gymnasium as gym
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import BATCHED, pick
 from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.zoo.experiment import Experiment, Part
@@ -161,7 +162,7 @@ def _make_single(
         seed=seed,
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
-        vec_env_cls=SupervisedVecEnv if supervised else DummyVecEnv,  # type: ignore[arg-type]
+        vec_env_cls=SupervisedVecEnv if supervised else LeanVecEnv,  # type: ignore[arg-type]
         vec_env_kwargs=supervision if supervised else {},
     )
 

@@ -1,4 +1,4 @@
-"""What tests of environments in processes share."""
+"""Fixtures for tests of environments in processes."""
 
 import multiprocessing
 

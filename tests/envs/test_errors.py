@@ -89,7 +89,7 @@ def test_the_old_interface_is_a_type_error_with_the_new_one(env_class, message, 
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Discrete(3)], ids=str)
-def test_so_is_an_observation_that_can_be_unpacked_or_is_a_number(space):
+def test_old_observations_that_can_be_unpacked_are_errors_too(space):
     with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\)"):
         learn(NoInfo(ACTIONS["discrete"], space))
 
@@ -101,7 +101,7 @@ def test_so_is_an_observation_that_can_be_unpacked_or_is_a_number(space):
     ids=["reset", "step", "end", "broadcast reset", "broadcast step", "broadcast end"],
 )
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
-def test_an_observation_of_another_shape_is_named_with_both_shapes(wrap, size, at):
+def test_an_observation_of_another_shape_raises_with_both_shapes(wrap, size, at):
     env = OtherShape(np.zeros(size, np.float32), at)
     message = rf"env=<.*OtherShape.*> returned an observation of shape \({size},\), .* has \(5,\)"
     with pytest.raises(ValueError, match=message):
@@ -112,12 +112,12 @@ def test_an_observation_of_another_shape_is_named_with_both_shapes(wrap, size, a
 @pytest.mark.parametrize(
     "other", [{}, {"vector": np.zeros(5)}, np.zeros(5), {**OBSERVATIONS["dict"].sample(), "vector": np.zeros(4)}]
 )
-def test_an_observation_without_its_parts_is_named_with_their_shapes(other):
+def test_missing_parts_of_an_observation_raise_with_shapes(other):
     with pytest.raises(ValueError, match=r"(?s)env=<.*OtherShape.*> returned an observation .* 'vector': \(5,\)"):
         learn(OtherShape(other, 0, OBSERVATIONS["dict"]), "MultiInputPolicy")
 
 
-def test_an_observation_that_is_no_array_is_named():
+def test_an_observation_of_unequal_rows_raises():
     with pytest.raises(
         ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows, .* has \(5,\)"
     ):
@@ -174,7 +174,7 @@ def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other):
     learn(OtherShape(other, 0, space))
 
 
-def test_a_vectorized_environment_that_stores_observations_differently_is_left_alone():
+def test_a_subclass_that_stores_observations_itself_is_unchecked():
     class Repeats(DummyVecEnv):
         def _save_obs(self, env_idx, obs):
             super()._save_obs(env_idx, np.broadcast_to(obs, VECTOR.shape))
@@ -197,6 +197,25 @@ def test_callbacks_find_and_exchange_the_environments_themselves():
         PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(64, callback=Exchange())
     assert re.fullmatch(r"It was environment 1, <.*OtherShape.*>, .*, step 5\.", raised.value.__notes__[0])
     assert env.envs == made[:2]
+
+
+def test_an_error_after_an_interruption_has_one_note():
+    class FailsLater(RandomEnv):
+        def reset(self, **kwargs):
+            if self.n_resets:
+                raise RuntimeError("boom")
+            return super().reset(**kwargs)
+
+    class Interrupt(BaseCallback):
+        def _on_step(self):
+            self.model._last_obs = None
+            return True
+
+    env = DummyVecEnv([lambda: FailsLater(ACTIONS["discrete"])])
+    with pytest.raises(RuntimeError, match="boom") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, seed=3, device="cpu").learn(8, callback=Interrupt())
+    assert raised.value.__notes__ == ["It was environment 0, <FailsLater instance>, seed 3, step 1."]
+    assert type(env.envs[0]) is FailsLater
 
 
 def test_an_error_of_code_that_steps_in_a_reset_asks_for_steps():
@@ -252,5 +271,5 @@ def test_an_error_within_an_environment_is_left_alone():
         learn(Faulty(ACTIONS["discrete"]))
 
 
-def test_gymnasiums_own_environments_go_on():
+def test_gymnasiums_own_environments_pass():
     learn(gym.make("CartPole-v1"))

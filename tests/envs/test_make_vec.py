@@ -1,4 +1,4 @@
-"""Which vector environment is taken, and that it is the same task."""
+"""`make_vec` picks the fastest vector environment, which does not change the task."""
 
 import copy
 import importlib.util
@@ -12,11 +12,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv, make_vec
 from ppo_plus.envs import make_vec as making
-from ppo_plus.envs.make_vec import TOGETHER, make_envpool, make_gymnasium, pick, step_seconds
+from ppo_plus.envs.make_vec import VERIFIED, make_envpool, make_gymnasium, pick, step_seconds
 from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv
 
 needs_envpool = pytest.mark.skipif(not importlib.util.find_spec("envpool"), reason="EnvPool is not installed")
-IN_ENVPOOL = [env_id for env_id, (kind, _) in TOGETHER.items() if kind == "envpool"]
+IN_ENVPOOL = [env_id for env_id, kind in VERIFIED.items() if kind == "envpool"]
 #: Environments that are compared side by side.
 N = 4
 
@@ -186,12 +186,12 @@ def test_one_environment_is_stepped_here():
     assert pick("CartPole-v1", 1, never).kind == "dummy"
 
 
-def test_cartpole_has_a_vector_form_of_its_own():
+def test_cartpole_uses_gymnasiums_vector_form():
     found = pick("CartPole-v1", 8, never)
-    assert found.kind == "gymnasium" and "shown to be the same task" in found.why
+    assert found.kind == "gymnasium" and "verified to be the same task" in found.why
 
 
-def test_where_single_environments_are_needed_time_decides_between_the_other_two():
+def test_step_time_decides_if_single_environments_are_needed():
     found = pick("CartPole-v1", 8, slow, single="env_wrapper", cores=2)
     assert found.kind == "subproc" and "env_wrapper" in found.why
     assert pick("CartPole-v1", 8, slow, single="env_wrapper", cores=1).kind == "dummy"
@@ -207,7 +207,7 @@ def test_an_environment_that_fails_at_once_gets_a_process():
     ("installed", "version", "kind", "why"),
     [
         (True, "1.2.9", "envpool", "same task"),
-        (True, "2.0.0", "subproc", "2.0.0 was not compared"),
+        (True, "2.0.0", "subproc", "EnvPool 2.0.0 is not verified"),
         (False, "", "subproc", "not installed"),
     ],
 )
@@ -222,10 +222,10 @@ def test_envpool_is_taken_where_it_is_installed_and_was_compared(monkeypatch, in
     assert "too few" in pick("HalfCheetah-v5", 2, slow, cores=8).why
 
 
-def test_what_was_registered_under_a_known_name_is_not_taken_for_it(monkeypatch):
+def test_another_environment_under_a_known_name_is_recognized(monkeypatch):
     monkeypatch.setitem(gym.registry, "CartPole-v1", EnvSpec("CartPole-v1", entry_point=slow))
     found = pick("CartPole-v1", 8, slow, cores=2)
-    assert found.kind == "subproc" and "registered anew" in found.why
+    assert found.kind == "subproc" and "another environment is registered" in found.why
 
 
 @needs_envpool

@@ -1,4 +1,4 @@
-"""Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
+"""Numbers that are not finite are removed from the statistics of a ``VecNormalize``."""
 
 import warnings
 from functools import partial
@@ -49,7 +49,7 @@ def test_statistics_that_were_not_finite_are_known():
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-def test_what_is_infinity_in_single_precision_is_called_too_large(normalized):
+def test_infinity_in_single_precision_is_reported_as_too_large(normalized):
     class Large(FaultyEnv):
         def observe(self):
             return super().observe().astype(np.float64) * (1e300 if self.n_steps == 3 else 1.0)
@@ -100,7 +100,7 @@ def test_while_one_resets_the_others_count():
 
 
 def test_a_vec_normalize_that_counts_resets_is_warned_of():
-    with pytest.warns(UserWarning, match="VecNormalizeTransitions in its place"):
+    with pytest.warns(UserWarning, match="VecNormalizeTransitions instead"):
         model_in(VecNormalize(episodes_of_three(NEXT_STEP)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""The adapters behave as SB3's own DummyVecEnv does, whatever is inside and however it resets."""
+"""The adapters behave like SB3's DummyVecEnv, in every autoreset mode."""
 
 import importlib.util
 import warnings
@@ -303,7 +303,7 @@ def test_statistics_that_the_environment_reports_are_kept(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_reset_begins_statistics_anew(mode):
+def test_reset_clears_the_statistics(mode):
     env = GymVectorEnv(vector(1, mode, end=0.0, limit=4))
     for n_before in (2, 4):
         env.reset()
@@ -429,7 +429,7 @@ def test_callbacks_count_each_episode_once(mode):
 
 
 @pytest.mark.parametrize("wrap", [as_vec_env, lambda env: VecNormalize(as_vec_env(env))], ids=["bare", "normalized"])
-def test_rollouts_that_may_be_nothing_but_resets_are_refused(wrap):
+def test_rollouts_of_nothing_but_resets_raise_an_error(wrap):
     arguments = dict(n_steps=1, batch_size=2, normalize_advantage=False, device="cpu")
     with pytest.raises(ValueError, match="n_steps=1 makes rollouts of nothing but resets"):
         PPO_Plus("MlpPolicy", wrap(SyncVectorEnv([ThreeSteps] * 2)), **arguments)

@@ -25,7 +25,7 @@ def test_they_draw_the_same_again():
 def test_numpys_does_not_read_beyond_its_state(part, value):
     states = random_state.get_states()
     damaged = {**states["numpy"], "state": {**states["numpy"]["state"], part: value}}
-    with pytest.raises(ValueError, match="no state of a random generator"):
+    with pytest.raises(ValueError, match="not a valid state of a random generator"):
         random_state.set_states({**states, "python": random.Random(0).getstate(), "numpy": damaged})
     found = draw()
     random_state.set_states(states)

@@ -1,53 +1,17 @@
-"""Environments and wrappers that are known, by the names of their classes: which of them can be replayed, and what of
-theirs changes while they run.
+"""Environments and wrappers that are known, by the names of their classes: which of them can be replayed, and which of
+their attributes change while they run.
 
-A subclass may keep more than what it is made of, and is not among them.
+A subclass may have other attributes that change, so it is not known.
 """
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from ppo_plus.envs.resumable.plain_values import Clocks
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The attributes that change while a wrapper runs, all of them.
-
-    :param lasting: those that outlast an episode, and change what comes out
-    :param record: those that outlast an episode, and are only looked at
-    :param episode: those that each reset sets anew
-    :param clocks: those that are points in time, and the clock they were read from
-    """
-
-    lasting: tuple[str, ...] = ()
-    record: tuple[str, ...] = ()
-    episode: tuple[str, ...] = ()
-    clocks: Mapping[str, Callable[[], float]] = field(default_factory=dict)
-
-    def names(self, episode: bool = True) -> Clocks:
-        """The names of all, and for points in time their clock.
-
-        :param episode: whether those are among them that each reset sets anew
-        """
-        names = (*self.lasting, *self.record, *(self.episode if episode else ()))
-        return {**dict.fromkeys(names), **self.clocks}
-
-
-def listed_as(owner: Any) -> str:
-    """The name of an object's class, as the tables have it."""
-    return f"{type(owner).__module__}.{type(owner).__qualname__}"
-
-
 _GYM, _SB3, _CONTRIB = "gymnasium.wrappers.", "stable_baselines3.common.", "sb3_contrib.common.wrappers."
-_NORMALIZED = ("_update_running_mean",)
 
-#: Wrappers of single environments.
-WRAPPERS: dict[str, Kept] = {
+#: Wrappers of single environments, and the attributes that change while they run.
+WRAPPERS: dict[str, tuple[str, ...]] = {
     **{
-        f"{_GYM}{name}": Kept()
+        f"{_GYM}{name}": ()
         for name in (
             "common.OrderEnforcing",
             "common.PassiveEnvChecker",
@@ -70,66 +34,63 @@ WRAPPERS: dict[str, Kept] = {
             "transform_reward.TransformReward",
         )
     },
-    f"{_GYM}common.TimeLimit": Kept(episode=("_elapsed_steps",)),
-    f"{_GYM}common.RecordEpisodeStatistics": Kept(
-        record=("episode_count", "time_queue", "return_queue", "length_queue"),
-        episode=("episode_returns", "episode_lengths"),
-        clocks={"episode_start_time": time.perf_counter},
+    f"{_GYM}common.TimeLimit": ("_elapsed_steps",),
+    f"{_GYM}common.RecordEpisodeStatistics": (
+        *("episode_count", "time_queue", "return_queue", "length_queue"),
+        *("episode_returns", "episode_lengths", "episode_start_time"),
     ),
-    f"{_GYM}stateful_action.StickyAction": Kept(
-        episode=("last_action", "is_sticky_actions", "num_repeats", "repeats_taken")
+    f"{_GYM}stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
+    f"{_GYM}stateful_observation.DelayObservation": ("observation_queue",),
+    f"{_GYM}stateful_observation.FrameStackObservation": ("obs_queue", "padding_value"),
+    f"{_GYM}stateful_observation.MaxAndSkipObservation": ("_obs_buffer",),
+    f"{_GYM}stateful_observation.NormalizeObservation": ("obs_rms", "_update_running_mean"),
+    f"{_GYM}stateful_observation.TimeAwareObservation": ("timesteps",),
+    f"{_GYM}stateful_reward.NormalizeReward": ("return_rms", "discounted_reward", "_update_running_mean"),
+    f"{_SB3}atari_wrappers.ClipRewardEnv": (),
+    f"{_SB3}atari_wrappers.MaxAndSkipEnv": ("_obs_buffer",),
+    f"{_SB3}atari_wrappers.StickyActionEnv": ("_sticky_action",),
+    f"{_SB3}atari_wrappers.WarpFrame": (),
+    f"{_SB3}monitor.Monitor": (
+        *("episode_returns", "episode_lengths", "episode_times", "total_steps"),
+        *("rewards", "needs_reset", "current_reset_info", "t_start"),
     ),
-    f"{_GYM}stateful_observation.DelayObservation": Kept(episode=("observation_queue",)),
-    f"{_GYM}stateful_observation.FrameStackObservation": Kept(episode=("obs_queue", "padding_value")),
-    # An episode that ends within the first skipped frames shows frames of the one before.
-    f"{_GYM}stateful_observation.MaxAndSkipObservation": Kept(lasting=("_obs_buffer",)),
-    f"{_GYM}stateful_observation.NormalizeObservation": Kept(lasting=("obs_rms", *_NORMALIZED)),
-    f"{_GYM}stateful_observation.TimeAwareObservation": Kept(episode=("timesteps",)),
-    f"{_GYM}stateful_reward.NormalizeReward": Kept(lasting=("return_rms", "discounted_reward", *_NORMALIZED)),
-    f"{_SB3}atari_wrappers.ClipRewardEnv": Kept(),
-    f"{_SB3}atari_wrappers.MaxAndSkipEnv": Kept(lasting=("_obs_buffer",)),
-    f"{_SB3}atari_wrappers.StickyActionEnv": Kept(episode=("_sticky_action",)),
-    f"{_SB3}atari_wrappers.WarpFrame": Kept(),
-    f"{_SB3}monitor.Monitor": Kept(
-        record=("episode_returns", "episode_lengths", "episode_times", "total_steps"),
-        episode=("rewards", "needs_reset", "current_reset_info"),
-        clocks={"t_start": time.time},
-    ),
-    "ppo_plus.envs.resumable.wrapper.Resumable": Kept(),
-    f"{_CONTRIB}action_masker.ActionMasker": Kept(),
-    f"{_CONTRIB}time_feature.TimeFeatureWrapper": Kept(episode=("_current_step",)),
+    "ppo_plus.envs.resumable.wrapper.Resumable": (),
+    f"{_CONTRIB}action_masker.ActionMasker": (),
+    f"{_CONTRIB}time_feature.TimeFeatureWrapper": ("_current_step",),
 }
 
-#: Likewise, of vectorized environments.
-VEC_WRAPPERS: dict[str, Kept] = {
-    f"{_SB3}vec_env.{name}": kept
-    for name, kept in {
-        "vec_check_nan.VecCheckNan": Kept(record=("_user_warned",)),
-        "vec_extract_dict_obs.VecExtractDictObs": Kept(),
-        "vec_frame_stack.VecFrameStack": Kept(lasting=("stacked_obs",)),
-        "vec_monitor.VecMonitor": Kept(
-            record=("episode_count", "episode_returns", "episode_lengths"), clocks={"t_start": time.time}
-        ),
-        "vec_normalize.VecNormalize": Kept(
-            lasting=("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
-        ),
-        "vec_transpose.VecTransposeImage": Kept(),
-        # A film that is being taken when training stops is lost.
-        "vec_video_recorder.VecVideoRecorder": Kept(record=("step_id",)),
-    }.items()
+_NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
+#: Wrappers of vectorized environments, and the attributes that change while they run.
+VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
+    f"{_SB3}vec_env.vec_check_nan.VecCheckNan": ("_user_warned",),
+    f"{_SB3}vec_env.vec_extract_dict_obs.VecExtractDictObs": (),
+    f"{_SB3}vec_env.vec_frame_stack.VecFrameStack": ("stacked_obs",),
+    f"{_SB3}vec_env.vec_monitor.VecMonitor": ("episode_count", "episode_returns", "episode_lengths", "t_start"),
+    f"{_SB3}vec_env.vec_normalize.VecNormalize": _NORMALIZED,
+    "ppo_plus.envs.normalization.VecNormalizeTransitions": _NORMALIZED,
+    f"{_SB3}vec_env.vec_transpose.VecTransposeImage": (),
+    # A video that is being recorded when training stops is lost.
+    f"{_SB3}vec_env.vec_video_recorder.VecVideoRecorder": ("step_id",),
 }
 
-VEC_WRAPPERS["ppo_plus.envs.normalization.VecNormalizeTransitions"] = VEC_WRAPPERS[
-    f"{_SB3}vec_env.vec_normalize.VecNormalize"
-]
-
-#: Packages of environments whose episodes depend on nothing but generator, arguments of the reset and actions, ...
+#: Packages of environments whose episodes depend only on the generator, the arguments of the reset and the actions, ...
 REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "toy_text", "box2d", "mujoco"))
 _BOX2D = "gymnasium.envs.box2d."
-#: ... but for these attributes, which outlast an episode (colors: ``reset(options={"randomize": False})``), ...
+#: ... except for these attributes, which outlast an episode (colors: ``reset(options={"randomize": False})``), ...
 LASTING = {f"{_BOX2D}car_racing.CarRacing": ("road_color", "bg_color", "grass_color")}
 #: ... and for these worlds: what was in them before decides in which order Box2D sums up forces. They get a new one at
-#: each reset, as ``LunarLander`` gives itself.
+#: each reset, as ``LunarLander`` does itself.
 WORLDS = (f"{_BOX2D}bipedal_walker.BipedalWalker", f"{_BOX2D}car_racing.CarRacing")
 #: Attributes drawn when the environment was made, which the new one must have too.
 MADE = {"gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": ("desc",)}
+
+#: The attributes that a reset does not set and that change what the environment returns. An episode that ends within
+#: the first skipped frames shows frames of the one before.
+BEFORE_RESET = frozenset(
+    {"_obs_buffer", "obs_rms", "return_rms", "discounted_reward", "_update_running_mean"}.union(*LASTING.values())
+)
+
+
+def class_name(owner: Any) -> str:
+    """The name of an object's class, as in the tables."""
+    return f"{type(owner).__module__}.{type(owner).__qualname__}"

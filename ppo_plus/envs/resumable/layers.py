@@ -1,4 +1,4 @@
-"""The layers of an environment, its wrappers and itself: which of them are known, and which speak for themselves."""
+"""The layers of an environment, its wrappers and itself: which of them are known, and which return their own state."""
 
 import copy
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ from typing import Any
 import gymnasium as gym
 from stable_baselines3.common.monitor import Monitor
 
-from ppo_plus.envs.resumable.known_envs import LASTING, MADE, REPLAYABLE, WORLDS, WRAPPERS, Kept, listed_as
-from ppo_plus.envs.resumable.plain_values import Clocks, NotResumableError, plain
+from ppo_plus.envs.resumable.attributes import NotResumableError, plain
+from ppo_plus.envs.resumable.known_envs import BEFORE_RESET, LASTING, MADE, REPLAYABLE, WORLDS, WRAPPERS, class_name
 
 
 class Layers:
-    """What an environment is made of.
+    """What an environment consists of.
 
     :param env: the environment, in its wrappers
     """
@@ -22,39 +22,42 @@ class Layers:
         layers = list(layers_of(env))
         self.names = [type(layer).__name__ for layer in layers]
         self.base: Any = layers[-1].unwrapped
-        speakers = [i for i, layer in enumerate(layers) if speaks(layer)]
-        #: The outermost one that speaks for itself and all that it wraps, or ``None``: the episode is replayed.
-        self.speaker = layers[speakers[0]] if speakers else None
+        base_class = class_name(self.base)
+        self.made = MADE.get(base_class, ())
+        self.has_world = base_class in WORLDS
+
+        with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
+        #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
+        self.stateful = layers[with_state[0]] if with_state else None
         #: The wrappers around it, or all of them.
-        outer = layers[: speakers[0]] if speakers else layers[:-1]
-        self.made: Clocks = dict.fromkeys(MADE.get(listed_as(self.base), ()))
-        self.has_world = listed_as(self.base) in WORLDS
-        self.wrappers = [(layer, WRAPPERS.get(listed_as(layer), Kept())) for layer in outer]
-        unknown = [layer for layer in outer if listed_as(layer) not in WRAPPERS]
-        if self.speaker is None:
-            if not listed_as(self.base).startswith(REPLAYABLE):
+        outer = layers[: with_state[0]] if with_state else layers[:-1]
+        unknown = [layer for layer in outer if class_name(layer) not in WRAPPERS]
+        if self.stateful is None:
+            if not base_class.startswith(REPLAYABLE):
                 unknown.append(self.base)
             unknown = [layer for layer in unknown if not vars(type(layer)).get("replayable", False)]
-        #: Why it can be neither replayed nor asked; ``None``: it can.
-        self.mute = mute_reason(unknown) if unknown else None
+        #: Why it can neither be replayed nor return its state; ``None``: it can.
+        self.reason = reason_of(unknown) if unknown else None
 
-        base = (self.base, dict.fromkeys(LASTING.get(listed_as(self.base), ()) if self.speaker is None else ()))
-        #: Whose attributes a replay must find, with their names.
-        self.lasting = [(layer, dict.fromkeys(kept.lasting)) for layer, kept in self.wrappers if kept.lasting]
-        self.lasting += [base] if base[1] else []
-        #: Those to be put back where a replay is over, and where there is none; then all.
-        self.kept = [*((layer, kept.names(episode=speakers != [])) for layer, kept in self.wrappers), base]
+        #: Objects with the names of their attributes that change, ...
+        self.changing = [(layer, WRAPPERS.get(class_name(layer), ())) for layer in outer]
+        if self.stateful is None:
+            self.changing.append((self.base, LASTING.get(base_class, ())))
+        #: ... and with those that a replay needs before its reset.
+        found = [(layer, [name for name in names if name in BEFORE_RESET]) for layer, names in self.changing]
+        self.before_reset = [(layer, names) for layer, names in found if names]
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Nothing is written to files meanwhile."""
-        writers = [(wrapper, wrapper.results_writer) for wrapper, _ in self.wrappers if isinstance(wrapper, Monitor)]
-        for monitor, _ in writers:
+        """Monitors do not write to files meanwhile."""
+        monitors = [layer for layer, _ in self.changing if isinstance(layer, Monitor)]
+        writers = [monitor.results_writer for monitor in monitors]
+        for monitor in monitors:
             monitor.results_writer = None
         try:
             yield
         finally:
-            for monitor, writer in writers:
+            for monitor, writer in zip(monitors, writers, strict=True):
                 monitor.results_writer = writer
 
 
@@ -66,19 +69,22 @@ def layers_of(env: gym.Env) -> Iterator[gym.Env]:
     yield env
 
 
-def mute_reason(layers: list[Any]) -> str:
-    """Why these cannot go on."""
+def reason_of(layers: list[Any]) -> str:
+    """Why these cannot resume."""
     names = [type(layer).__name__ for layer in layers]
     return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} no get_state and set_state"
 
 
-def speaks(owner: Any) -> bool:
-    """Whether it has the two methods itself; wrappers pass on what they do not have."""
+def has_state(owner: Any) -> bool:
+    """Whether its class has ``get_state`` and ``set_state``; a wrapper also passes on those of what it wraps."""
     return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
 
 
-def spoken(owner: Any) -> Any:
-    """:raises NotResumableError: it cannot tell, or not in plain values"""
+def own_state(owner: Any) -> Any:
+    """What ``get_state`` returns.
+
+    :raises NotResumableError: it raises an error, or returns something else than plain values
+    """
     try:
         return plain(owner.get_state())
     except NotResumableError as error:
@@ -87,5 +93,6 @@ def spoken(owner: Any) -> Any:
         raise NotResumableError(f"{type(owner).__name__}.get_state() raised {error!r}") from error
 
 
-def put_spoken(owner: Any, state: Any) -> None:
+def set_own_state(owner: Any, state: Any) -> None:
+    """Put back what :func:`own_state` returned."""
     owner.set_state(copy.deepcopy(state))

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from ppo_plus.envs.resumable.plain_values import State
+from ppo_plus.envs.resumable.attributes import State
 from ppo_plus.generators import make_bit_generator
 
 
 def generator_of(owner: Any) -> State | None:
-    """The generator of an environment or a space; ``None``: it has made none."""
+    """The generator of an environment or a space; ``None``: it has not made one."""
     generator = owner._np_random
     if generator is None:
         return None
@@ -21,14 +21,14 @@ def generator_of(owner: Any) -> State | None:
 def set_generator(owner: Any, state: State | None) -> None:
     """Put back what :func:`generator_of` returned.
 
-    :raises ValueError: it is no state of one of NumPy's generators
+    :raises ValueError: it is not a valid state of one of NumPy's generators
     """
     if state is None:
         owner._np_random = None
         return
     bits, generator = make_bit_generator(state["state"]), owner._np_random
     if generator is not None and type(generator.bit_generator) is type(bits):
-        # The same object goes on, which others may hold too.
+        # The same object, which others may have, too.
         generator.bit_generator.state = state["state"]
     else:
         owner._np_random = np.random.Generator(bits)

@@ -1,27 +1,27 @@
-"""Environments that go on, in another process, exactly where they stood.
+"""The state of vectorized environments, with which others resume in another process exactly where these are.
 
-:func:`get_state` takes the state of vectorized environments as plain values, :func:`set_state` puts it into freshly
-made ones, at any step, also in the middle of an episode. Simulators cannot be copied from outside, but they can be
-*replayed*: :class:`~ppo_plus.Resumable`, outermost around each single environment, remembers what the present episode
-is made of (the state of the generator ``np_random`` before its reset, the arguments of the reset, and the actions
-since). Reset and stepped likewise, a new environment stands where the old one stood, with all the wrappers in between.
-What the replay gives last is compared with what was last, bit by bit.
+:func:`get_state` returns the state as plain values, :func:`set_state` puts it into newly made environments, at any
+step, also in the middle of an episode. Simulators cannot be copied from outside, but they can be *replayed*:
+:class:`~ppo_plus.Resumable`, outermost around each single environment, records what a replay of the present episode
+needs (the state of the generator ``np_random`` before its reset, the arguments of the reset, and the actions since).
+After the same reset and the same steps, a new environment is where the old one was, with all the wrappers in between.
+What the replay returns last is compared with what the old environment returned last, bit by bit.
 
 What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
-- wrappers listed in ``ppo_plus.envs.resumable.known_envs``, with what they keep beyond an episode;
-- classes that say ``replayable = True`` in their body: with the same ``np_random``, arguments of ``reset`` and actions,
-  an episode of theirs is always the same, whatever was before it.
+- wrappers listed in ``ppo_plus.envs.resumable.known_envs``, with the attributes that outlast an episode;
+- classes with ``replayable = True`` in their body, which says: with the same ``np_random``, arguments of ``reset`` and
+  actions, an episode is always the same, whatever came before it.
 
-Any other environment or wrapper has two methods instead, and with them it speaks for itself and for all that it wraps:
+Any other environment or wrapper needs two methods. They are responsible for all that it wraps, too:
 
 - ``get_state()`` returns its state: ``None``, numbers, strings, bytes, NumPy arrays, and lists, tuples, sets, deques
-  and dicts of them. ``np_random`` need not be in it.
+  and dicts of them. It need not contain ``np_random``.
 - ``set_state(state)`` puts it back. The environment has been reset before, with the arguments of its last reset.
 
-Where one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is: generators, and what
-wrappers keep beyond an episode.
+If one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is: generators, and attributes
+of wrappers that outlast an episode.
 """
 
 import copy
@@ -31,16 +31,17 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import MOMENTS
-from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, listed_as
-from ppo_plus.envs.resumable.layers import mute_reason, put_spoken, speaks, spoken
+from ppo_plus.envs.resumable.attributes import NotResumableError, State, get_attributes, plain, set_attributes
+from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, class_name
+from ppo_plus.envs.resumable.layers import has_state, own_state, reason_of, set_own_state
 from ppo_plus.envs.resumable.np_random import generator_of, set_generator, with_parts
-from ppo_plus.envs.resumable.plain_values import NotResumableError, State, plain, put, taken
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
 #: What steps single environments.
-VEC_ENVS = (DummyVecEnv, SubprocVecEnv, SupervisedVecEnv)
+VEC_ENVS = (DummyVecEnv, LeanVecEnv, SubprocVecEnv, SupervisedVecEnv)
 
 
 def get_state(vec_env: VecEnv) -> State:
@@ -48,18 +49,18 @@ def get_state(vec_env: VecEnv) -> State:
 
     :param vec_env: a ``DummyVecEnv``, ``SubprocVecEnv`` or ``SupervisedVecEnv`` of :class:`~ppo_plus.Resumable`
         environments, in vector wrappers or not
-    :return: plain values, of which nothing changes later. Under ``"reason"``: ``None``, or why the episodes that the
-        environments are in cannot be gone on with
+    :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume within
+        the present episodes
     """
-    state: State = {"layers": [], "kept": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
+    state: State = {"layers": [], "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
     state["action_space"] = [generator_of(space) for space in with_parts(vec_env.action_space)]
     reasons: list[str | None] = []
     for layer in _vec_layers(vec_env):
         state["layers"].append(_title(layer))
         kept: State = {}
         try:
-            if speaks(layer):
-                kept = {"spoken": spoken(layer)}
+            if has_state(layer):
+                kept = {"own": own_state(layer)}
             elif type(layer) in VEC_ENVS:
                 kept = {"seeds": plain(layer._seeds), "options": plain(layer._options)}
                 _require_wrapped(layer)
@@ -68,25 +69,25 @@ def get_state(vec_env: VecEnv) -> State:
                 if isinstance(layer, SupervisedVecEnv):
                     # After the call, in which environments may be replaced.
                     kept["supervision"] = plain(layer.get_supervision())
-            elif listed_as(layer) in VEC_WRAPPERS:
-                kept = taken(layer, VEC_WRAPPERS[listed_as(layer)].names())
+            elif class_name(layer) in VEC_WRAPPERS:
+                kept = get_attributes(layer, VEC_WRAPPERS[class_name(layer)])
             else:
-                raise NotResumableError(mute_reason([layer]))
+                raise NotResumableError(reason_of([layer]))
         except NotResumableError as error:
             reasons.append(str(error))
-        state["kept"].append(kept)
+        state["vec_layers"].append(kept)
     state["reason"] = next((reason for reason in reasons if reason is not None), None)
     return state
 
 
 def set_state(vec_env: VecEnv, state: State) -> str | None:
-    """Put environments where others stood. They need not have been reset.
+    """Put environments where others were. They need not have been reset.
 
     :param vec_env: environments of the same kind, number and wrappers
     :param state: what :func:`get_state` returned
-    :return: ``None``: they go on exactly as the others would have. Else the reason why they do not: reset them, their
-        episodes begin anew. Generators, and what wrappers keep beyond an episode, are put back all the same
-    :raises ValueError: other wrappers, or another number of environments; nothing has changed then
+    :return: ``None``: they resume exactly where the others were. Otherwise the reason why they do not: reset them, so
+        that new episodes start. Generators, and attributes that outlast an episode, are put back in any case
+    :raises ValueError: other wrappers, or another number of environments; nothing is changed then
     :raises NotResumableError: the other environments were in a :class:`~ppo_plus.Resumable`, and these are not
     """
     layers = list(_vec_layers(vec_env))
@@ -99,10 +100,10 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     reasons: list[str | None] = [state["reason"]]
     for space, generator in zip(with_parts(vec_env.action_space), state["action_space"], strict=True):
         set_generator(space, generator)
-    # From the inside out, so that the single environments come first.
-    for layer, kept in zip(reversed(layers), reversed(state["kept"]), strict=True):
-        if "spoken" in kept:
-            put_spoken(layer, kept["spoken"])
+    # The single environments first, then the wrappers around them.
+    for layer, kept in zip(reversed(layers), reversed(state["vec_layers"]), strict=True):
+        if "own" in kept:
+            set_own_state(layer, kept["own"])
         elif type(layer) in VEC_ENVS:
             if kept:
                 layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
@@ -111,40 +112,40 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             if state["envs"] is not None:
                 _require_wrapped(layer)
                 reasons += _call(layer, "set_episode_state", [(env,) for env in state["envs"]])
-        elif listed_as(layer) in VEC_WRAPPERS:
-            put(layer, VEC_WRAPPERS[listed_as(layer)].names(), kept)
+        elif class_name(layer) in VEC_WRAPPERS:
+            set_attributes(layer, VEC_WRAPPERS[class_name(layer)], kept)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def set_statistics(vec_env: VecEnv, state: State) -> None:
-    """Put back what does not depend on how many environments there are: what a ``VecNormalize`` normalizes by.
+    """Put back what does not depend on the number of environments: the moments that a ``VecNormalize`` normalizes by.
 
     :param vec_env: environments of the same kind
     :param state: what :func:`get_state` returned, of any number
     """
-    for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["kept"], strict=False):
+    for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["vec_layers"], strict=False):
         if isinstance(layer, VecNormalize) and _title(layer) == title:
-            put(layer, dict.fromkeys(MOMENTS), kept)
+            set_attributes(layer, MOMENTS, kept)
 
 
 def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
-    """The wrappers from the outermost on, and what they wrap; those behind one that speaks for them are left out."""
+    """The wrappers from the outermost on, and what they wrap, up to the first that returns its own state."""
     layer: Any = vec_env
     while True:
         yield layer
-        if speaks(layer) or not isinstance(layer, VecEnvWrapper):
+        if has_state(layer) or not isinstance(layer, VecEnvWrapper):
             return
         layer = layer.venv
 
 
 def _title(layer: VecEnv) -> str:
-    """What two of a kind have in common."""
+    """The same for classes that can take each other's state."""
     return "DummyVecEnv or SubprocVecEnv" if type(layer) in VEC_ENVS else type(layer).__name__
 
 
 def _require_wrapped(vec_env: Any) -> None:
     """:raises NotResumableError: the outermost wrapper of each environment is not a :class:`~ppo_plus.Resumable`"""
-    # Asked first, since an environment without such a name would end its process.
+    # First, since calling a method that an environment lacks would end its process.
     if not vec_env.has_attr("get_episode_state") or set(vec_env.env_method("class_name")) != {Resumable.__name__}:
         raise NotResumableError(
             "the single environments are not in a ppo_plus.Resumable, outermost: "
@@ -153,13 +154,13 @@ def _require_wrapped(vec_env: Any) -> None:
 
 
 def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-    """Call a method of every environment, of each with its own arguments, in all processes at once."""
+    """Call a method of each environment with its own arguments, in all processes at once."""
     if isinstance(vec_env, DummyVecEnv):
         return [getattr(env, method)(*each) for env, each in zip(vec_env.envs, arguments, strict=True)]
     if isinstance(vec_env, SupervisedVecEnv):
-        # A replay takes as long as it takes.
+        # Without a timeout: a replay takes as long as the episode took.
         return vec_env.call({i: ("env_method", method, each, {}) for i, each in enumerate(arguments)}, math.inf)
-    # `env_method` would hand the same arguments to all.
+    # `env_method` would pass the same arguments to all.
     for remote, each in zip(vec_env.remotes, arguments, strict=True):
         remote.send(("env_method", (method, each, {})))
     return [remote.recv() for remote in vec_env.remotes]

@@ -1,4 +1,4 @@
-"""One environment, guarded: whatever it does is an answer."""
+"""One environment whose errors are answers, so that they can be sent to another process."""
 
 import copy
 import traceback
@@ -14,51 +14,51 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.envs.errors import RESET, explanation
-from ppo_plus.envs.supervised.faults import DISK_FULL, Fault, Wrong, check_obs, check_reward
+from ppo_plus.envs.supervised.faults import DISK_FULL, Fault, InvalidOutput, check_obs, check_reward
 from ppo_plus.policy.masking import METHOD
 
 
-class _Elsewhere(Exception):
-    """An error in another process, as its traceback."""
+class _RemoteTraceback(Exception):
+    """The traceback of an error in another process."""
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The answer where whoever asked, or the machine, is to blame.
+class CallerError:
+    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error.
 
-    :param error: what to raise
+    :param error: the error to raise
     """
 
     error: Exception
 
 
-class Guarded:
-    """One environment, which answers commands and raises nothing.
+class GuardedEnv:
+    """One environment, which answers commands and raises no errors.
 
     :param make: makes it
-    :param elsewhere: whether the answers go to another process, which not every error does
+    :param remote: whether the answers are sent to another process, which is not possible for every error
     """
 
-    #: Commands in which an error is the environment's fault, not that of whoever asks.
+    #: Commands in which an error is the environment's fault, and not the caller's.
     DUTIES = ("make", "step", "reset")
 
-    def __init__(self, make: Callable[[], gym.Env], elsewhere: bool):
-        self._make, self._elsewhere = make, elsewhere
+    def __init__(self, make: Callable[[], gym.Env], remote: bool):
+        self._make, self._remote = make, remote
 
     def answer(self, command: str, *arguments: Any) -> Any:
-        """The value, a :class:`Fault` or a :class:`Refusal`."""
+        """The value, a :class:`Fault` or a :class:`CallerError`."""
         try:
             return getattr(self, command)(*arguments)
-        except Wrong as error:
+        except InvalidOutput as error:
             return Fault(str(error), not_finite=error.not_finite)
         except Exception as error:
             is_duty = command in self.DUTIES or (command == "env_method" and arguments[0] == METHOD)
             if not is_duty or isinstance(error, MemoryError) or getattr(error, "errno", None) in DISK_FULL:
-                return Refusal(_sendable(error) if self._elsewhere else error)
+                return CallerError(_sendable(error) if self._remote else error)
             # Before the environment is made, there is none to name.
             found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(reason, _Elsewhere(_traceback(error)) if self._elsewhere else error)
+            return Fault(reason, _RemoteTraceback(_traceback(error)) if self._remote else error)
 
     @property
     def unwrapped(self) -> Any:
@@ -67,26 +67,26 @@ class Guarded:
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment.
 
-        :param again: whether there was one before, with whose files a ``Monitor`` is to go on
+        :param again: whether there was one before, so that a ``Monitor`` appends to the files that exist
         :return: its name, and its spaces
         """
         with _appending() if again else nullcontext():
             self.env: Any = _patch_env(self._make())
-        # Wrappers would ask what they wrap for it, at each step.
+        # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**arguments)
         if not isinstance(info, dict):
-            raise Wrong(f"returned {info!r:.200} as info: {RESET}")
+            raise InvalidOutput(f"returned {info!r:.200} as info: {RESET}")
         check_obs(obs, self._space)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
         """
-        :return: as of a ``VecEnv``, but behind the end of an episode the last observation, and besides what the reset
-            has answered
+        :return: as a ``VecEnv`` returns them, except that at the end of an episode the observation is the last one and
+            the answer of the reset comes with it
         """
         obs, reward, terminated, truncated, info = self.env.step(action)
         check_obs(obs, self._space)
@@ -98,7 +98,7 @@ class Guarded:
         # Copied, since the reset may write into it.
         info["terminal_observation"] = copy.deepcopy(obs)
         first = self.answer("reset", {})
-        if isinstance(first, Refusal):
+        if isinstance(first, CallerError):
             raise first.error
         return obs, reward, done, info, first
 
@@ -130,7 +130,7 @@ class Guarded:
 
 @contextmanager
 def _appending() -> Iterator[None]:
-    """Monitors that are made meanwhile go on with the files that are there."""
+    """Monitors that are made meanwhile append to the files that exist."""
     writer = monitor.ResultsWriter
 
     def append(*arguments: Any, **named: Any) -> monitor.ResultsWriter:
@@ -148,7 +148,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error as one of Python's own, which can be sent to another process."""
+    """An error as one of Python's built-in classes, which can be sent to another process."""
     found: Exception
     if isinstance(error, OSError) and error.errno is not None:
         found = OSError(error.errno, error.strerror, error.filename)

@@ -1,16 +1,16 @@
-"""Environments that may fail: each fault is named, and training can go on with a fresh environment in its place.
+"""Environments that may fail: each fault is reported, and training can continue with a fresh environment.
 
-A *fault* is what an environment does that training cannot go on from: ``step``, ``reset`` or ``action_masks`` raises;
-an observation or a reward is not finite, or an observation is of another shape or kind of number than its space; its
-process dies; it gives no answer in time. :class:`SupervisedVecEnv` finds it where it happens, before anything has
-counted or learned from it.
+A *fault* is an error or an invalid result after which training cannot continue with an environment: ``step``, ``reset``
+or ``action_masks`` raises; an observation or a reward is not finite, or an observation has another shape or kind of
+number than its space; the process dies; there is no answer in time. :class:`SupervisedVecEnv` finds it at once, before
+anything was counted or learned from it.
 
-Where a restart is left, a fresh environment takes the place of the faulty one, and nothing changes for the others. If
-the fault was in a step, that step has led nowhere: its row has the last good observation as ``terminal_observation``,
-``TimeLimit.truncated``, a reward of 0, and under ``info["env_restart"]`` the reason. ``PPO_Plus`` bootstraps the step
-before it from the value of that observation, and leaves the row itself out of training: what the environment would have
-answered is not known, and any reward in its place would be praise or blame of an action. If the fault was in the reset
-behind the end of an episode, the step is whole, and there is no such row.
+If a restart is left, a fresh environment replaces the faulty one, and nothing changes for the others. A step in which
+an environment failed has no result: its row has the last good observation as ``terminal_observation``,
+``TimeLimit.truncated``, a reward of 0, and the reason as ``info["env_restart"]``. ``PPO_Plus`` bootstraps the step
+before it from the value of that observation, and leaves the row itself out of training: nobody knows what the
+environment would have returned, and any other reward would credit or blame the action. If the reset after the end of an
+episode failed, the step is complete, and there is no such row.
 
 ``N`` is the number of environments.
 """
@@ -30,37 +30,37 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.errors import described
+from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.supervised.faults import EnvFault, Fault
-from ppo_plus.envs.supervised.guarded import Refusal
-from ppo_plus.envs.supervised.workers import Local, Process, closing_deadline, context
-from ppo_plus.envs.vec_env import mapped, row_of
+from ppo_plus.envs.supervised.guarded import CallerError
+from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, closing_deadline, context
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
-#: Seconds that, beyond the time limit, a process may take to start and to make its environment.
+#: Seconds beyond the time limit that a process may take to start and to make its environment.
 STARTING = 60.0
 
 
 class SupervisedVecEnv(VecEnv):
-    """Steps environments as ``DummyVecEnv`` does, in processes of their own or in this one, and sees to it that none
-    of them ends training: see :mod:`ppo_plus.envs.supervised.vec_env`::
+    """Steps environments like ``DummyVecEnv``, in separate processes or in this one, and replaces those that fail: see
+    :mod:`ppo_plus.envs.supervised.vec_env`::
 
         make_vec_env("CartPole-v1", 8, vec_env_cls=SupervisedVecEnv, vec_env_kwargs=dict(restarts=10, timeout=60))
 
-    Observations have their space's dtype and rewards are float32, wherever the environments are. Processes ignore
-    Ctrl-C, which is for the one that trains.
+    Observations have their space's dtype and rewards are float32, with processes or without. Worker processes ignore
+    Ctrl-C, which the process that trains handles.
 
-    :param env_fns: functions that make the environments; called again for each restart, when a ``Monitor`` goes on with
-        the file that is there
-    :param restarts: how many times a fresh environment may take the place of one that failed, over all of them, at
-        least 0. Attributes that were set are set again; what methods have changed is lost
-    :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: any
-    :param processes: a process for each environment; else all are in this one, where there is no way to end one that
-        hangs, or to outlive one that crashes
+    :param env_fns: functions that make the environments; called again for each restart, when a ``Monitor`` appends to
+        its file
+    :param restarts: how many times a fresh environment may replace one that failed, over all environments, at least 0.
+        Attributes that were set are set again; what methods have changed is lost
+    :param timeout: seconds that an environment may take for a step or a reset, above 0; ``None``: no limit
+    :param processes: whether each environment has its own process; otherwise all are in this one, where an environment
+        that hangs cannot be ended, and one that crashes ends training
     :param start_method: how processes are started, as for SB3's ``SubprocVecEnv``
-    :param report: what is told of each restart, in one line; ``None``: ``warnings.warn``
+    :param report: called with a line about each restart; ``None``: ``warnings.warn``
     :raises EnvFault: an environment failed, and no restart is left; from each method
     """
 
@@ -77,16 +77,16 @@ class SupervisedVecEnv(VecEnv):
         if timeout is not None:
             require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
             if not processes:
-                raise ValueError(f"timeout={timeout}: only a process can be ended that hangs: use processes=True")
+                raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
         self.report = report or partial(warnings.warn, stacklevel=2)
         #: Restarts so far.
         self.n_restarts = 0
         #: Steps that each environment has taken.
         self.n_steps = 0
-        #: The seed that each environment was last reset with; ``None``: with none.
+        #: The seed that each environment was last reset with; ``None``: without a seed.
         self.env_seeds: list[int | None] = [None] * len(env_fns)
-        #: What was set in each, to be set in a fresh one.
+        #: Attributes that were set in each, to be set in a fresh one.
         self._attributes: list[dict[str, Any]] = [{} for _ in env_fns]
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
@@ -94,10 +94,10 @@ class SupervisedVecEnv(VecEnv):
         self._last_obs: Any = None
         self.waiting = self.closed = False
         self._names = ["it"] * len(env_fns)
-        self._places: list[Local | Process] = []
+        self._workers: list[LocalWorker | ProcessWorker] = []
         try:
             for env_fn in env_fns:
-                self._places.append(Process(env_fn, context(start_method)) if processes else Local(env_fn))
+                self._workers.append(ProcessWorker(env_fn, context(start_method)) if processes else LocalWorker(env_fn))
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):
@@ -129,21 +129,21 @@ class SupervisedVecEnv(VecEnv):
         return self._stacked(rows)
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step.
+        """Start a step.
 
         :param actions: one for each environment, ``N`` of them
         """
         for i, action in enumerate(actions):
             if i not in self._replaced:
-                self._places[i].send(("step", action))
+                self._workers[i].send(("step", action))
         self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
-        """End the step.
+        """Finish the step.
 
         :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
         """
-        # All of them first, so that none is left unread whatever the others did.
+        # All answers first, so that none is left unread if an environment failed.
         answers = self._collect([i for i in range(self.num_envs) if i not in self._replaced])
         self.waiting = False
         self.n_steps += 1
@@ -152,7 +152,7 @@ class SupervisedVecEnv(VecEnv):
         return self._stacked(obs), np.array(rewards, np.float32), np.array(dones), list(infos)
 
     def _row(self, i: int, answer: Any) -> tuple[Any, float, bool, dict[str, Any]]:
-        """What environment ``i`` returns, given what it has answered."""
+        """What environment ``i`` returns, given its answer."""
         if i not in self._replaced and not isinstance(answer, Fault):
             obs, reward, done, info, first = answer
             if done:
@@ -165,23 +165,23 @@ class SupervisedVecEnv(VecEnv):
 
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self._last_obs = _stack(rows, self.observation_space)
-        # Copied, since wrappers may write into what they are given.
+        # Copied, since wrappers may write into observations.
         return mapped(np.array, self._last_obs)  # type: ignore[no-any-return]
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
-        """Put a fresh environment into place ``i``.
+        """Replace environment ``i``.
 
-        :param fault: what the old one did
+        :param fault: what it did
         :param options: arguments of the first reset, besides the seed
-        :return: what its first reset has returned
+        :return: what the first reset of the fresh environment returned
         :raises EnvFault: no restart is left
         """
         while True:
             if self.n_restarts >= self.restarts:
                 if fault.hangs:
-                    self._places[i].stop(time.monotonic())
+                    self._workers[i].stop(time.monotonic())
                 raise self._error(i, fault)
             self.n_restarts += 1
             self.report(f"{self._who(i)} {fault.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
@@ -194,15 +194,15 @@ class SupervisedVecEnv(VecEnv):
             fault = answer
 
     def _begin(self, i: int, hangs: bool, arguments: dict[str, Any]) -> Any:
-        """Make an environment in place ``i``, and reset it; what it answers."""
-        place = self._places[i]
-        place.stop(time.monotonic() if hangs else closing_deadline())
-        place.start(again=True)
+        """Make environment ``i`` again and reset it; returns the answer."""
+        worker = self._workers[i]
+        worker.stop(time.monotonic() if hangs else closing_deadline())
+        worker.start(again=True)
         answer = self._collect([i], self._to_start)[i]
         if isinstance(answer, Fault):
             return answer
         if answer[1] != self._spaces:
-            return Fault(f"came back with the spaces {answer[1]} in place of {self._spaces}")
+            return Fault(f"was restarted with the spaces {answer[1]}, but had {self._spaces}")
         messages = [("set_attr", *each) for each in self._attributes[i].items()]
         for message in (*messages, ("reset", arguments)):
             answer = self._exchange({i: message})[i]
@@ -211,7 +211,7 @@ class SupervisedVecEnv(VecEnv):
         return answer
 
     def _error(self, i: int, fault: Fault) -> EnvFault:
-        remedy = "With restarts=N (--restart-envs N) training goes on with a fresh environment, up to N times"
+        remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
         error = fault.error(f"{self._who(i)} {fault.reason}. {remedy}")
@@ -221,26 +221,26 @@ class SupervisedVecEnv(VecEnv):
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
 
-    # --- asking ----------------------------------------------------------------------------------------------------
+    # --- calls -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> dict[int, Any]:
-        """The answers to messages, of all places at once; the rest is as for :meth:`_collect`."""
+        """Send messages to environments and return their answers; the rest is as for :meth:`_collect`."""
         for i, message in messages.items():
-            self._places[i].send(message)
+            self._workers[i].send(message)
         return self._collect(messages, seconds)
 
-    def _collect(self, places: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of places.
+    def _collect(self, indices: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
+        """The answers of environments.
 
-        :param places: which have been sent something
-        :param seconds: how long to wait, for all together; ``None``: for :attr:`timeout`
+        :param indices: environments to which messages were sent
+        :param seconds: how long to wait for all of them; ``None``: for :attr:`timeout`
         :raises MemoryError, OSError: there is too little memory, or a disk is full
         """
         seconds = seconds or self.timeout
         deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
-        answers = {i: self._places[i].receive(deadline, seconds) for i in places}
+        answers = {i: self._workers[i].receive(deadline, seconds) for i in indices}
         for answer in answers.values():
-            if isinstance(answer, Refusal):
+            if isinstance(answer, CallerError):
                 raise answer.error
         return answers
 
@@ -249,11 +249,11 @@ class SupervisedVecEnv(VecEnv):
         return None if self.timeout is None else self.timeout + STARTING
 
     def call(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
-        """Ask environments between two steps.
+        """Call environments between two steps.
 
-        :param messages: to each that is asked
-        :param seconds: how long to wait; infinite: without end; ``None``: for :attr:`timeout`
-        :return: the answers; one that fails is replaced, and asked again
+        :param messages: one for each environment that is called
+        :param seconds: how long to wait; infinite: no limit; ``None``: :attr:`timeout`
+        :return: the answers; an environment that fails is replaced, and called again
         """
         answers = self._exchange(messages, seconds)
         for i, message in messages.items():
@@ -262,47 +262,47 @@ class SupervisedVecEnv(VecEnv):
                 answers[i] = self._exchange({i: message}, seconds)[i]
         return list(answers.values())
 
-    def _ask(self, message: tuple[Any, ...], indices: VecEnvIndices = None) -> list[Any]:
+    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None) -> list[Any]:
         return self.call(dict.fromkeys(self._get_indices(indices), message))
 
     def has_attr(self, attr_name: str) -> bool:
-        return all(self._ask(("has_attr", attr_name)))
+        return all(self._call(("has_attr", attr_name)))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """An attribute of the single environments.
 
-        :raises AttributeError: they have none of that name
+        :raises AttributeError: they do not have it
         """
-        return self._ask(("get_attr", attr_name), indices)
+        return self._call(("get_attr", attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the single environments, and of those that take their places."""
+        """Set an attribute of the single environments, and of those that replace them."""
         for i in self._get_indices(indices):
             self._attributes[i][attr_name] = value
-        self._ask(("set_attr", attr_name, value), indices)
+        self._call(("set_attr", attr_name, value), indices)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the single environments. An error in it is raised here, but for that of ``action_masks``,
-        which is a fault of the environment."""
-        return self._ask(("env_method", method_name, method_args, method_kwargs), indices)
+        """Call a method of the single environments. An error in it is raised here, except in ``action_masks``, where it
+        is a fault of the environment."""
+        return self._call(("env_method", method_name, method_args, method_kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        return self._ask(("is_wrapped", wrapper_class), indices)
+        return self._call(("is_wrapped", wrapper_class), indices)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
-        return self._ask(("render",))
+        return self._call(("render",))
 
-    # --- going on in another process -------------------------------------------------------------------------------
+    # --- resuming in another process -------------------------------------------------------------------------------
 
     def get_supervision(self) -> dict[str, Any]:
-        """What :func:`ppo_plus.envs.resumable.state.get_state` keeps besides the single environments: plain values, and
-        under ``"attributes"`` and ``"replaced"`` what environments were given and have returned."""
+        """The state besides that of the single environments: plain values, apart from what the environments were given
+        (``"attributes"``) and have returned (``"replaced"``)."""
         return {
             "n_restarts": self.n_restarts,
             "n_steps": self.n_steps,
@@ -319,24 +319,24 @@ class SupervisedVecEnv(VecEnv):
         self._replaced = {i: (reason, tuple(first)) for i, (reason, first) in copy.deepcopy(state["replaced"]).items()}
 
     def close(self) -> None:
-        """Close the environments. A process that does not end by itself within seconds is killed."""
+        """Close the environments. A process that does not end within seconds is killed."""
         if self.closed:
             return
-        for place in self._places:
-            place.end()
+        for worker in self._workers:
+            worker.end()
         deadline = closing_deadline()
-        for place in self._places:
-            place.stop(deadline)
+        for worker in self._workers:
+            worker.stop(deadline)
         self.closed = True
 
 
 def _next_seed(seed: int) -> int:
-    """The seed of the environment that takes the place of one with this seed."""
+    """The seed of the environment that replaces one with this seed."""
     return derived_seed([seed, 1])
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:
-    """Observations as arrays with a row for each, of their space's dtype."""
+    """Observations as arrays with a row for each, in their space's dtype."""
     if isinstance(space, spaces.Dict):
         return {key: _stack([row[key] for row in rows], sub) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Where a guarded environment lives: in this process, or in one of its own, which can be ended and which may die."""
+"""Workers that run a guarded environment: in this process, or in a separate one, which can be killed and may die."""
 
 import copy
 import math
@@ -17,19 +17,19 @@ import gymnasium as gym
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import Guarded, Refusal
+from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
 
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
 
 
 def closing_deadline() -> float:
-    """Until when environments that are closed now may take, by ``time.monotonic``."""
+    """The time by ``time.monotonic`` until which environments that are closed now may take."""
     return time.monotonic() + CLOSING
 
 
-class Local:
-    """An environment in this process.
+class LocalWorker:
+    """Runs an environment in this process.
 
     :param make: makes it
     """
@@ -39,7 +39,7 @@ class Local:
         self.start()
 
     def start(self, again: bool = False) -> None:
-        self.guarded: Guarded | None = Guarded(self.make, elsewhere=False)
+        self.guarded: GuardedEnv | None = GuardedEnv(self.make, remote=False)
         self.send(("make", again))
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -48,14 +48,14 @@ class Local:
     def receive(self, deadline: float | None, seconds: float | None) -> Any:
         assert self.guarded is not None
         answer = self.guarded.answer(*self.message)
-        if self.message[0] != "step" or isinstance(answer, (Fault, Refusal)):
+        if self.message[0] != "step" or isinstance(answer, (Fault, CallerError)):
             return answer
         obs, reward, done, info, first = answer
-        # Environments may use their dicts again; observations are stacked at once.
+        # Environments may reuse their dicts; observations are copied when they are stacked.
         return obs, reward, done, copy.deepcopy(info), first
 
     def end(self) -> None:
-        """There is nobody to be told before."""
+        """Nothing to do before :meth:`stop`."""
 
     def stop(self, deadline: float) -> None:
         if self.guarded is not None and hasattr(self.guarded, "env"):
@@ -63,8 +63,8 @@ class Local:
         self.guarded = None
 
 
-class Process:
-    """An environment in a process of its own.
+class ProcessWorker:
+    """Runs an environment in a separate process.
 
     :param make: makes it
     :param context: of ``multiprocessing``
@@ -80,7 +80,7 @@ class Process:
         arguments = (theirs, self.remote, CloudpickleWrapper(self.make))
         self.process = self.context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
-        # At once: as long as anybody else has this end, nobody notices that the process is gone.
+        # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
         self.arrives = _waiter(self.remote)
         self.waiting = False
@@ -88,19 +88,19 @@ class Process:
 
     def send(self, message: tuple[Any, ...]) -> None:
         if self.waiting:
-            # Somebody was interrupted before it was read.
+            # An interrupt came before the last answer was read.
             self.receive(time.monotonic() + CLOSING, CLOSING)
-        # Before anything is waited for: what cannot be pickled is never sent.
+        # Before `waiting` is set: what cannot be pickled is not sent.
         sent = _pickled(message)
         self.waiting = True
         try:
             self.remote.send_bytes(sent)
         except OSError:
-            """That there is nobody is noticed where the answer is read."""
+            """The process has ended, which `receive` notices."""
 
     def receive(self, deadline: float | None, seconds: float | None) -> Any:
         if self.process is None:
-            return Fault("was ended, since it hung")
+            return Fault("was ended because it hung")
         try:
             if deadline is not None and not self.arrives(max(0.0, deadline - time.monotonic())):
                 return Fault(f"gave no answer within {seconds:g} s", hangs=True)
@@ -114,7 +114,7 @@ class Process:
         self.process.join(CLOSING)
         code = self.process.exitcode
         if code == -signal.SIGTERM:
-            # Who ends all processes of a job is about to end this one, too, and that is no fault of the environment's.
+            # If all processes of a job are ended, this one is about to end, too, and the environment is not at fault.
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return f"died with its process ({name})"
@@ -150,31 +150,31 @@ def context(start_method: str | None) -> Any:
 
 
 def _pickled(message: Any) -> bytes:
-    """What ``recv`` makes the message of again. ``send`` takes twice as long, since it makes a pickler in Python.
+    """A message for ``recv``. ``send`` takes twice as long, since it makes a pickler in Python.
 
-    By this protocol, since a later one leaves arrays read-only that were so, and wrappers may write into infos.
+    With later protocols, read-only arrays arrive read-only, but wrappers may write into infos.
     """
     return pickle.dumps(message, 4)
 
 
 def _waiter(remote: Any) -> Callable[[float], Any]:
-    """What waits up to so many seconds for a message, and is true where there is one."""
+    """A function that waits up to that many seconds for a message, and returns whether there is one."""
     if not hasattr(select, "poll"):
         return remote.poll  # type: ignore[no-any-return]
-    # Made once: `remote.poll` makes such an object each time, which takes longer than to wait for most messages.
+    # Made once: `remote.poll` makes such an object each time, which takes longer than the wait for most messages.
     poll = select.poll()
     poll.register(remote, select.POLLIN)
     return lambda seconds: poll.poll(math.ceil(seconds * 1000))
 
 
 def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
-    """What runs in a process: answer until there is nobody to answer."""
-    # Sent to all processes of a terminal.
+    """The main function of a worker process: answer commands until the other end of the pipe is closed."""
+    # Ctrl-C is sent to all processes of a terminal; the one that trains handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_remote.close()
-    # Whoever waits for a message notices by itself that there is nobody; an environment that hangs does not.
+    # `recv` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    guarded = Guarded(make.var, elsewhere=True)
+    guarded = GuardedEnv(make.var, remote=True)
     message: tuple[Any, ...] = ()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):
@@ -186,7 +186,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        # Time to end by itself, and to close the environment.
+        # Time for the process to close the environment and end by itself.
         time.sleep(CLOSING)
         os._exit(1)
 
@@ -195,4 +195,4 @@ def _reply(answer: Any) -> bytes:
     try:
         return _pickled(answer)
     except Exception as error:
-        return _pickled(Fault(f"answered what cannot be sent to another process: {error!r}"))
+        return _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))

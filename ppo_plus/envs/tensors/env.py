@@ -1,8 +1,8 @@
-"""Environments that live in tensors: many at once, whose observations, rewards and actions never leave their device.
+"""Environments in tensors: many at once, whose observations, rewards and actions never leave their device.
 
-:class:`~ppo_plus.TensorEnv` is what the rest of the package knows of them. The simulators that are recognized as they
-are have theirs in ``envs/tensors/simulators.py`` and ``envs/tensors/jax_env.py``; for anything else derive from
-it: :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and where they mean something
+:class:`~ppo_plus.TensorEnv` is their interface. The adapters of simulators that are recognized unchanged are in
+``envs/tensors/simulators.py`` and ``envs/tensors/jax_env.py``. For any other simulator, derive a class and implement
+:meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and if they apply
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 
 ``N`` is the number of environments.
@@ -18,22 +18,21 @@ from gymnasium import spaces
 #: A tensor with ``N`` rows, or a dict of them.
 Obs = Any
 
-#: Where a simulator gives actions no bounds, they are clipped here: gradients, noise and simulators all lose their
-#: meaning far before.
+#: Actions without bounds are clipped here: gradients, noise and simulators break down long before.
 UNBOUNDED = 100.0
 
 
 class Transition(NamedTuple):
-    """What a step of ``N`` environments returns.
+    """The result of a step of ``N`` environments.
 
-    Tensors that the simulator writes into again may be returned as they are: what is kept is copied.
+    The simulator may write into these tensors again: what is stored is copied.
 
-    :param obs: observations to act on next; where an episode has ended, the first one of the next episode
+    :param obs: observations to act on next; after the end of an episode, the first one of the next episode
     :param rewards: shape ``(N,)``
-    :param terminated: which episodes have come to an end of their own, booleans ``(N,)``
-    :param truncated: which episodes a limit of time has cut, booleans ``(N,)``; of no effect where ``terminated``
-    :param final_obs: the observations that episodes have ended with, ``N`` rows, of which only those are read;
-        ``None``: not known, or none has ended
+    :param terminated: which episodes have reached a terminal state, booleans ``(N,)``
+    :param truncated: which episodes a time limit has cut, booleans ``(N,)``; without effect where ``terminated``
+    :param final_obs: the last observations of the episodes that have ended, in ``N`` rows, of which only theirs are
+        read; ``None``: unknown, or no episode has ended
     :param log: numbers to log, or 0-d tensors, by name
     """
 
@@ -48,15 +47,15 @@ class Transition(NamedTuple):
 class TensorEnv:
     """``N`` environments in tensors; the base class for your own.
 
-    It begins the next episode of an environment in the step that ends one.
+    The step that ends an episode starts the next one.
 
     :param num_envs: ``N``
     :param observation_space: of one environment
-    :param action_space: of one environment. Where a Box has no bounds, actions are clipped at ±:data:`UNBOUNDED`
-    :param device: where its tensors are
+    :param action_space: of one environment. Actions of a Box without bounds are clipped at ±:data:`UNBOUNDED`
+    :param device: of its tensors
     """
 
-    #: What makes the simulator return final observations, for the warning where it does not.
+    #: How to make the simulator return final observations, for the warning if it does not.
     remedy = "return it as the final_obs of the Transition"
 
     def __init__(
@@ -68,9 +67,9 @@ class TensorEnv:
         self.device = th.device(device)
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Begin all episodes anew.
+        """Start all episodes again.
 
-        :param seed: of the random numbers from now on; ``None``: go on with those there are
+        :param seed: of the random numbers from now on; ``None``: continue the present sequence
         :return: the first observations, ``N`` rows
         """
         raise NotImplementedError
@@ -84,7 +83,7 @@ class TensorEnv:
         raise NotImplementedError
 
     def action_masks(self) -> th.Tensor | None:
-        """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)``; ``None``: none."""
+        """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)``; or ``None``."""
         return None
 
     @property
@@ -97,13 +96,13 @@ class TensorEnv:
         return None
 
     def close(self) -> None:
-        """Free what the simulator holds."""
+        """Free the resources of the simulator."""
 
 
 def gym_space(space: Any) -> spaces.Space[Any]:
-    """A space of a simulator as one of Gymnasium's: simulators have classes of their own, with the same attributes.
+    """A space of a simulator as one of Gymnasium's: simulators have other classes, with the same attributes.
 
-    :raises ValueError: it is none of Box, Discrete, MultiDiscrete and Dict
+    :raises ValueError: it is not a Box, Discrete, MultiDiscrete or Dict
     """
     if isinstance(space, spaces.Space):
         return space
@@ -119,20 +118,20 @@ def gym_space(space: Any) -> spaces.Space[Any]:
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
         return spaces.Box(low, high, shape, dtype.type)
-    raise ValueError(f"{space!r} is no space that is known here: use Gymnasium's Box, Discrete, MultiDiscrete or Dict")
+    raise ValueError(f"{space!r} is not a supported space: use Gymnasium's Box, Discrete, MultiDiscrete or Dict")
 
 
 def box(size: int | tuple[int, ...], bound: float = np.inf) -> spaces.Box:
-    """A Box of so many numbers.
+    """A Box with bounds ``-bound`` and ``bound``.
 
-    :param size: how many, or a shape
-    :param bound: of all of them
+    :param size: the number of entries, or a shape
+    :param bound: of all entries
     """
     return spaces.Box(-bound, bound, (size,) if isinstance(size, int) else tuple(size), np.float32)
 
 
 def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """An action space whose Boxes have bounds."""
+    """The action space with bounds for all its Boxes."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, bounded(sub)) for key, sub in space.items()])
     if isinstance(space, spaces.Tuple):

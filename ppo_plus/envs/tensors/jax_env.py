@@ -11,11 +11,12 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
 
-#: Steps of an episode where a Brax or Playground environment names no number itself: Brax's default.
+#: Brax's default for the steps of an episode, for Brax and Playground environments that do not define their own.
 EPISODE_LENGTH = 1000
 
 
@@ -37,19 +38,19 @@ def is_functional(env: Any) -> bool:
 
 
 class JaxEnv(TensorEnv):
-    """A functional environment of Brax, MuJoCo Playground or gymnax, ``num_envs`` times at once.
+    """``num_envs`` environments of Brax, MuJoCo Playground or gymnax, from the functions of one.
 
-    An episode that ends is begun anew in the same step, and the observation that it ended with is known.
+    The step that ends an episode starts the next one, and returns the last observation as ``final_obs``.
 
-    :param env: the bare environment: without wrappers that count steps, reset, or make it many
-    :param num_envs: how many
-    :param params: gymnax: the environment's parameters; ``None``: its own
-    :param episode_length: after so many steps an episode is truncated. ``None``: as the environment has it, or
+    :param env: the bare environment: without wrappers that count steps, reset, or vectorize it
+    :param num_envs: the number of environments
+    :param params: gymnax: the environment's parameters; ``None``: its default
+    :param episode_length: an episode is truncated after this number of steps. ``None``: the environment's own, or
         :data:`ppo_plus.envs.tensors.jax_env.EPISODE_LENGTH`
-    :param fresh_resets: begin each episode in a state drawn anew, which costs the reset of all environments in every
-        step; or in the one that the environment began with, as Brax does. ``None``: as the library does (gymnax: anew)
-    :param groups: of several groups of observations those to take; ``None``: ``"state"`` alone, if there is one
-    :raises ValueError: no such environment, or one in wrappers
+    :param fresh_resets: whether each episode starts in a newly drawn state, which costs a reset of all environments in
+        every step, or in the environment's first state, as in Brax. ``None``: like the library (gymnax: newly drawn)
+    :param groups: the groups of observations to use; ``None``: only ``"state"``, if it exists
+    :raises ValueError: it is not such an environment, or it is in wrappers
     """
 
     def __init__(
@@ -124,7 +125,7 @@ def _is_gymnax(env: Any) -> bool:
 
 
 def _require_bare(env: Any) -> None:
-    """:raises ValueError: a wrapper does what is done here"""
+    """:raises ValueError: it is in a wrapper that counts steps, resets or vectorizes"""
     layer = env
     while layer is not None:
         name = type(layer).__name__
@@ -163,7 +164,7 @@ def _gymnax_functions(env: Any, params: Any) -> _Functions:
         obs, state, reward, done, _ = env.step_env(key, state, action, params)
         if hasattr(env, "is_truncated"):
             return state, obs, reward, done, env.is_truncated(state, params)
-        # Before version 1 an end of the time is an end as any other; it is one where there would be none without it.
+        # Before version 1, `done` includes the time limit: it is the cause if the state is not terminal without it.
         unlimited = params.replace(max_steps_in_episode=2**31 - 1)
         timed = (state.time >= params.max_steps_in_episode) & ~env.is_terminal(state, unlimited)
         return state, obs, reward, done & ~timed, done & timed
@@ -174,10 +175,10 @@ def _gymnax_functions(env: Any, params: Any) -> _Functions:
 def _batched(
     jax: Any, functions: _Functions, n: int, episode_length: int | None, fresh: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compiled functions of ``n`` environments, which begin episodes anew.
+    """Compiled functions of ``n`` environments that reset themselves.
 
-    :return: of a key: state and observations; of state and actions: state, observations, rewards, terminated,
-        truncated, final observations
+    :return: a function from a key to state and observations, and one from state and actions to state, observations,
+        rewards, terminated, truncated and final observations
     """
     jp = jax.numpy
 
@@ -210,9 +211,7 @@ def _batched(
 
 
 def _to_jax(jax: Any, actions: Any) -> Any:
-    if isinstance(actions, Mapping):
-        return {key: _to_jax(jax, sub) for key, sub in actions.items()}
-    if actions.dtype == th.int64:
-        # JAX has no long integers by default.
-        actions = actions.int()
-    return jax.dlpack.from_dlpack(actions.contiguous())
+    # JAX has no long integers by default.
+    return mapped(
+        lambda part: jax.dlpack.from_dlpack((part.int() if part.dtype == th.int64 else part).contiguous()), actions
+    )

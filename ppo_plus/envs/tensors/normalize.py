@@ -1,7 +1,7 @@
-"""What SB3's ``VecNormalize`` does, in tensors.
+"""SB3's ``VecNormalize`` in tensors.
 
-The statistics are the wrapper's own: they are read when a rollout begins and written back when it ends, so whatever
-asks the ``VecNormalize`` between rollouts (evaluation, saving, a callback at the end of a rollout) finds them there.
+The statistics belong to the wrapper: they are read when a rollout begins and written back when it ends, so that code
+that uses the ``VecNormalize`` between rollouts (evaluation, saving, a callback at the end of a rollout) finds them.
 """
 
 from typing import Any
@@ -27,23 +27,23 @@ class Normalizing:
         self.read()
 
     def read(self) -> None:
-        """Take over the wrapper's statistics."""
+        """Read the wrapper's statistics."""
         normalize = self.normalize
         self._returns = self._tensor(normalize.returns)
-        #: One number for each environment, which is no longer finite once an observation or reward of it was not.
+        #: One number for each environment, which is not finite once an observation or reward was not.
         self.watch = th.zeros(normalize.num_envs, device=self._device)
         #: The statistics of observations by entry (``None``: there are no entries), and of discounted returns.
         self._obs = {key: self._moments(rms) for key, rms in _of_obs(normalize).items()}
         self._ret = self._moments(normalize.ret_rms)
 
     def tensors(self) -> list[th.Tensor]:
-        """What :meth:`write` needs."""
+        """The tensors that :meth:`write` needs."""
         return [self.watch, self._returns, *self._ret, *(part for moments in self._obs.values() for part in moments)]
 
     def write(self, found: list[np.ndarray]) -> None:
-        """Put the statistics into the wrapper.
+        """Write the statistics into the wrapper.
 
-        :param found: the tensors, as NumPy arrays
+        :param found: :meth:`tensors` as NumPy arrays
         """
         _, returns, *moments = found
         self.normalize.returns = returns
@@ -53,7 +53,7 @@ class Normalizing:
             rms.count, rms.mean, rms.var = float(n), mean, m2 / n
 
     def __call__(self, step: Stepped) -> Stepped:
-        """A step with its observations and rewards normalized, as the ``VecNormalize`` would."""
+        """The step with observations and rewards normalized like in ``VecNormalize``."""
         normalize, training = self.normalize, self.normalize.training
         self.watch = self.watch + step.rewards
         for key, moments in self._obs.items():
@@ -69,7 +69,7 @@ class Normalizing:
             bound = normalize.clip_reward
             rewards = (rewards / (self._ret.var + normalize.epsilon).sqrt()).float().clamp(-bound, bound)
         self._returns = self._returns.masked_fill(step.dones, 0.0)
-        # The statistics of this step are those of all its observations.
+        # With the statistics after this step, as in SB3.
         scales = {key: self._scale(moments) for key, moments in self._obs.items()}
         final_obs = None if step.final_obs is None else self._normalized(step.final_obs, scales)
         return step._replace(obs=self._normalized(step.obs, scales), rewards=rewards, final_obs=final_obs)
@@ -96,7 +96,7 @@ class Normalizing:
 
 
 def _of_obs(normalize: VecNormalize) -> dict[Any, Any]:
-    """The running statistics of observations, by entry; ``None`` where these are no Dict."""
+    """The running statistics of observations, by entry; by ``None`` if they are not a Dict."""
     found = vars(normalize).get("obs_rms") if normalize.norm_obs else None
     return {} if found is None else found if isinstance(found, dict) else {None: found}
 

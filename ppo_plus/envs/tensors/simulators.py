@@ -1,9 +1,9 @@
-"""The interfaces of simulators that compute in tensors, each as a :class:`~ppo_plus.TensorEnv`.
+"""Adapters that make a :class:`~ppo_plus.TensorEnv` of simulators that compute in tensors.
 
-None of them is imported here: they are recognized by their attributes. ``N`` is the number of environments.
+The simulators are not imported here but recognized by their attributes. ``N`` is the number of environments.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ppo_plus.envs.autoreset import SAME_STEP
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
 
-#: Names that simulators give the observations that the policy is to see, of several groups of them.
+#: Names that simulators use for the policy's group of observations.
 POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
@@ -24,14 +25,14 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
     :param env: anything
-    :param groups: of several groups of observations those to take, as entries of a Dict; ``None``: the policy's alone
-    :raises ValueError: they are, but in a way that is not supported; or they have no such groups
+    :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
+    :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
     if isinstance(env, TensorEnv):
         return env
     if is_functional(env):
         raise ValueError(
-            f"env={env!r} is a function of one environment's state: say how many there are to be, "
+            f"env={env!r} is a function of one environment's state: choose the number of environments, "
             "ppo_plus.JaxEnv(env, num_envs=4096)"
         )
     if isinstance(env, VectorEnv):
@@ -48,7 +49,7 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
 
 
 class _Adapter(TensorEnv):
-    """What the adapters of simulators share.
+    """The base class of the adapters.
 
     :param env: the simulator
     """
@@ -79,7 +80,7 @@ class GymTensors(_Adapter):
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
 
     :param env: in the autoreset mode ``SAME_STEP``
-    :raises ValueError: in another
+    :raises ValueError: it has another mode
     """
 
     remedy = 'put it into infos["final_obs"]'
@@ -88,7 +89,7 @@ class GymTensors(_Adapter):
         mode = (env.metadata or {}).get("autoreset_mode")
         if getattr(mode, "value", mode) not in (None, SAME_STEP) or getattr(env, "auto_reset", True) is False:
             raise ValueError(
-                f"env={env!r} has autoreset mode {mode}, but environments in tensors have to begin the next episode in "
+                f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
         # Gymnasium's wrapper cannot convert the final observations of Gymnasium's own vector environments.
@@ -119,7 +120,7 @@ class ManagedTensors(_Adapter):
     """Isaac Lab's ``ManagerBasedRLEnv`` and ``DirectRLEnv``, and mjlab's ``ManagerBasedRlEnv``.
 
     Final observations are Isaac Lab's ``extras["final_obs"]`` (``cfg.compute_final_obs=True``), or those of an mjlab
-    environment with ``cfg.auto_reset=False``, of which the adapter resets what has ended.
+    environment with ``cfg.auto_reset=False``, whose ended episodes the adapter resets.
 
     :param env: the environment, in wrappers or not
     :param groups: see :func:`as_tensor_env`
@@ -131,24 +132,22 @@ class ManagedTensors(_Adapter):
         self._resets_itself = getattr(self.cfg, "auto_reset", True)
         is_mjlab = hasattr(self.cfg, "auto_reset")
         self.remedy = f"set cfg.{'auto_reset=False' if is_mjlab else 'compute_final_obs=True'} of the environment"
-        self._groups = _Groups(gym_space(core.single_observation_space), groups)
-        super().__init__(
-            env, core.num_envs, self._groups.space, core.single_action_space, getattr(core, "device", None)
-        )
+        space, self._select = _select_groups(gym_space(core.single_observation_space), groups)
+        super().__init__(env, core.num_envs, space, core.single_action_space, getattr(core, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self.env.reset(seed=seed)
-        return self._groups.of(obs)
+        return self._select(obs)
 
     def step(self, actions: Any) -> Transition:
         obs, rewards, terminated, truncated, extras = self.env.step(actions)
         final = extras.get("final_obs")
         if not self._resets_itself:
-            # A copy, since the reset computes all observations anew.
-            final = {key: _copied(sub) for key, sub in obs.items()}
+            # A copy, since the reset computes all observations again.
+            final = mapped(th.clone, obs)
             ended = (terminated | truncated).nonzero().squeeze(1)
             if len(ended):
-                # Copies as well: to begin an episode clears the flags of the last one.
+                # Copies as well: the start of an episode clears the flags of the last one.
                 rewards, terminated, truncated = rewards.clone(), terminated.clone(), truncated.clone()
                 obs, extras = self.env.reset(env_ids=ended)
         elif isinstance(final, np.ndarray):
@@ -156,15 +155,15 @@ class ManagedTensors(_Adapter):
         if getattr(self.cfg, "is_finite_horizon", False):
             # The end of the time is the end of the task.
             terminated = terminated | truncated
-        final = None if final is None else self._groups.of(final)
-        return Transition(self._groups.of(obs), rewards, terminated, truncated, final, _log(extras))
+        final = None if final is None else self._select(final)
+        return Transition(self._select(obs), rewards, terminated, truncated, final, _log(extras))
 
 
 class RslRlTensors(_Adapter):
     """Environments with the interface of rsl_rl's ``VecEnv``, such as those of Genesis' examples.
 
-    Observations are tensors, dicts or TensorDicts, with ``(extras)`` behind them or not. ``extras["time_outs"]`` says
-    which episodes a time limit has cut; final observations are ``extras["final_obs"]``, where somebody puts them there.
+    Observations are tensors, dicts or TensorDicts, followed by ``extras`` or not. ``extras["time_outs"]`` says which
+    episodes a time limit has cut; final observations are ``extras["final_obs"]``, if you put them there.
 
     :param env: the environment
     :param groups: see :func:`as_tensor_env`
@@ -174,16 +173,17 @@ class RslRlTensors(_Adapter):
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
         first = _first(env.get_observations())
-        space = spaces.Dict({}) if isinstance(first, Mapping) or hasattr(first, "items") else box(first.shape[1:])
-        if isinstance(space, spaces.Dict):
-            space = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
-        self._groups = _Groups(space, groups)
-        super().__init__(env, env.num_envs, self._groups.space, box(env.num_actions), getattr(env, "device", None))
+        if hasattr(first, "items"):
+            space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
+        else:
+            space = box(first.shape[1:])
+        space, self._select = _select_groups(space, groups)
+        super().__init__(env, env.num_envs, space, box(env.num_actions), getattr(env, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
         if hasattr(self.env, "reset"):
             self.env.reset()
-        return self._groups.of(_first(self.env.get_observations()))
+        return self._select(_first(self.env.get_observations()))
 
     def step(self, actions: Any) -> Transition:
         obs, *_, rewards, ended, extras = self.env.step(actions)
@@ -191,69 +191,46 @@ class RslRlTensors(_Adapter):
         timed = extras.get("time_outs")
         truncated = ended & timed.bool() if timed is not None else th.zeros_like(ended)
         final = extras.get("final_obs")
-        final = None if final is None else self._groups.of(final)
-        return Transition(self._groups.of(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
+        final = None if final is None else self._select(final)
+        return Transition(self._select(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
 
 
-class _Groups:
-    """Which of several groups of observations are taken.
+def _select_groups(
+    space: spaces.Space[Any], wanted: Sequence[str] | None
+) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
+    """The space of the groups of observations that are used, and a function that selects them.
 
-    :param space: a Dict of groups, or a space without any
-    :param wanted: the groups to take; ``None``: the policy's, where one is known, and all where none is
-    :raises ValueError: there are no such groups
+    :param space: a Dict of groups, or a space without groups
+    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
+    :raises ValueError: the space does not have these groups
     """
-
-    def __init__(self, space: spaces.Space[Any], wanted: Sequence[str] | None):
-        #: The group that is taken alone; or those that are taken as entries of a Dict.
-        self.only: str | None = None
-        self.keys: list[str] | None = None
-        self.space = space
-        if not isinstance(space, spaces.Dict):
-            if wanted is not None:
-                raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
-            return
-        known = [key for key in POLICY_GROUPS if key in space.spaces]
+    if not isinstance(space, spaces.Dict):
         if wanted is not None:
-            missing = [key for key in wanted if key not in space.spaces]
-            if missing or not wanted:
-                raise ValueError(f"groups={wanted!r} must be of the environment's groups, {list(space.spaces)}")
-            self.keys = list(wanted)
-        elif known or len(space.spaces) == 1:
-            self.only = (known or list(space.spaces))[0]
-        else:
-            self.keys = list(space.spaces)
-        if self.only is not None:
-            self.space = space[self.only]
-        else:
-            self.space = spaces.Dict([(key, space[key]) for key in self.keys or ()])
-
-    def of(self, obs: Any) -> Obs:
-        """The groups taken of observations."""
-        if self.only is not None:
-            return obs[self.only]
-        return obs if self.keys is None else {key: obs[key] for key in self.keys}
+            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
+        return space, lambda obs: obs
+    names = list(space.spaces)
+    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
+        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
+    known = [key for key in POLICY_GROUPS if key in names]
+    if wanted is None and (known or len(names) == 1):
+        only = (known or names)[0]
+        return space[only], lambda obs: obs[only]
+    keys = list(wanted or names)
+    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}
 
 
 def as_tensor(value: Any, device: th.device) -> Any:
     """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
-    if isinstance(value, Mapping):
-        return {key: as_tensor(sub, device) for key, sub in value.items()}
-    if isinstance(value, tuple):
-        return tuple(as_tensor(sub, device) for sub in value)
-    return th.as_tensor(value, device=device)
+    return mapped(lambda part: th.as_tensor(part, device=device), value)
 
 
 def as_numpy(value: Any) -> Any:
-    """Tensors as NumPy arrays of their own memory, in any nesting of dicts and tuples."""
-    if isinstance(value, Mapping):
-        return {key: as_numpy(sub) for key, sub in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(as_numpy, value))
-    return value.cpu().numpy().copy()
+    """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
+    return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)
 
 
 def _speaks_torch(env: Any) -> bool:
-    """Whether a vector environment takes and returns tensors: one of its layers converts to them, or is on a device."""
+    """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True
     target = getattr(getattr(env, "_target_xp", None), "__name__", "")
@@ -263,10 +240,10 @@ def _speaks_torch(env: Any) -> bool:
 
 
 def _filled(obs: Obs, final: np.ndarray, device: th.device) -> Obs:
-    """Observations with the rows that an array of single final observations has.
+    """Observations with the final ones in the rows of the episodes that have ended.
 
     :param obs: ``N`` rows
-    :param final: ``N`` objects, ``None`` where no episode has ended
+    :param final: ``N`` single observations, ``None`` where no episode has ended
     """
     ended = [i for i, row in enumerate(final) if row is not None]
     if not ended:
@@ -287,7 +264,7 @@ def _log(extras: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """ManiSkill's metrics of the episodes that have ended."""
+    """ManiSkill's metrics, averaged over the episodes that have ended."""
     found = (infos.get("final_info") or {}) if isinstance(infos.get("final_info"), Mapping) else {}
     ended = infos.get("_final_info")
     if not isinstance(ended, th.Tensor) or "episode" not in found:
@@ -296,10 +273,6 @@ def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
     return {f"episode/{key}": (value.float() * ended).sum() / ended.sum() for key, value in episodes.items()}
 
 
-def _copied(obs: Any) -> Any:
-    return {key: _copied(sub) for key, sub in obs.items()} if hasattr(obs, "items") else obs.clone()
-
-
 def _first(found: Any) -> Any:
-    """Observations, with extras behind them or not."""
+    """The observations of a result that may also contain extras."""
     return found[0] if isinstance(found, tuple) else found

@@ -1,12 +1,13 @@
-"""Environments in tensors with SB3's ``VecEnv`` interface, and beside it the one in tensors.
+"""Environments in tensors with SB3's ``VecEnv`` interface, and one in tensors.
 
-Training steps them by :meth:`TensorVecEnv.step_tensors`. SB3's methods (``reset``, ``step``, …) do the same for
-everybody else: evaluation, callbacks, other algorithms. Those convert to NumPy, which waits for the device.
+Training calls :meth:`TensorVecEnv.step_tensors`. Evaluation, callbacks and other algorithms call SB3's methods
+(``reset``, ``step``, …), which convert to NumPy and so wait for the device.
 
 ``N`` is the number of environments.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,9 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
-from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.batched_vec_env import BatchedVecEnv
 from ppo_plus.envs.errors import check_shape
+from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
@@ -24,15 +26,15 @@ from ppo_plus.policy.masking import METHOD
 
 
 class Stepped(NamedTuple):
-    """What a step has led to, in tensors.
+    """The result of a step, in tensors.
 
     :param obs: observations to act on next, ``N`` rows; the simulator may write into them at the next step
-    :param rewards: floats ``(N,)``; as ``obs``
+    :param rewards: floats ``(N,)``, like ``obs``
     :param dones: which episodes have ended, booleans ``(N,)``
-    :param timeouts: those that a time limit, and nothing else, has cut
-    :param final_obs: the observations that episodes have ended with, as ``obs``; ``None``: not known, or none has ended
-    :param returns: sums of rewards of the episodes so far, with this step, shape ``(N,)``
-    :param lengths: how many steps they have had, integers ``(N,)``
+    :param timeouts: those that only a time limit has ended
+    :param final_obs: the last observations of episodes that have ended; ``None``: unknown, or none has ended
+    :param returns: sums of rewards of the episodes so far, including this step, shape ``(N,)``
+    :param lengths: numbers of their steps, integers ``(N,)``
     :param log: numbers to log, or 0-d tensors, by name
     """
 
@@ -46,10 +48,10 @@ class Stepped(NamedTuple):
     log: Mapping[str, Any]
 
 
-class TensorVecEnv(AsOne):
+class TensorVecEnv(BatchedVecEnv):
     """A :class:`~ppo_plus.TensorEnv` as a ``VecEnv``.
 
-    Nested Dict observations are flattened (``"camera/rgb"``), and images get their channels first, as SB3 has them.
+    Nested Dict observations are flattened (``"camera/rgb"``), and images get their channels first, as in SB3.
 
     :param env: the environments
     :raises ValueError: their spaces are not supported
@@ -58,7 +60,7 @@ class TensorVecEnv(AsOne):
     def __init__(self, env: TensorEnv):
         self.env = env
         self.device = env.device
-        self._layout = _Layout(env.observation_space)
+        self._layout = _ObservationLayout(env.observation_space)
         self._actions: Any = None
         self._unchecked = True
         super().__init__(env.num_envs, self._layout.space, env.action_space)
@@ -71,7 +73,7 @@ class TensorVecEnv(AsOne):
     # --- in tensors ------------------------------------------------------------------------------------------------
 
     def reset_tensors(self) -> Obs:
-        """Begin all episodes anew, with the seed that was set since the last time; the first observations."""
+        """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
         obs = self._layout(self.env.reset(self._seeds[0]))
         self._reset_seeds()
         self._reset_options()
@@ -84,9 +86,9 @@ class TensorVecEnv(AsOne):
         """Take a step.
 
         :param actions: as the simulator takes them, on any device
-        :raises ValueError: it returns tensors of another shape than its spaces
+        :raises ValueError: the tensors that it returns have other shapes than its spaces
         """
-        given = self.env.step(_moved(actions, self.device))
+        given = self.env.step(mapped(lambda part: part.to(self.device), actions))
         obs, rewards = self._layout(given.obs), given.rewards.reshape(-1).float()
         terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
         if self._unchecked:
@@ -117,7 +119,7 @@ class TensorVecEnv(AsOne):
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        """Begin all episodes anew; observations as NumPy arrays."""
+        """Start all episodes again; returns observations as NumPy arrays."""
         obs = self.reset_tensors()
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return as_numpy(obs)
@@ -130,12 +132,12 @@ class TensorVecEnv(AsOne):
         self._actions = as_tensor(self._batched(actions), self.device)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Take the step; observations, rewards and dones as NumPy arrays, and a list of ``N`` dicts."""
+        """Take the step; returns observations, rewards and dones as NumPy arrays, and a list of ``N`` dicts."""
         step = self.step_tensors(self._actions)
         return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
 
     def infos(self, step: Stepped) -> list[dict[str, Any]]:
-        """What SB3 tells of a step: final observations, time limits and statistics of the episodes that have ended."""
+        """The infos of a step as in SB3: final observations, time limits and statistics of ended episodes."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = step.dones.nonzero().squeeze(1)
         if len(ended):
@@ -145,7 +147,7 @@ class TensorVecEnv(AsOne):
                 infos[i]["TimeLimit.truncated"] = timeout
                 infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
                 if step.final_obs is not None:
-                    infos[i]["terminal_observation"] = as_numpy(_row(step.final_obs, i))
+                    infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
         return infos
 
     def close(self) -> None:
@@ -161,20 +163,20 @@ class TensorVecEnv(AsOne):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """``action_masks()`` of each environment; there are no single environments that could have other methods."""
+        """``action_masks()`` of each environment; single environments with other methods do not exist."""
         if method_name == METHOD and self.env.has_masks:
             masks = as_numpy(self.masks_tensor())
             return [masks[i] for i in self._get_indices(indices)]
         return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """What the simulator renders: one picture."""
+        """The one picture that the simulator renders."""
         return [self.env.render()]
 
 
-class _Layout:
-    """How observations become those of the space that SB3 sees: in one Dict, floats in single precision, images with
-    their channels first.
+class _ObservationLayout:
+    """Converts observations to those of SB3's space: one Dict, floats in single precision, images with their channels
+    first.
 
     :param space: the simulator's
     """
@@ -182,7 +184,7 @@ class _Layout:
     def __init__(self, space: spaces.Space[Any]):
         self._nested = isinstance(space, spaces.Dict)
         flat = _flat(space) if isinstance(space, spaces.Dict) else {"": space}
-        #: Of each observation whether its channels come last.
+        #: Whether the channels of each observation come last.
         self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}  # type: ignore[arg-type]
         flat = {key: _channels_first(sub) if self._last[key] else sub for key, sub in flat.items()}
         self.space = spaces.Dict(list(flat.items())) if self._nested else flat[""]
@@ -200,7 +202,7 @@ class _Layout:
 
 
 def _flat(nested: Any, before: str = "") -> dict[str, Any]:
-    """A nesting of dicts, or of Dict spaces, in one."""
+    """A nesting of dicts, or of Dict spaces, as one dict."""
     found: dict[str, Any] = {}
     for key, part in nested.items():
         inner = isinstance(part, (Mapping, spaces.Dict)) or hasattr(part, "items")
@@ -211,13 +213,3 @@ def _flat(nested: Any, before: str = "") -> dict[str, Any]:
 def _channels_first(space: Any) -> spaces.Box:
     low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
     return spaces.Box(low, high, dtype=space.dtype)
-
-
-def _moved(actions: Any, device: th.device) -> Any:
-    if isinstance(actions, dict):
-        return {key: _moved(part, device) for key, part in actions.items()}
-    return tuple(_moved(part, device) for part in actions) if isinstance(actions, tuple) else actions.to(device)
-
-
-def _row(obs: Obs, i: int) -> Obs:
-    return {key: part[i] for key, part in obs.items()} if isinstance(obs, dict) else obs[i]

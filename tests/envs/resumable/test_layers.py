@@ -1,4 +1,4 @@
-"""Which layers of an environment are asked for their state, which are known, and which are the reason."""
+"""Layers of an environment return their own state, are known, or are the reason why it does not resume."""
 
 import gymnasium as gym
 import numpy as np
@@ -50,7 +50,7 @@ def test_two_methods_are_enough(kind):
     ))  # fmt: skip
 
 
-def test_known_wrappers_around_it_go_on():
+def test_known_wrappers_around_it_resume():
     def make():
         env = wrappers.RecordEpisodeStatistics(wrappers.NormalizeObservation(made(Fading)))
         env = wrappers.NormalizeReward(wrappers.StickyAction(wrappers.TimeAwareObservation(env), 0.3, (2, 4)))
@@ -60,7 +60,7 @@ def test_known_wrappers_around_it_go_on():
     check_goes_on(lambda: vectorized(make), 100, 60)
 
 
-def test_the_outermost_that_speaks_is_asked():
+def test_the_outermost_with_state_is_used():
     check_goes_on(lambda: vectorized(lambda: Careful(Forgetful(Fading()))), 50, 50)
 
 
@@ -75,7 +75,7 @@ def test_the_outermost_that_speaks_is_asked():
     ],
 )
 @pytest.mark.parametrize("kind", [DummyVecEnv, FORKED], ids=["dummy", "subproc"])
-def test_those_that_do_not_are_the_reason(make, reason, kind):
+def test_layers_without_state_are_the_reason(make, reason, kind):
     env = vectorized(make, kind=kind)
     env.seed(0)
     env.reset()
@@ -115,7 +115,7 @@ def test_a_subclass_may_keep_more_than_what_it_is_made_of():
     ("returned", "reason"),
     [(object(), "get_state() returned <object object"), (KeyError("place"), "get_state() raised KeyError('place')")],
 )
-def test_what_cannot_be_told_ends_no_process(kind, returned, reason, monkeypatch):
+def test_errors_of_get_state_do_not_end_a_process(kind, returned, reason, monkeypatch):
     class Odd(Fading):
         def get_state(self):
             if isinstance(returned, Exception):

@@ -1,4 +1,4 @@
-"""The generators of environments and spaces go on where they stood."""
+"""The generators of environments and spaces resume."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +18,7 @@ def test_without_any_seed():
     assert gone(other, actions)[0] == gone(env, actions)[0]
 
 
-def test_the_generator_of_the_action_space_goes_on():
+def test_the_generator_of_the_action_space_resumes():
     env, other = (vectorized(Pictures) for _ in range(2))
     env.action_space.seed(3)
     env.reset()
@@ -26,7 +26,7 @@ def test_the_generator_of_the_action_space_goes_on():
     assert bits(other.action_space.sample()) == bits(env.action_space.sample())
 
 
-def test_a_generator_of_another_kind_goes_on():
+def test_a_generator_of_another_kind_resumes():
     env, other = (Resumable(gym.make("CartPole-v1")) for _ in range(2))
     env.np_random = np.random.Generator(np.random.MT19937(3))
     env.reset()
@@ -40,7 +40,7 @@ def test_an_unknown_generator_is_not_called():
     env.reset()
     state = get_state(env)
     state["envs"][0]["generator"]["state"]["bit_generator"] = "seed"
-    assert "none of NumPy's" in set_state(env, state)
+    assert "not one of NumPy's" in set_state(env, state)
 
 
 def test_a_generator_does_not_read_beyond_its_state():
@@ -49,10 +49,10 @@ def test_a_generator_does_not_read_beyond_its_state():
     env.reset()
     state = get_state(env)
     state["envs"][0]["generator"]["state"]["state"]["pos"] = 10**6
-    assert "no state of a random generator" in set_state(env, state)
+    assert "not a valid state of a random generator" in set_state(env, state)
 
 
-def test_a_generator_that_is_held_elsewhere_is_the_same_object():
+def test_the_generator_stays_the_same_object():
     env, other = (vectorized(lambda: gym.make("CartPole-v1"), n=1) for _ in range(2))
     env.reset()
     held = other.envs[0].np_random

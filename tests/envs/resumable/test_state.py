@@ -1,4 +1,4 @@
-"""Vectorized environments go on as those would have whose state they were given, bit by bit."""
+"""Vectorized environments resume from the state of others, bit by bit."""
 
 import gymnasium as gym
 import pytest
@@ -75,7 +75,7 @@ VECTORS = {
 
 @pytest.mark.filterwarnings("ignore:The environment is already wrapped with a `Monitor`")
 @pytest.mark.parametrize("name", VECTORS)
-def test_vector_wrappers_go_on(name):
+def test_vector_wrappers_resume(name):
     env, wrap = VECTORS[name]
     make = (lambda: made(Pictures)) if env is Pictures else (lambda: gym.make(env))
     check_goes_on(lambda: wrap(vectorized(make)), 100, 100)
@@ -112,7 +112,7 @@ class Telling(Noisy):
         assert set_state(self.venv, state["inside"]) is None
 
 
-def test_a_vector_wrapper_speaks_for_what_it_wraps():
+def test_a_vector_wrapper_with_state_covers_what_it_wraps():
     check_goes_on(lambda: VecMonitor(Telling(vectorized(lambda: gym.make("CartPole-v1")))), 50, 50)
 
 
@@ -134,7 +134,7 @@ def test_gymnasiums_vector_environments_are_the_reason():
     assert get_state(env)["reason"] == "GymVectorEnv has no get_state and set_state"
 
 
-def test_other_wrappers_or_numbers_are_refused():
+def test_other_wrappers_or_numbers_raise_an_error():
     env = VecMonitor(vectorized(lambda: gym.make("Pendulum-v1"), resumable=lambda env: Resumable(env.env)))
     env.reset()
     state = get_state(env)

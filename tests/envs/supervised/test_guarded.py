@@ -1,4 +1,4 @@
-"""What an environment does is an answer: a value, its fault, or the fault of whoever asked."""
+"""Every answer of an environment is a value, its fault, or an error of the caller."""
 
 import errno
 from functools import partial
@@ -10,14 +10,14 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv
 from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import Guarded, Refusal
+from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
 from ppo_plus.envs.supervised.vec_env import RESTART
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 def test_it_answers_and_raises_nothing():
-    env = Guarded(partial(Failing, "raise", 2), elsewhere=False)
+    env = GuardedEnv(partial(Failing, "raise", 2), remote=False)
     name, made = env.answer("make", False)
     assert name == "<Failing instance>" and made == (Failing.observation_space, Failing.action_space)
     obs, info = env.answer("reset", {"seed": 5})
@@ -26,7 +26,7 @@ def test_it_answers_and_raises_nothing():
     fault = env.answer("step", 1)
     assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and str(fault.cause) == "boom"
     refusal = env.answer("get_attr", "depth")
-    assert isinstance(refusal, Refusal) and isinstance(refusal.error, AttributeError)
+    assert isinstance(refusal, CallerError) and isinstance(refusal.error, AttributeError)
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), OSError("odd"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")])
@@ -34,7 +34,7 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
     def raised():
         raise error
 
-    env = Guarded(Failing, elsewhere=True)
+    env = GuardedEnv(Failing, remote=True)
     env.answer("make", False)
     env.answer("set_attr", "ask", raised)
     found = env.answer("env_method", "ask", (), {}).error
@@ -42,7 +42,7 @@ def test_elsewhere_an_error_is_one_of_pythons_own(error):
 
 
 @both
-def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
+def test_only_errors_of_masks_among_methods_are_faults(kind):
     env = supervised(kind, *fine_and("mask", cls=Masked), restarts=1)
     env.reset()
     assert equal(env.env_method("action_masks"), [np.array([True, True])] * 3)
@@ -58,7 +58,7 @@ def test_masks_that_raise_are_a_fault_and_other_methods_are_the_callers(kind):
 
 
 @both
-def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp_path):
+def test_monitors_append_and_leave_the_cut_episode_out(kind, tmp_path):
     kwargs = {"restarts": 1, "report": [].append, **KINDS[kind]}
     make = partial(make_vec_env, Failing, 1, seed=5, monitor_dir=str(tmp_path), vec_env_kwargs=kwargs)
     env = make(env_kwargs={"fault": "raise", "at": 11}, vec_env_cls=SupervisedVecEnv)
@@ -73,7 +73,7 @@ def test_monitors_go_on_with_their_files_and_leave_the_cut_episode_out(kind, tmp
 
 @both
 @pytest.mark.parametrize("error", [MemoryError("big"), OSError(errno.ENOSPC, "No space left on device")])
-def test_what_the_machine_lacks_is_no_fault(kind, error):
+def test_full_disks_and_lack_of_memory_are_not_faults(kind, error):
     class Poor(Failing):
         def step(self, action):
             raise error

@@ -1,4 +1,4 @@
-"""Environments that fail are named, and fresh ones take their places without a trace elsewhere."""
+"""Environments that fail are named and replaced, and the others are not affected."""
 
 import multiprocessing
 import os
@@ -72,7 +72,10 @@ def test_options_are_for_one_reset(kind):
     [
         ({"restarts": -1}, "restarts=-1 must be at least 0"),
         ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
-        ({"timeout": 3, "processes": False}, "timeout=3: only a process can be ended that hangs: use processes=True"),
+        (
+            {"timeout": 3, "processes": False},
+            "timeout=3 needs processes, which can be ended: use processes=True",
+        ),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
@@ -147,7 +150,7 @@ def test_supervised_it_is_the_same_kind_of_error(kind):
 
 
 @pytest.mark.parametrize(("kind", "fault"), each_fault())
-def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
+def test_a_fresh_environment_replaces_it_and_others_continue(kind, fault):
     said = []
     env, whole = supervised(kind, *fine_and(fault), said=said, restarts=1), supervised("local", *[Failing] * 3)
     before, _ = env.reset(), whole.reset()
@@ -174,7 +177,7 @@ def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
 
 
 @both
-def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind):
+def test_a_fault_in_a_reset_keeps_the_last_step_of_the_episode(kind):
     class InReset(Failing):
         def step(self, action):
             fault, self.fault = self.fault, None
@@ -202,7 +205,7 @@ def test_so_does_one_in_the_first_reset(kind):
 
 
 @both
-def test_when_none_is_left_the_error_has_the_last_reason_and_their_number(kind):
+def test_without_restarts_left_the_error_has_reason_and_number(kind):
     env = supervised(kind, *fine_and("raise", p=1.0), restarts=2)
     env.reset()
     env.step(ACTIONS)
@@ -235,17 +238,17 @@ def test_restarts_that_fail_themselves_count(kind, tmp_path):
     env.close()
 
 
-def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
+def test_a_process_that_dies_between_steps_is_replaced():
     env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
     before, _ = env.reset(), whole.reset()
-    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    os.kill(env._workers[1].process.pid, signal.SIGKILL)
     assert equal(env.env_method("action_masks"), whole.env_method("action_masks"))
     (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
     assert dones[1] and infos[1][RESTART] == FAULTS["kill"] and equal(infos[1]["terminal_observation"], before[1])
     assert equal(obs[1], Masked().reset(seed=_next_seed(6))[0])
     assert equal(obs[::2], expected[0][::2]) and equal(rewards[::2], expected[1][::2])
     # And while nobody asks.
-    os.kill(env._places[2].process.pid, signal.SIGKILL)
+    os.kill(env._workers[2].process.pid, signal.SIGKILL)
     with pytest.raises(EnvFault, match="environment 2, .*, seed 7, step 2: died with its process .SIGKILL.*restarts=1"):
         env.step(ACTIONS)
     env.close()
@@ -344,7 +347,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize(("case", "kind"), in_turn(TRAINED, KINDS))
-def test_training_goes_on_with_memory_masks_noise_and_structures(case, kind):
+def test_training_continues_with_memory_masks_noise_and_dicts(case, kind):
     cls, policy, kwargs = TRAINED[case]
     env = supervised(kind, *[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
     model = model_in(env, policy, **kwargs)
@@ -428,7 +431,7 @@ def faulty(kind, fault):
     ("kind", "fault"),
     [("local", "raise"), ("forked", "kill"), pytest.param("forked", "nan", marks=pytest.mark.slow)],
 )
-def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fault, tmp_path, monkeypatch):
+def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, monkeypatch):
     monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(kind, fault), use_sde=True)
     whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
@@ -451,17 +454,19 @@ def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fau
     assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 80
     for name, value in whole.policy.state_dict().items():
         assert th.equal(model.policy.state_dict()[name], value)
-    assert equal(get_state(model.env)["kept"][-1]["supervision"], get_state(whole.env)["kept"][-1]["supervision"])
+    assert equal(
+        get_state(model.env)["vec_layers"][-1]["supervision"], get_state(whole.env)["vec_layers"][-1]["supervision"]
+    )
     for each in (model, whole):
         each.env.close()
 
 
-def test_one_that_was_replaced_between_two_steps_goes_on_so():
+def test_one_that_was_replaced_between_two_steps_resumes():
     makes = [lambda: Resumable(Masked())] * 2
     env = supervised("forked", *makes, restarts=1)
     env.reset()
     env.step(ACTIONS[:2])
-    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    os.kill(env._workers[1].process.pid, signal.SIGKILL)
     env.env_method("action_masks")
     other = supervised("local", *makes, restarts=1)
     state = get_state(env)
@@ -472,7 +477,7 @@ def test_one_that_was_replaced_between_two_steps_goes_on_so():
     env.close()
 
 
-def test_a_checkpoint_of_a_plain_one_goes_on_in_a_supervised_one():
+def test_a_checkpoint_of_a_plain_one_resumes_supervised():
     make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable)
     plain = make(vec_env_cls=DummyVecEnv)
     plain.reset()

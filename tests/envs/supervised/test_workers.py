@@ -1,4 +1,4 @@
-"""Processes of environments: what is sent, and that none stays behind."""
+"""Worker processes exchange messages, and none is left running."""
 
 import multiprocessing
 import os
@@ -18,12 +18,12 @@ from ppo_plus.envs.supervised.vec_env import RESTART
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
-def test_what_cannot_be_sent_is_an_error_that_leaves_nothing_open():
+def test_unsendable_messages_raise_and_leave_nothing_open():
     env, whole = supervised("forked", Failing), supervised("local", Failing)
     env.reset(), whole.reset()
     with pytest.raises((AttributeError, TypeError), match="pickle"):
         env.set_attr("level", lambda: None)
-    assert not env._places[0].waiting
+    assert not env._workers[0].waiting
     env._attributes[0].clear()
     assert equal(env.step([1]), whole.step([1]))
     env.close()
@@ -58,7 +58,7 @@ def test_answers_that_were_not_read_are_not_taken_for_later_ones():
     env.close()
 
 
-def test_large_answers_that_nobody_reads_do_not_hold_up_closing():
+def test_large_unread_answers_do_not_block_closing():
     class Large(Failing):
         observation_space = spaces.Box(-np.inf, np.inf, (1_000_000,))
 
@@ -106,7 +106,7 @@ def test_in_processes_as_they_are_started_by_default():
         "CartPole-v1", 2, seed=0, vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"restarts": 1, "timeout": 300}
     )
     env.reset()
-    os.kill(env._places[0].process.pid, signal.SIGKILL)
+    os.kill(env._workers[0].process.pid, signal.SIGKILL)
     with pytest.warns(UserWarning, match=r"environment 0, <.*CartPole-v1.*>, seed 0, step 1: died .*\(SIGKILL\)"):
         infos = env.step([0, 0])[3]
     assert RESTART in infos[0] and RESTART not in infos[1]

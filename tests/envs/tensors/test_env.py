@@ -1,4 +1,4 @@
-"""What is known of environments in tensors: their spaces."""
+"""Spaces of environments in tensors."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_spaces_of_simulators_become_gymnasiums():
 
     found = gym_space(Dict(b=Box((2,), -np.inf, np.inf), a=Dict(c=Box((1,), 0.0, 1.0))))
     assert list(found) == ["b", "a"] and found["b"] == spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ValueError, match="no space"):
+    with pytest.raises(ValueError, match="not a supported space"):
         gym_space("box")
 
 
@@ -36,7 +36,7 @@ def test_bounds_that_are_missing_are_added():
     assert bounded(spaces.Dict(a=half, b=spaces.Tuple([half]))) == spaces.Dict(a=expected, b=spaces.Tuple([expected]))
 
 
-def test_the_base_has_no_masks_and_asks_for_the_rest():
+def test_the_base_class_has_no_masks_and_is_abstract():
     env = TensorEnv(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
     assert not env.has_masks and env.action_masks() is None and env.render() is None
     with pytest.raises(NotImplementedError):

@@ -1,4 +1,4 @@
-"""Functional environments of JAX, against themselves."""
+"""Functional environments of JAX work with and without resets, time limits and groups."""
 
 import gymnasium as gym
 import pytest
@@ -51,6 +51,6 @@ def test_brax():
         JaxEnv(envs.create("fast"), 4)
 
 
-def test_what_is_no_functional_environment_is_refused():
+def test_other_than_functional_environments_raise_an_error():
     with pytest.raises(ValueError, match="functional environment"):
         JaxEnv(gym.make("CartPole-v1"), 4)

@@ -1,4 +1,4 @@
-"""Simulators are taken as they are: stand-ins with exactly their interfaces, and those that run on a CPU."""
+"""Simulators are recognized: stand-ins with their interfaces, and those that run on a CPU."""
 
 import re
 import sys
@@ -53,7 +53,7 @@ class InTensors(VectorEnv):
 
 
 @pytest.mark.parametrize("key", ["final_obs", "final_observation"])
-def test_a_vector_environment_in_tensors_is_the_task_it_holds(key):
+def test_a_vector_environment_in_tensors_is_the_same_task(key):
     plain = learned(TensorTwin(3, ACTIONS["mixed"]), n=16)
     vector = InTensors(TensorTwin(3, ACTIONS["mixed"]), key)
     wrapped = learned(vector, n=16)
@@ -88,7 +88,7 @@ def test_gymnasiums_wrapper_gives_the_rollout_of_what_it_wraps():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_other_autoreset_modes_are_refused(mode):
+def test_other_autoreset_modes_raise_an_error(mode):
     with pytest.raises(ValueError, match="SAME_STEP"):
         as_vec_env(to_torch(cartpoles(mode)))
 
@@ -180,7 +180,7 @@ def test_mjlab_is_asked_to_leave_resets_to_others():
         learned(Managed(groups=("actor", "critic"), auto_reset=True))
 
 
-def test_mjlab_without_resets_of_its_own_is_reset_and_tells_the_end():
+def test_mjlab_without_auto_reset_is_reset_and_has_final_obs():
     isaac, expected = bootstrapped(Managed(compute_final_obs=True))
     mjlab, added = bootstrapped(Managed(groups=("actor", "critic"), auto_reset=False))
     np.testing.assert_array_equal(added, expected)
@@ -212,7 +212,7 @@ def test_the_interface_of_rsl_rl_is_taken_as_it_is(as_dict):
     np.testing.assert_allclose(added[3], 0.5 * values[3], rtol=1e-4)
 
 
-def test_a_wrapper_with_rsl_rls_interface_is_taken_for_what_it_is():
+def test_wrappers_with_rsl_rls_interface_are_recognized():
     class Wrapper(RslRl):
         unwrapped = Managed()
 

@@ -1,4 +1,4 @@
-"""Environments in tensors as SB3 sees them."""
+"""Environments in tensors with SB3's interface."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ class Camera(TensorEnv):
         return Transition(self.reset(), th.ones(2), never, never)
 
 
-def test_nested_observations_are_flattened_and_channels_come_first():
+def test_nested_observations_are_flattened_with_channels_first():
     model = PPO_Plus("MultiInputPolicy", Camera(), **SMALL).learn(16)
     stored = model.rollout_buffer.observations
     assert stored["sensor/rgb"].shape == (8, 2, 3, 36, 40) and stored["sensor/rgb"].dtype == np.uint8
@@ -91,7 +91,7 @@ def test_evaluation_and_callbacks_work():
 
 
 @pytest.mark.parametrize("force_reset", [True, False])
-def test_a_saved_model_goes_on(tmp_path, force_reset):
+def test_a_saved_model_continues(tmp_path, force_reset):
     env = TensorTwin(3, ACTIONS["box"])
     model = PPO_Plus("MlpLstmPolicy", env, use_sde=True, sequence_length=4, **SMALL).learn(48)
     model.save(tmp_path / "model")
@@ -103,7 +103,7 @@ def test_a_saved_model_goes_on(tmp_path, force_reset):
     assert PPO_Plus.load(tmp_path / "model", device="cpu").predict(np.zeros(3, np.float32))[0].shape == (2,)
 
 
-def test_a_checkpoint_begins_episodes_anew_and_says_so(tmp_path):
+def test_resuming_starts_new_episodes_and_warns(tmp_path):
     model = PPO_Plus("MlpPolicy", VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"]))), **SMALL).learn(48)
     model.save_checkpoint(tmp_path)
     again = VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"])))
@@ -120,7 +120,7 @@ def test_a_wrapper_that_works_in_numpy_is_named():
     assert model.rollout_buffer.observations.shape == (8, 3, 6)
 
 
-def test_a_buffer_that_cannot_keep_tensors_is_refused():
+def test_a_buffer_without_tensors_raises_an_error():
     from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 
     class Adding(RolloutBuffer):

@@ -1,4 +1,4 @@
-"""States are made of plain values, and attributes are put back as what they were."""
+"""States consist of plain values, and attributes get their types back."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from ppo_plus import Resumable
 from ppo_plus.envs.resumable.state import get_state, set_state
 
 
-def test_a_state_does_not_change_when_the_environments_go_on():
+def test_a_state_does_not_change_with_later_steps():
     env = VecNormalize(vectorized(lambda: gym.make("Pendulum-v1", max_episode_steps=30)))
     env.seed(0)
     env.reset()
@@ -47,7 +47,7 @@ def test_what_monitors_and_statistics_remember():
     assert restarted >= started
 
 
-def test_options_that_no_file_can_hold():
+def test_options_that_cannot_be_saved():
     env = Resumable(Pictures())
     env.reset(options={"start": 1.0, "how": object()})
     assert "was reset with <object object" in env.get_episode_state()["reason"]

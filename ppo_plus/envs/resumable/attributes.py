@@ -1,9 +1,11 @@
-"""Attributes of objects as plain values, which a file can hold, and put back as what they were."""
+"""Attributes of objects as plain values, which a file can contain, and back."""
 
 import copy
 import hashlib
+import json
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,12 @@ from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
-#: Plain values, which a file can hold.
+#: Plain values, which a file can contain.
 State = dict[str, Any]
 
-#: Names of attributes, and for points in time the clock they were read from.
-Clocks = dict[str, Callable[[], float] | None]
-
-#: Objects among the attributes, and which of theirs change.
+#: Attributes that are points in time, and the clock they were read from.
+CLOCKS = {"t_start": time.time, "episode_start_time": time.perf_counter}
+#: Objects among the attributes, and which of their own attributes change.
 _PARTS = {
     GymRunningMeanStd: ("mean", "var", "count"),
     RunningMeanStd: ("mean", "var", "count"),
@@ -27,13 +28,13 @@ IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.
 
 
 class NotResumableError(RuntimeError):
-    """The reason why an environment cannot go on where it stood."""
+    """The reason why an environment cannot resume within its episode."""
 
 
 def plain(value: Any) -> Any:
-    """A copy that is made of plain values.
+    """A copy that consists of plain values.
 
-    :raises NotResumableError: something else is in it
+    :raises NotResumableError: it contains something else
     """
     kind = type(value)
     if kind in IMMUTABLE:
@@ -49,36 +50,36 @@ def plain(value: Any) -> Any:
         return deque(map(plain, value), value.maxlen)
     if kind in _PARTS:
         return {name: plain(getattr(value, name)) for name in _PARTS[kind] if hasattr(value, name)}
-    raise NotResumableError(f"{value!r:.80}, a {kind.__name__}, which is no plain value")
+    raise NotResumableError(f"{value!r:.80}, a {kind.__name__}, which is not a plain value")
 
 
-def taken(owner: Any, clocks: Clocks) -> State:
-    """Attributes that an object has, as plain values; points in time as the seconds since."""
-    held = vars(owner)
+def get_attributes(owner: Any, names: Iterable[str]) -> State:
+    """Those attributes that an object has, as plain values; points in time as the seconds since."""
+    values = vars(owner)
     return {
-        name: _packed(held[name]) if clock is None else clock() - held[name]
-        for name, clock in clocks.items()
-        if name in held
+        name: CLOCKS[name]() - values[name] if name in CLOCKS else _packed(values[name])
+        for name in names
+        if name in values
     }
 
 
-def put(owner: Any, clocks: Clocks, state: State) -> None:
-    """Put back what :func:`taken` returned."""
-    for name, clock in clocks.items():
+def set_attributes(owner: Any, names: Iterable[str], state: State) -> None:
+    """Put back what :func:`get_attributes` returned."""
+    for name in names:
         if name in state:
-            old = vars(owner).get(name)
-            setattr(owner, name, _restored(old, state[name]) if clock is None else clock() - state[name])
+            value = state[name]
+            setattr(owner, name, CLOCKS[name]() - value if name in CLOCKS else _restored(vars(owner).get(name), value))
 
 
 def _packed(value: Any) -> Any:
-    """As :func:`plain`; long lists of numbers, which ``Monitor`` keeps, as an array."""
+    """As :func:`plain`; the long lists of numbers of a ``Monitor`` as arrays."""
     if type(value) is list and set(map(type, value)) in ({int}, {float}):
         return np.array(value)
     return plain(value)
 
 
 def _restored(old: Any, value: Any) -> Any:
-    """What :func:`_packed` made of an attribute, again of the kind of its present value ``old``."""
+    """What :func:`_packed` made of an attribute, as the type of its present value ``old``."""
     if type(old) in _PARTS:
         new = copy.copy(old)
         for name, part in value.items():
@@ -93,22 +94,10 @@ def _restored(old: Any, value: Any) -> Any:
 
 def fingerprint(value: Any) -> str:
     """Equal for values that are equal bit by bit, NaN included."""
-    digest = hashlib.sha256()
+    return hashlib.sha256(json.dumps(value, default=_bits).encode()).hexdigest()
 
-    def add(part: Any) -> None:
-        digest.update(f"{type(part).__name__}(".encode())
-        if isinstance(part, dict):
-            for key, each in part.items():
-                add(key)
-                add(each)
-        elif isinstance(part, (list, tuple)):
-            for each in part:
-                add(each)
-        elif isinstance(part, np.ndarray):
-            digest.update(f"{part.dtype.str}{part.shape}".encode() + part.tobytes())
-        else:
-            digest.update(repr(part).encode())
-        digest.update(b")")
 
-    add(value)
-    return digest.hexdigest()
+def _bits(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.shape, value.tobytes().hex()
+    return repr(value)
