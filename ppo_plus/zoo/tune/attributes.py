@@ -26,6 +26,9 @@ TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 #: User attributes of a trial.
 JOB, REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "job", "replaces", "deaths", "worker", "reason", "interrupted"
 
+#: User attribute of a running trial: anything that changes while its worker lives.
+HEARTBEAT = "heartbeat"
+
 #: User attributes of jobs and their trials.
 BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
 

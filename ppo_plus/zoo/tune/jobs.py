@@ -2,7 +2,9 @@
 
 A job is a waiting trial of the study. A process claims it by changing its state from waiting to running, which the
 database allows once. A worker that dies leaves a running trial without heartbeats: the trial is set to failed, and a
-new trial with the same parameters takes over its job.
+new trial with the same parameters takes over its job. (Optuna's ``RetryFailedTrialCallback`` does so as well, but
+loses the trial if its process is killed in between, and does not put back the trial of a worker that is interrupted.
+``Study.optimize`` draws a new trial whenever none is waiting, so that several processes exceed a budget.)
 
 The trial of a job is found by going through the study's trials in the order of their numbers, which is the order of
 their creation: a trial takes over a job if it names the job's current trial as the one that it replaces. So all
@@ -12,18 +14,19 @@ processes agree without a lock, and if two of them replace the same dead trial, 
 import os
 import socket
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ppo_plus.zoo.tune.attributes import (
     DEATHS,
     FIXED,
+    HEARTBEAT,
     INTERRUPTED,
     JOB,
     REASON,
@@ -32,7 +35,7 @@ from ppo_plus.zoo.tune.attributes import (
     check_trial,
     undamaged,
 )
-from ppo_plus.zoo.tune.storage import record_heartbeat
+from ppo_plus.zoo.tune.heartbeats import Heartbeats
 
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
@@ -45,10 +48,19 @@ class Jobs:
     :param name: name of the study, which must exist
     :param given: user attributes that each job has
     :param results: user attributes that a complete trial has as well
+    :param heartbeats: how dead workers are found; ``None``: by the default
     """
 
-    def __init__(self, storage: BaseStorage, name: str, given: Sequence[str] = (), results: Sequence[str] = ()):
+    def __init__(
+        self,
+        storage: BaseStorage,
+        name: str,
+        given: Sequence[str] = (),
+        results: Sequence[str] = (),
+        heartbeats: Heartbeats | None = None,
+    ):
         self.storage = storage
+        self.heartbeats = heartbeats or Heartbeats()
         self.name = name
         self.given = given
         self.results = results
@@ -99,36 +111,28 @@ class Jobs:
 
     def revive(self) -> None:
         """Give the jobs of dead workers to new trials, and end waiting trials that no longer have a job."""
-        study = self.study()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            fail_stale_trials(study)
+        for trial in self.trials():
+            if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
+                with suppress(UpdateFinishedTrialError):  # another process was faster
+                    self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         trials = self._read()
         standing = holders(trials)
         for trial in standing.values():
             if is_lost(trial):
-                study.add_trial(successor(trial))
+                self.study().add_trial(successor(trial))
         for trial in trials:
             if trial.state == TrialState.WAITING and standing.get(trial.user_attrs.get(JOB, -1)) is not trial:
                 self._refuse(trial)
-
-    def take_back(self) -> None:
-        """Give the jobs of all running trials to new ones: for a storage without heartbeats, when no worker runs."""
-        for trial in self.trials():
-            if trial.state == TrialState.RUNNING:
-                self.interrupt(trial)
 
     def interrupt(self, trial: FrozenTrial | Trial) -> None:
         """End a trial so that another one does its job later. It does not count as a death of its worker.
 
         :param trial: a running trial
         """
-        try:
+        # If it counted as dead meanwhile, it has a successor already.
+        with suppress(UpdateFinishedTrialError):
             self.storage.set_trial_user_attr(trial._trial_id, INTERRUPTED, True)
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            # It counted as dead meanwhile, so it has a successor already.
-            return
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
         """Finish a trial that this process owns. A trial that has ended already stays as it is: this process counted as
@@ -138,10 +142,8 @@ class Jobs:
         :param state: complete or pruned
         :param value: its value, if it is complete
         """
-        try:
+        with suppress(UpdateFinishedTrialError):
             self.study().tell(trial.number, value, state, skip_if_finished=True)
-        except UpdateFinishedTrialError:
-            return
 
     def fail(self, trial: FrozenTrial, reason: str) -> bool:
         """Finish a trial whose own settings made it fail. Its job is done.
@@ -178,15 +180,11 @@ class Jobs:
         return trials
 
     def _take(self, trial: FrozenTrial) -> bool:
-        # Before the state: a running trial without any heartbeat would never count as dead.
-        record_heartbeat(self.storage, trial._trial_id)
-        try:
-            if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
-                return False
-            self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
-        except UpdateFinishedTrialError:
-            return False
-        return True
+        with suppress(UpdateFinishedTrialError):
+            if self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
+                self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
+                return True
+        return False
 
 
 def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
@@ -224,7 +222,7 @@ def why_failed(trial: FrozenTrial) -> str:
 def successor(trial: FrozenTrial) -> FrozenTrial:
     """A waiting trial with the parameters of one that was lost."""
     died = not trial.user_attrs.get(INTERRUPTED, False)
-    kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED)}
+    kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED, HEARTBEAT)}
     return create_trial(
         state=TrialState.WAITING,
         params=trial.params,

@@ -7,7 +7,7 @@ so all workers find the same ones.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -33,6 +33,7 @@ from ppo_plus.zoo.tune.attributes import (
     check_study,
     undamaged,
 )
+from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import Jobs, is_done
 from ppo_plus.zoo.tune.plan import Plan, Task, counted
 
@@ -46,10 +47,12 @@ class Study:
 
     :param name: name of the study
     :param storage: the storage, opened
+    :param heartbeats: how its workers show that they live, the same for all
     """
 
     name: str
     storage: BaseStorage
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
     def attributes(self) -> dict[str, Any]:
         """The user attributes of the study.
@@ -78,7 +81,7 @@ class Study:
     @property
     def screening(self) -> Jobs:
         """The trials of the search."""
-        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES))
+        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES), heartbeats=self.heartbeats)
 
     def runs(self, stage: str, max_total_trials: int) -> Jobs:
         """The runs of a later stage. A larger budget has its own stages, because other trials may be best then.
@@ -86,7 +89,8 @@ class Study:
         :param stage: ``"race"`` or ``"confirmation"``
         :param max_total_trials: the budget of the screening
         """
-        return Jobs(self.storage, f"{self.name}, {stage} after {max_total_trials}", given=(CANDIDATE, SEED))
+        name = f"{self.name}, {stage} after {max_total_trials}"
+        return Jobs(self.storage, name, given=(CANDIDATE, SEED), heartbeats=self.heartbeats)
 
 
 def create(study: Study, task: Task, max_total_trials: int) -> None:

@@ -1,10 +1,12 @@
 """The tuner: creates a study or resumes it, has workers do it, and writes the report."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
+from ppo_plus.zoo.interrupts import deferred
 from ppo_plus.zoo.models import make_model
 from ppo_plus.zoo.tune.attributes import MAX_TRIALS
 from ppo_plus.zoo.tune.plan import Plan, Task, make_task, tell_budget
@@ -12,8 +14,8 @@ from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
 from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import Study, create, stage_names
-from ppo_plus.zoo.tune.storage import has_heartbeats, named_errors
+from ppo_plus.zoo.tune.stages import Study, create
+from ppo_plus.zoo.tune.storage import named_errors
 from ppo_plus.zoo.tune.verdict import Verdict
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -61,15 +63,11 @@ def begin(study: Study, task: Task, max_total_trials: int, folder: Path) -> None
         raise ValueError(f"max_total_trials={max_total_trials} must be at most {MAX_TRIALS}")
     check_folder(study, folder)
     create(study, task, max_total_trials)
-    if not has_heartbeats(study.storage):
-        # Nothing tells dead workers from living ones: whoever starts a study says that none is alive.
-        for _, jobs in stage_names(study):
-            jobs.take_back()
 
 
 def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
     """Finish a study and write its report; for the parameters see :func:`tune`."""
-    with named_errors():
+    with deferred([signal.SIGINT]), named_errors():
         if workers is None:
             Worker(study, task.packages).work()
         elif not Worker(study, task.packages).is_over():

@@ -49,9 +49,9 @@ class Watch:
         for stage, trial in self._finished():
             if (stage, trial.number) not in self.told:
                 self.told.add((stage, trial.number))
-                self.tell(f"{stage}, {name(trial)}: {outcome(trial)}")
+                self.print(f"{stage}, {name(trial)}: {outcome(trial)}")
 
-    def tell(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line."""
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 

@@ -1,8 +1,10 @@
 """A worker: does jobs of a study, stage after stage, until nothing is left."""
 
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, heartbeats, named_errors, reason
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
@@ -56,6 +58,7 @@ class Worker:
     :param packages: the packages that the study may import from in this process; ``None``: any
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
+    :param run_timeout: see :class:`ppo_plus.zoo.tune.processes.Workers`; this process ends with such a run
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     :raises StorageError: it is damaged
     """
@@ -65,8 +68,9 @@ class Worker:
         study: Study,
         packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
         supervision: dict[str, Any] | None = None,
+        run_timeout: float | None = None,
     ):
-        self.study, self.supervision = study, supervision or {}
+        self.study, self.supervision, self.run_timeout = study, supervision or {}, run_timeout
         try:
             data = study.attributes()[TASK]
         except KeyError:
@@ -121,7 +125,7 @@ class Worker:
 
     def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         try:
-            with heartbeats(self.study.storage, claimed._trial_id):
+            with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
                 jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
         except optuna.TrialPruned:
             jobs.tell(claimed, TrialState.PRUNED)
@@ -152,7 +156,9 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
+        with limited(self.run_timeout):
+            resolved = resolve(experiment, plan, **self.supervision)
+        recorded = resolved.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)
@@ -178,10 +184,29 @@ class Worker:
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 
-        return score(self.task.read(settings), plan, seed, report, **self.supervision)
+        with limited(self.run_timeout):
+            return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """End this process if the block takes longer. The operating system does so: an environment that hangs in C code may
+    keep all threads of Python from running.
+
+    :param seconds: how long it may take; ``None``: any time
+    """
+    if seconds is None:
+        yield
+        return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -21,7 +21,6 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 from states import is_alive, state
 
 from ppo_plus.compiling.compiled import CompileError
@@ -33,7 +32,7 @@ from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan, make_task
 from ppo_plus.zoo.tune.report import check_folder
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
-from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
 from ppo_plus.zoo.tune.tuner import begin, check, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
@@ -82,7 +81,7 @@ def stop_in_a_trial(study):
                 # On a busy machine that takes a while, in which it would take other signals first.
                 wait_until(lambda pid: state(pid) in "TZ", pid)
                 # It may have been stopped while nobody else can read.
-                with suppress(StorageInternalError):
+                with suppress(*STORAGE_ERRORS):
                     reports = {now.number: len(now.intermediate_values) for now in trials_running(study)}
                     if reports.get(trial.number) == 1:
                         return trial.number, pid
@@ -113,7 +112,7 @@ def patiently(function, *arguments):
     while True:
         try:
             return function(*arguments)
-        except (StorageInternalError, SQLAlchemyError):
+        except STORAGE_ERRORS:
             assert time.monotonic() < deadline, "the database is locked"
             time.sleep(0.02)
 
@@ -488,18 +487,6 @@ def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monk
     assert not study.attributes()[ERROR]
     Worker(study).work()
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
-
-
-@pytest.mark.slow
-def test_journal_takes_back_what_was_running(tmp_path):
-    study = Study("journal", open_storage(f"journal:{tmp_path / 'study.log'}"))
-    experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
-    tune(experiment, SPACE, study, plan, 1, tmp_path)
-    study.screening.fill([{}, {}])
-    assert study.screening.claim() is not None
-    tune(experiment, SPACE, study, plan, 2, tmp_path)
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
 @pytest.mark.slow
