@@ -46,7 +46,8 @@ class Jobs:
 
     :param storage: where the study is
     :param name: name of the study, which must exist
-    :param given: user attributes that each job has
+    :param key: user attributes that tell a job from all others
+    :param given: further user attributes that each job has
     :param results: user attributes that a complete trial has as well
     :param heartbeats: how dead workers are found; ``None``: by the default
     """
@@ -55,15 +56,17 @@ class Jobs:
         self,
         storage: BaseStorage,
         name: str,
+        key: tuple[str, ...] = (JOB,),
         given: Sequence[str] = (),
         results: Sequence[str] = (),
         heartbeats: Heartbeats | None = None,
     ):
         self.storage = storage
-        self.heartbeats = heartbeats or Heartbeats()
         self.name = name
+        self.key = key
         self.given = given
         self.results = results
+        self.heartbeats = heartbeats or Heartbeats()
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded.
@@ -77,21 +80,24 @@ class Jobs:
 
         :raises StorageError: a trial is damaged
         """
-        return list(holders(self._read()).values())
+        return list(holders(self._read(), self.key).values())
 
-    def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]] = ()) -> None:
+    def missing(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of the jobs that have no trial yet."""
+        known = set(holders(self._read(), self.key))
+        return [job for job in jobs if job_key(job, self.key) not in known]
+
+    def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
         """Add the jobs that are missing. Many processes may call it, and call it again.
 
-        :param jobs: the user attributes of each job's trials; its number is among them, or it is its place
+        :param jobs: the user attributes of each job's trials; one without its number gets its place as the number
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
-        known = {trial.user_attrs.get(JOB) for trial in self._read()}
-        for place, job in enumerate(jobs):
-            numbered = {JOB: place, **job}
-            if numbered[JOB] not in known:
-                fixed = dict(params[place]) if place < len(params) else {}
-                study.enqueue_trial(fixed, user_attrs=numbered)
+        numbered = [{JOB: place, **job} for place, job in enumerate(jobs)]
+        fixed = dict(enumerate(params))
+        for job in self.missing(numbered):
+            study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
         """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
@@ -116,12 +122,12 @@ class Jobs:
                 with suppress(UpdateFinishedTrialError):  # another process was faster
                     self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         trials = self._read()
-        standing = holders(trials)
+        standing = holders(trials, self.key)
         for trial in standing.values():
             if is_lost(trial):
                 self.study().add_trial(successor(trial))
         for trial in trials:
-            if trial.state == TrialState.WAITING and standing.get(trial.user_attrs.get(JOB, -1)) is not trial:
+            if trial.state == TrialState.WAITING and standing.get(job_key(trial.user_attrs, self.key)) is not trial:
                 self._refuse(trial)
 
     def interrupt(self, trial: FrozenTrial | Trial) -> None:
@@ -161,7 +167,7 @@ class Jobs:
 
     def _refuse(self, trial: FrozenTrial) -> None:
         """End a waiting trial that has no job."""
-        if JOB in trial.user_attrs:
+        if None not in job_key(trial.user_attrs, self.key):
             self.fail(trial, "another trial has its job")
         elif self.fail(trial, "it was enqueued with Optuna itself"):
             print(
@@ -175,7 +181,7 @@ class Jobs:
         with undamaged(self.name):
             trials = self.study().get_trials(deepcopy=False)
         for trial in trials:
-            if JOB in trial.user_attrs:
+            if None not in job_key(trial.user_attrs, self.key):
                 check_trial(self.name, trial, self.given, self.results)
         return trials
 
@@ -187,17 +193,23 @@ class Jobs:
         return False
 
 
-def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
+def job_key(attributes: Mapping[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
+    """Which job attributes belong to; one of its items is ``None`` if to none."""
+    return tuple(attributes.get(name) for name in key)
+
+
+def holders(trials: Sequence[FrozenTrial], key: tuple[str, ...] = (JOB,)) -> dict[tuple[Any, ...], FrozenTrial]:
     """The current trial of each job.
 
     :param trials: all trials of a study; those that were added with Optuna itself have no job
-    :return: the current trials by the number of their job
+    :param key: see :class:`Jobs`
+    :return: the current trials by their job
     """
-    holder: dict[int, FrozenTrial] = {}
-    for trial in sorted((trial for trial in trials if JOB in trial.user_attrs), key=lambda trial: trial.number):
-        job = trial.user_attrs[JOB]
+    holder: dict[tuple[Any, ...], FrozenTrial] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        job = job_key(trial.user_attrs, key)
         present = holder.get(job)
-        if trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
+        if None not in job and trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
             holder[job] = trial
     return holder
 

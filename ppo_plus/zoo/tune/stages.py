@@ -25,7 +25,6 @@ from ppo_plus.zoo.tune.attributes import (
     ERROR,
     ID,
     JOB,
-    MAX_TRIALS,
     SCORES,
     SEED,
     SETTINGS,
@@ -90,7 +89,7 @@ class Study:
         :param max_total_trials: the budget of the screening
         """
         name = f"{self.name}, {stage} after {max_total_trials}"
-        return Jobs(self.storage, name, given=(CANDIDATE, SEED), heartbeats=self.heartbeats)
+        return Jobs(self.storage, name, (CANDIDATE, SEED), given=(SETTINGS,), heartbeats=self.heartbeats)
 
 
 def create(study: Study, task: Task, max_total_trials: int) -> None:
@@ -174,7 +173,7 @@ def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
     ranked = [trial for trial in ranking(screened(study, budget)) if not is_baseline(trial)]
     jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
-    return _prepare(study.runs("race", budget), jobs, study.storage)
+    return _prepare(study.runs("race", budget), jobs)
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
@@ -184,7 +183,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     baselines = [trial for trial in screening if is_baseline(trial) and has_settings(trial)]
     chosen = [*baselines, *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
-    return _prepare(study.runs("confirmation", budget), jobs, study.storage)
+    return _prepare(study.runs("confirmation", budget), jobs)
 
 
 def screened(study: Study, budget: int) -> list[FrozenTrial]:
@@ -255,28 +254,16 @@ def all_done(jobs: Jobs) -> bool:
 
 
 def _run(trial: FrozenTrial, seed: int) -> dict[str, Any]:
-    """A run of a screening trial's settings with another seed, as a job.
-
-    Its number follows from the run itself, so that all processes give it the same number, also where runs are added to
-    a stage that exists (in version 0.1 the settings file's entry was no baseline).
-    """
-    candidate = trial.user_attrs[JOB]
-    number = seed * MAX_TRIALS + candidate
-    return {JOB: number, CANDIDATE: candidate, SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
+    """A run of a screening trial's settings with another seed, as a job."""
+    return {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
 
 
-def _prepare(jobs: Jobs, wanted: list[dict[str, Any]], storage: BaseStorage) -> Jobs:
+def _prepare(jobs: Jobs, wanted: list[dict[str, Any]]) -> Jobs:
     """Add the missing runs to a later stage. All workers get here at about the same time: the one that creates the
     Optuna study adds them; the others do if it takes too long, because it may have died."""
-    if not make_study(storage, jobs.name):
+    if not make_study(jobs.storage, jobs.name):
         deadline = time.monotonic() + PATIENCE
-        while _missing(jobs, wanted) and time.monotonic() < deadline:
+        while jobs.missing(wanted) and time.monotonic() < deadline:
             time.sleep(0.2)
-    jobs.fill(_missing(jobs, wanted))
+    jobs.fill(wanted)
     return jobs
-
-
-def _missing(jobs: Jobs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that a stage lacks, by candidate and seed: version 0.1 numbered them differently."""
-    known = {(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED]) for trial in jobs.trials()}
-    return [run for run in wanted if (run[CANDIDATE], run[SEED]) not in known]

@@ -276,9 +276,10 @@ def test_all_agree_on_who_stands_for_a_job(trials, random):
     for size in range(len(frozen)):
         before, after, new = holders(frozen[:size]), holders(frozen[: size + 1]), frozen[size]
         changed = {job for job in after if after[job] is not before.get(job)}
-        assert changed <= {new.user_attrs[JOB]}
-        if changed and before.get(new.user_attrs[JOB]) is not None:
-            assert new.user_attrs[REPLACES] == before[new.user_attrs[JOB]].number
+        job = (new.user_attrs[JOB],)
+        assert changed <= {job}
+        if changed and before.get(job) is not None:
+            assert new.user_attrs[REPLACES] == before[job].number
 
 
 def test_lost_is_what_failed_without_a_reason():

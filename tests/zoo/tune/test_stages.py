@@ -112,20 +112,21 @@ def test_the_settings_file_decides(study):
     assert verdict.winner is None and str(verdict).startswith("The settings file's entry stays")
 
 
-def test_runs_that_are_added_later_are_numbered_alike_by_all(study):
-    """Two processes at the same time: of the two trials that they add for a run, one counts."""
+def test_runs_that_are_added_later_are_the_same_for_all(study):
+    """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
     do_all(prepare_screening(study, TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
     confirmation = prepare_confirmation(study, PLAN, 6)
-    wanted = [{key: trial.user_attrs[key] for key in (JOB, CANDIDATE, SEED)} for trial in confirmation.trials()]
+    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
     other = Study("other", study.storage).runs("confirmation", 6)
     make_study(study.storage, other.name)
-    # As version 0.1 numbered them, without the settings file's entry.
-    other.fill([{CANDIDATE: run[CANDIDATE], SEED: run[SEED]} for run in wanted if run[CANDIDATE] != 1])
-    for _ in range(2):
-        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs=wanted[1]))
+    other.fill([run for run in wanted if run[CANDIDATE] != 1])
+    for number in (1, 7):
+        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
     assert len(other.trials()) == 31
-    assert {run for run in runs(other)} < set(runs(confirmation))
+    assert set(runs(other)) < set(runs(confirmation))
+    other.fill(wanted)
+    assert len(other.trials()) == 40 and set(runs(other)) == set(runs(confirmation))
 
 
 def test_without_a_score_there_is_nothing_to_confirm(study):
