@@ -101,10 +101,10 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     from ppo_plus.zoo.envs import check_supervision, settle
-    from ppo_plus.zoo.tune.plan import tell_budget
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
     from ppo_plus.zoo.tune.storage import shown
+    from ppo_plus.zoo.tune.task import tell_budget
     from ppo_plus.zoo.tune.tuner import begin, check
 
     if args.env is None:

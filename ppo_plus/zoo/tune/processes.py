@@ -18,9 +18,9 @@ from optuna.trial import TrialState
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import WORKER, worker_name
-from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.watch import Watch, name
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
@@ -65,7 +65,7 @@ class Workers:
             raise ValueError(f"run_timeout={self.run_timeout} needs timers that Windows does not have: use None")
 
 
-def supervise(study: Study, task: Task, workers: Workers) -> None:
+def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, show their progress, and wait until all have ended.
 
     :param study: the study
@@ -121,7 +121,7 @@ def _end_with_tuner() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _start(study: Study, task: Task, workers: Workers, processes: list[Process]) -> None:
+def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
     order = {
         "workers": asdict(workers),
@@ -148,7 +148,7 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
             process.stdin.flush()
 
 
-def _wait(study: Study, task: Task, workers: Workers, processes: list[Process]) -> None:
+def _wait(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Show progress until all workers have ended, and replace those whose runs take too long."""
     reported: set[int] = set()
     with Watch(study, task.plan).running() as watch:

@@ -14,9 +14,10 @@ from ppo_plus.files.whole import write_text
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
 from ppo_plus.zoo.tune.pictures import Picture, draw_all
-from ppo_plus.zoo.tune.plan import Task, counted
+from ppo_plus.zoo.tune.plan import counted
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
-from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, Verdict, decide
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, TuningVerdict, decide
 
 #: Trials that the report shows.
 N_SHOWN = 10
@@ -40,7 +41,7 @@ def check_folder(study: Study, folder: Path) -> None:
         )
 
 
-def write_report(study: Study, task: Task, folder: Path) -> Verdict:
+def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write the results of a study into a folder: ``report.md``, ``trials.csv``, pictures, and the winner's entry if
     there is a winner.
 
@@ -83,7 +84,7 @@ def _write_table(trials: list[FrozenTrial], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
+def _summary(study: Study, task: TuningTask, verdict: TuningVerdict) -> Iterator[str]:
     yield f"# Tuning {task.experiment.env_id}\n"
     yield f"{verdict}\n"
     yield "| stage | runs | finished | pruned | failed | timesteps each |"
@@ -97,7 +98,7 @@ def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
     yield ""
 
 
-def _confirmation(verdict: Verdict) -> Iterator[str]:
+def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     if not verdict.finalists:
         return
     baselines = list(verdict.baselines)
@@ -163,7 +164,7 @@ def _pictures(pictures: list[Picture]) -> Iterator[str]:
         yield f"![{path.stem.replace('_', ' ')}]({path.name})\n"
 
 
-def _set_up(task: Task) -> Iterator[str]:
+def _set_up(task: TuningTask) -> Iterator[str]:
     yield "## Settings of the study\n"
     yield f"{versions()}; Python {platform.python_version()}.\n"
     data = task.to_json()

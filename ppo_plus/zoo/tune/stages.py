@@ -34,7 +34,8 @@ from ppo_plus.zoo.tune.attributes import (
 )
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import Jobs, is_done
-from ppo_plus.zoo.tune.plan import Plan, Task, counted
+from ppo_plus.zoo.tune.plan import Plan, counted
+from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds that a process waits for another one to add the jobs of a stage.
 PATIENCE = 10
@@ -92,7 +93,7 @@ class Study:
         return Jobs(self.storage, name, (CANDIDATE, SEED), given=(SETTINGS,), heartbeats=self.heartbeats)
 
 
-def create(study: Study, task: Task, max_total_trials: int) -> None:
+def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     """Create a study, or resume it.
 
     :param study: the study
@@ -154,7 +155,7 @@ def make_study(storage: BaseStorage, name: str) -> bool:
         return False
 
 
-def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
+def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     """The jobs of the first stage: the baselines, then what the sampler chooses.
 
     :param study: the study
@@ -216,7 +217,7 @@ def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], pla
 
 
 def is_baseline(trial: FrozenTrial) -> bool:
-    """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.plan.Task.baselines`."""
+    """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`."""
     return BASELINE in trial.user_attrs
 
 

@@ -20,7 +20,6 @@ from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
-from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
 from ppo_plus.zoo.tune.stages import (
     BASELINE,
@@ -38,6 +37,7 @@ from ppo_plus.zoo.tune.stages import (
     stage_names,
 )
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
+from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
@@ -76,7 +76,7 @@ class Worker:
         except KeyError:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
         try:
-            self.task = Task.from_json(data, packages)
+            self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
             check_search(self.task.plan)
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:

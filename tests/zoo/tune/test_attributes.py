@@ -13,10 +13,11 @@ from products import in_turn
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune.attributes import BUDGET, ERROR, ID, JOB, MAX_TRIALS, SCORES, SETTINGS, TASK
-from ppo_plus.zoo.tune.plan import Plan, Task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.stages import Study, create, make_study, only_study
 from ppo_plus.zoo.tune.storage import StorageError, open_storage
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.worker import StudyStopped, Worker
 
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
@@ -31,7 +32,7 @@ def database(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "study.db"
     storage = open_storage(f"sqlite:///{path}")
     study = Study("study", storage)
-    create(study, Task(Experiment("CartPole-v1", 2048), SPACE, PLAN), 2)
+    create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, PLAN), 2)
     study.screening.fill([{}, {}])
     claimed = study.screening.claim()
     trial = study.screening.trial(claimed)

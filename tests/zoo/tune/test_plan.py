@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.imports import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size, tell_budget
+from ppo_plus.zoo.tune.plan import Plan, rollout_size
 from ppo_plus.zoo.tune.space import read_space, setting
+from ppo_plus.zoo.tune.task import TuningTask, largest_divisor, make_task, tell_budget
 
 CARTPOLE = load_experiment("CartPole-v1")
 SPACE = read_space()
@@ -147,7 +148,7 @@ def test_default_is_what_the_algorithm_does_by_itself():
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCarContinuous-v0"])
 def test_a_task_travels_as_plain_data(env_id):
     task = make_task(load_experiment(env_id, vec_env="subproc"), SPACE, Plan(50_000))
-    again = Task.from_json(task.to_json())
+    again = TuningTask.from_json(task.to_json())
     assert again == task
     assert again.read(task.experiment.settings()) == task.experiment
 
@@ -167,14 +168,14 @@ def test_a_study_imports_nothing_that_the_worker_does_not_allow(wanted, remedy, 
     data = make_task(CARTPOLE, SPACE, Plan(50_000)).to_json()
     data["settings"]["env_wrapper"] = "surprise.Wrapper"
     with pytest.raises(ValueError, match=remedy):
-        Task.from_json({**data, **wanted})
+        TuningTask.from_json({**data, **wanted})
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_study_imports_what_the_worker_allows():
     task = make_task(CARTPOLE, SPACE, Plan(50_000), (*ALLOWED_PACKAGES, "my_envs"), ("my_envs.all",))
     for allowed in (None, (*ALLOWED_PACKAGES, "my_envs")):
-        assert Task.from_json(task.to_json(), allowed) == task
+        assert TuningTask.from_json(task.to_json(), allowed) == task
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

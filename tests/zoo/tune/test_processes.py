@@ -16,10 +16,11 @@ from states import is_alive
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.tune import processes, worker
 from ppo_plus.zoo.tune.jobs import REASON, WORKER
-from ppo_plus.zoo.tune.plan import Plan, Task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.processes import TOO_LONG, Workers, supervise
 from ppo_plus.zoo.tune.stages import Study, create
 from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.worker import Worker
 
 TESTS = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def make(url, marker="nowhere", **fields):
     hyperparams = {"n_steps": 64, "batch_size": 64}
     experiment = Experiment("Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, **fields)
     space = {"learning_rate": {"low": 1e-4, "high": 1e-2}}
-    task = Task(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
+    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
     study = Study("study", open_storage(url))
     create(study, task, 2)
     return study, task

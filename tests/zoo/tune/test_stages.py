@@ -5,7 +5,7 @@ from optuna.trial import TrialState, create_trial
 
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.tune.jobs import JOB
-from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.stages import (
     BUDGET,
     CANDIDATE,
@@ -22,6 +22,7 @@ from ppo_plus.zoo.tune.stages import (
     stage_names,
 )
 from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.verdict import decide
 from ppo_plus.zoo.tune.worker import Worker
 

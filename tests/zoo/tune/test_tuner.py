@@ -29,10 +29,11 @@ from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experimen
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
-from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import check_folder
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
+from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.tuner import begin, check, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
