@@ -85,7 +85,7 @@ def ending_at_once() -> Iterator[None]:
 
     Some code would not let that one through: what NumPy and torch import from C makes an ``ImportError`` of it.
     """
-    # A shell's background job ignores Ctrl-C, and other handlers are those of whoever calls us.
+    # A shell's background job ignores Ctrl-C, and other handlers belong to our caller.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -87,7 +87,7 @@ def add_parser(commands: Any) -> None:
     )
     worker.add_argument("--gym-packages", nargs="+", default=[], metavar="PKG", help="packages to import first")
     worker.add_argument("--trust-config", action="store_true", help="let the study import wrappers, callbacks and "
-        "policies from anywhere: whoever can write to the storage then runs code here")  # fmt: skip
+        "policies from anywhere: anyone who can write to the storage can then run code here")  # fmt: skip
     worker.set_defaults(prepare=prepare_worker)
     _add_study_arguments(worker, f"the environment variable {STORAGE_VARIABLE}", "the storage's only study")
 
@@ -102,7 +102,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     from ppo_plus.zoo.envs import check_supervision, settle
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
+    from ppo_plus.zoo.tune.stages import BUDGET, Study, progress
     from ppo_plus.zoo.tune.storage import shown
     from ppo_plus.zoo.tune.task import tell_budget
     from ppo_plus.zoo.tune.tuner import begin, check
@@ -111,7 +111,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError("the following arguments are required: --env")
     module, colon, _ = args.env.rpartition(":")
     if colon:
-        # Gymnasium imports it, and workers must be told that they may.
+        # Gymnasium imports it, and workers must be allowed to.
         args.gym_packages = [*args.gym_packages, module]
     # Once, so that all trials of a study have the same.
     experiment = settle(make_experiment(args), **_supervision(args))
@@ -124,7 +124,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     study = Study(name, _open(url), _heartbeats(args))
     begin(study, task, args.max_total_trials, folder)
     tell_budget(experiment.n_timesteps, task)
-    print(standing(study, shown(url)))
+    print(progress(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
     workers = _workers(args, args.workers, url)
     return partial(_tune, study, task, folder, workers)
@@ -198,7 +198,7 @@ def _work(work: Callable[[], None]) -> None:
 
 
 def _interrupted() -> str:
-    return f"interrupted; go on with: {this_command()}"
+    return f"interrupted; resume with: {this_command()}"
 
 
 def _load() -> None:

@@ -1,7 +1,7 @@
 """The user attributes of a study and its trials: their names, and what they may hold.
 
-They are JSON that anybody who can write to the storage may have changed, and a disk may have damaged. What is read is
-checked here, once, so that everything else can rely on it.
+They are JSON that anyone with access to the storage may have changed, and a disk may have damaged. They are checked
+here when they are read, so that all other code can rely on them.
 """
 
 import math
@@ -42,7 +42,6 @@ Rule = tuple[str, Callable[[Any], bool]]
 def check_study(name: str, attributes: Mapping[str, Any]) -> None:
     """Check the attributes of a study.
 
-    :param name: its name
     :param attributes: its user attributes
     :raises StorageError: one is not what it must be
     """

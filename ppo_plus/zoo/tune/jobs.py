@@ -46,7 +46,7 @@ class Jobs:
 
     :param storage: where the study is
     :param name: name of the study, which must exist
-    :param key: user attributes that tell a job from all others
+    :param key: user attributes that identify a job
     :param given: further user attributes that each job has
     :param results: user attributes that a complete trial has as well
     :param heartbeats: how dead workers are found; ``None``: by the default
@@ -122,13 +122,13 @@ class Jobs:
                 with suppress(UpdateFinishedTrialError):  # another process was faster
                     self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
         trials = self._read()
-        standing = holders(trials, self.key)
-        for trial in standing.values():
+        current = holders(trials, self.key)
+        for trial in current.values():
             if is_lost(trial):
                 self.study().add_trial(successor(trial))
         for trial in trials:
-            if trial.state == TrialState.WAITING and standing.get(job_key(trial.user_attrs, self.key)) is not trial:
-                self._refuse(trial)
+            if trial.state == TrialState.WAITING and current.get(job_key(trial.user_attrs, self.key)) is not trial:
+                self._end_extra(trial)
 
     def interrupt(self, trial: FrozenTrial | Trial) -> None:
         """End a trial so that another one does its job later. It does not count as a death of its worker.
@@ -141,7 +141,7 @@ class Jobs:
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
-        """Finish a trial that this process owns. A trial that has ended already stays as it is: this process counted as
+        """Finish a trial that this process owns. One that has ended already stays unchanged: this process counted as
         dead, or the call is a repetition.
 
         :param trial: what :meth:`claim` returned
@@ -165,14 +165,14 @@ class Jobs:
         except UpdateFinishedTrialError:
             return False
 
-    def _refuse(self, trial: FrozenTrial) -> None:
+    def _end_extra(self, trial: FrozenTrial) -> None:
         """End a waiting trial that has no job."""
         if None not in job_key(trial.user_attrs, self.key):
             self.fail(trial, "another trial has its job")
         elif self.fail(trial, "it was enqueued with Optuna itself"):
             print(
-                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is no job of "
-                "this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
+                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is not a job "
+                "of this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
                 file=sys.stderr,
             )
 

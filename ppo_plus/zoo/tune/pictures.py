@@ -58,7 +58,6 @@ STYLE: dict[Any, Any] = {
 class Picture(NamedTuple):
     """A picture that has been drawn.
 
-    :param path: the file
     :param caption: what it shows
     """
 
@@ -69,9 +68,6 @@ class Picture(NamedTuple):
 def draw_all(study: Study, plan: Plan, verdict: TuningVerdict, folder: Path) -> list[Picture]:
     """Draw a study. Pictures without data are left out.
 
-    :param study: the study
-    :param plan: its plan
-    :param verdict: its verdict
     :param folder: where the pictures go
     """
     trials = study.screening.trials()

@@ -68,8 +68,6 @@ class Workers:
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, show their progress, and wait until all have ended.
 
-    :param study: the study
-    :param task: its task
     :param workers: how they are started
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
@@ -92,7 +90,7 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
         if error:
             raise StudyStopped(error)
         codes = ", ".join(str(process.returncode) for process in processes)
-        raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to go on")
+        raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 
 
 def run_worker() -> None:

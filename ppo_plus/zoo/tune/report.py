@@ -27,7 +27,7 @@ OWNER = "study.id"
 
 
 def check_folder(study: Study, folder: Path) -> None:
-    """Refuse to overwrite the report of another study.
+    """Check that a folder does not have the report of another study.
 
     :param study: the study, which need not exist yet
     :param folder: where its report will go
@@ -37,7 +37,7 @@ def check_folder(study: Study, folder: Path) -> None:
     if owner.is_file() and owner.read_text().strip() != study.id:
         raise ValueError(
             f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
-            "to go on with it, or choose another folder (-f) or --study-name"
+            "to resume it, or choose another folder (-f) or --study-name"
         )
 
 
@@ -46,8 +46,6 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     there is a winner.
 
     :param study: the study, finished or not
-    :param task: its task
-    :param folder: the folder
     :return: the verdict
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -96,8 +96,6 @@ class Study:
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     """Create a study, or resume it.
 
-    :param study: the study
-    :param task: its task
     :param max_total_trials: its budget; it may grow
     :raises ValueError: a study of that name has another task
     """
@@ -108,7 +106,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
         names = [key for key in data if known[TASK].get(key) != data[key]]
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
-            "give the same ones to go on with it, or choose another name with --study-name"
+            "give the same ones to resume it, or choose another name with --study-name"
         )
     if not made and TASK not in known and study.screening.study().get_trials(deepcopy=False):
         raise ValueError(f"the study {study.name!r} was not made by this tuner: choose another --study-name")
@@ -120,7 +118,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     study.set(TASK, data)
 
 
-def standing(study: Study, where: str) -> str:
+def progress(study: Study, where: str) -> str:
     """The progress of a study, in a line.
 
     :param study: the study, created
@@ -130,7 +128,7 @@ def standing(study: Study, where: str) -> str:
     if not trials:
         return f"new study {study.name!r} in {where}"
     n_done, budget = sum(map(is_done, trials)), study.attributes()[BUDGET]
-    return f"going on with study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
+    return f"resuming study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
 
 
 def only_study(storage: BaseStorage) -> str:
@@ -158,8 +156,6 @@ def make_study(storage: BaseStorage, name: str) -> bool:
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     """The jobs of the first stage: the baselines, then what the sampler chooses.
 
-    :param study: the study
-    :param task: its task
     :param budget: the number of trials
     """
     baselines = list(task.baselines().items())[:budget]
@@ -202,7 +198,6 @@ def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], pla
 
     :param screening: the trials of the first stage
     :param race: the runs of the second one; a trial with a failed run is out
-    :param plan: the plan
     :return: at most ``n_finalists`` of them, best first
     """
     further = scores_by_candidate(race)

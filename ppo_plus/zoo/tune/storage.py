@@ -130,7 +130,6 @@ def _robust(storage: BaseStorage, patience: float) -> BaseStorage:
     An interrupt within a transaction might leave the database locked for everybody else, or be lost in a callback of
     SQLAlchemy's.
 
-    :param storage: the storage
     :param patience: seconds for which a call is repeated
     """
     for name, method in vars(BaseStorage).items():

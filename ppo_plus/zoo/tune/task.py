@@ -19,7 +19,6 @@ class TuningTask:
 
     :param experiment: what is tuned
     :param space: contents of the search-space file
-    :param plan: the plan
     :param packages: what settings may import from; ``None``: from anywhere
     :param gym_packages: packages imported because they register environments
     """
@@ -117,7 +116,7 @@ class TuningTask:
         :param allowed: the packages that it may import from; ``None``: any
         :raises ValueError: it asks for others; nothing has been imported then; or a setting has a wrong value
         :raises KeyError: something is missing
-        :raises TypeError: something is of a wrong kind, or too much
+        :raises TypeError: something has the wrong type, or too much
         """
         _check_kinds("task", data, KINDS)
         _check_kinds("run", data["run"], RUN)
@@ -164,7 +163,7 @@ KINDS = {
 def _check_kinds(what: str, data: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if not isinstance(data[name], kind):
-            raise TypeError(f"{name} is of a wrong kind")
+            raise TypeError(f"{name} has the wrong type")
     unknown = sorted(set(data) - set(kinds))
     if unknown:
         # Others would replace what has been checked: an environment's id, say, which Gymnasium imports.
@@ -196,7 +195,7 @@ def make_task(
 
 
 def _check_budget(asked: int, task: TuningTask) -> None:
-    """Refuse a budget that has more than doubled: that is not what was meant."""
+    """Raise an error if a budget has more than doubled: that is not what was meant."""
     if task.plan.n_timesteps > 2 * asked:
         raise ValueError(
             f"n_timesteps={asked} becomes {task.plan.n_timesteps}, because runs are whole {_rollouts(task)}: give "
@@ -209,7 +208,6 @@ def tell_budget(asked: int, task: TuningTask) -> None:
     """Print how the budget has changed, if it has, and which rollouts do not fit it.
 
     :param asked: requested environment steps of each run
-    :param task: the task
     """
     n_timesteps, n_evals = task.plan.n_timesteps, task.plan.n_evals
     if n_timesteps != asked:

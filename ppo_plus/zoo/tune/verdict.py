@@ -122,11 +122,7 @@ class TuningVerdict:
 
 
 def decide(study: Study, plan: Plan) -> TuningVerdict:
-    """The verdict of a study, as far as it has got.
-
-    :param study: the study
-    :param plan: its plan
-    """
+    """The verdict of a study, as far as it has got."""
     stages = dict(stage_names(study))
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
     screening = study.screening.trials()

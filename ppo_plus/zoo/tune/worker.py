@@ -48,7 +48,7 @@ class StudyStopped(Exception):
 
 
 class CannotCompile(Exception):
-    """This machine cannot compile a run that another one has compiled; workers elsewhere go on."""
+    """This machine cannot compile a run that another one has compiled; other workers continue."""
 
 
 class Worker:

@@ -148,15 +148,15 @@ def nested(path, value):
 
 TASKS = {
     "no plan": (nested("plan", ...), "its task: 'plan'"),
-    "plan is text": (nested("plan", "x"), "its task: plan is of a wrong kind"),
-    "settings is a list": (nested("settings", []), "its task: settings is of a wrong kind"),
-    "environment is a number": (nested("env_id", 7), "its task: env_id is of a wrong kind"),
+    "plan is text": (nested("plan", "x"), "its task: plan has the wrong type"),
+    "settings is a list": (nested("settings", []), "its task: settings has the wrong type"),
+    "environment is a number": (nested("env_id", 7), "its task: env_id has the wrong type"),
     "unknown key": (nested("os.system", "x"), "its task: task has the unknown key 'os.system'"),
     "unknown key of the plan": (nested("plan/x", 1), "its task: .*unexpected keyword argument 'x'"),
     # It would take the place of the one that was checked; Gymnasium imports what stands before the colon.
     "another environment": (nested("run/env_id", "evil_module:Env-v0"), "its task: run has the unknown key 'env_id'"),
     "another callback": (nested("run/callback", ["os.system"]), "its task: run has the unknown key 'callback'"),
-    "device is a list": (nested("run/device", []), "its task: device is of a wrong kind"),
+    "device is a list": (nested("run/device", []), "its task: device has the wrong type"),
     "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be a whole number"),
     "number as list": (nested("plan/seed", [1]), r"seed=\[1\] must be a whole number"),
     "huge share": (nested("plan/race_share", 1e300), "race_share=1e.300 must be between 0 and 1"),

@@ -252,7 +252,7 @@ def test_workers_end_with_their_tuner(tmp_path):
 def interruption(process):
     """The command in the line of an interrupted tuner, which is the only one."""
     _, err = process.communicate(timeout=600)
-    line = "interrupted; go on with: "
+    line = "interrupted; resume with: "
     assert process.returncode == 130 and err.startswith(line) and err.count("\n") == 1, err
     return err.strip().removeprefix(line)
 
@@ -501,7 +501,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
-    assert going_on == f"going on with study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
+    assert going_on == f"resuming study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
     assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 30 runs of the confirmation"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
