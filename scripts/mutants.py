@@ -926,7 +926,7 @@ ZOO = (
     Fault(
         "interrupt-succeeds",
         "zoo/cli/train.py",
-        "sys.exit(128 + came[0] if came else code)",
+        "sys.exit(code if number is None else 128 + number)",
         "sys.exit(0)",
         "tests/zoo/cli",
     ),

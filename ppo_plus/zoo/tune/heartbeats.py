@@ -70,6 +70,6 @@ class Heartbeats:
                 storage.set_trial_user_attr(trial_id, HEARTBEAT, number)
             except UpdateFinishedTrialError:
                 break  # it counted as dead; whatever it reports next finds out
-            except STORAGE_ERRORS:
-                continue  # until the grace period is over, nothing is lost
+            except (*STORAGE_ERRORS, KeyboardInterrupt):
+                continue  # until the grace period is over, nothing is lost; an interrupt is for the main thread
         storage.remove_session()
