@@ -93,6 +93,7 @@ def test_python_callers_get_keyboard_interrupt_and_their_handlers(handlers):
         done.append(interrupts.came())
     assert done == [signal.SIGINT] and interrupts.came() is None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.alarm(0) == 0
     with deferred():
         check()
 
