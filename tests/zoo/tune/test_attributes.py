@@ -1,4 +1,4 @@
-"""A study that somebody has edited, or a disk has damaged: one clear line, and nothing runs."""
+"""A study that was edited, or damaged by a disk: one clear line, and nothing runs."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def edit(database, tmp_path, monkeypatch):
     return change
 
 
-def refused(study, tmp_path):
+def error_of(study, tmp_path):
     """The line that a worker and the report end with."""
     lines = []
     for work in (lambda: Worker(study).work(), lambda: write_report(study, Worker(study).task, tmp_path)):
@@ -80,7 +80,7 @@ PLACES = {TASK: OF_STUDY, JOB: OF_TRIAL, BUDGET: OF_STUDY, SCORES: OF_TRIAL}
 
 @pytest.mark.parametrize(("text", "key"), in_turn(NO_JSON, PLACES))
 def test_what_is_no_json(edit, key, text, tmp_path):
-    assert "the study 'study' is damaged: " in refused(edit(PLACES[key], NO_JSON[text], key), tmp_path)
+    assert "the study 'study' is damaged: " in error_of(edit(PLACES[key], NO_JSON[text], key), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_json(edit, key, text, tmp_path):
 )
 def test_attributes_of_a_study(edit, key, values, tmp_path):
     for value in values:
-        assert f"the study 'study' is damaged: its '{key}' must be" in refused(edit(OF_STUDY, value, key), tmp_path)
+        assert f"the study 'study' is damaged: its '{key}' must be" in error_of(edit(OF_STUDY, value, key), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_attributes_of_a_study(edit, key, values, tmp_path):
 )
 def test_attributes_of_a_trial(edit, key, values, tmp_path):
     for value in values:
-        line = refused(edit(OF_TRIAL, value, key), tmp_path)
+        line = error_of(edit(OF_TRIAL, value, key), tmp_path)
         assert f"trial 0 of the study 'study' is damaged: its '{key}' must be" in line
 
 
@@ -127,7 +127,7 @@ def test_attributes_of_a_trial(edit, key, values, tmp_path):
     ],
 )
 def test_rows_of_trials(edit, statement, message, tmp_path):
-    line = refused(edit(statement), tmp_path)
+    line = error_of(edit(statement), tmp_path)
     assert re.search(message, line), line
 
 

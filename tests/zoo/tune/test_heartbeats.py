@@ -1,4 +1,4 @@
-"""What dead workers are told from living ones by; with jobs: ``test_jobs.py``."""
+"""Heartbeats of workers by themselves; with jobs: ``test_jobs.py``."""
 
 import time
 

@@ -39,7 +39,7 @@ def jobs(storage):
 
 
 def pass_by(jobs, seconds):
-    """Let time pass for whoever watches heartbeats."""
+    """Let time pass for processes that watch heartbeats."""
     start = jobs.heartbeats.clock()
     jobs.heartbeats.clock = lambda: start + seconds
 
@@ -146,7 +146,7 @@ def test_values_of_heartbeats_mean_nothing(jobs, beats):
     assert jobs.claim().user_attrs[REPLACES] == claimed.number
 
 
-def test_who_looks_again_after_long_finds_the_living_alive(jobs):
+def test_workers_are_alive_however_long_nobody_looked(jobs):
     """A worker looks only between its own trials; what has changed meanwhile is alive."""
     jobs.fill([{}])
     claimed = jobs.claim()
@@ -236,7 +236,7 @@ def test_two_that_replace_the_same_trial(jobs):
     assert [trial.number for trial in jobs.trials()] == [1]
 
 
-def test_what_was_enqueued_with_optuna_itself_is_no_job(jobs, capsys):
+def test_trials_enqueued_with_optuna_itself_are_not_run(jobs, capsys):
     """One line says so, once; the trial ends with the same reason, and the jobs are done."""
     jobs.study().enqueue_trial({"x": 0.5})
     jobs.fill([{}, {}])
@@ -268,7 +268,7 @@ def numbered(trials):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.integers(0, 9)), max_size=10), st.randoms())
-def test_all_agree_on_who_stands_for_a_job(trials, random):
+def test_all_agree_on_the_current_trial_of_a_job(trials, random):
     """Whatever is added, and in whatever order it is read: what holds stays, until it is replaced by name."""
     frozen = numbered(trials)
     shuffled = random.sample(frozen, len(frozen))
@@ -296,7 +296,7 @@ def test_lost_is_what_failed_without_a_reason():
 
 
 def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers):
-    """Within a transaction it would leave the database locked, also for the one who was interrupted."""
+    """Within a transaction it would leave the database locked, also for the process that was interrupted."""
     jobs = Jobs(storage, next(names))
     optuna.create_study(study_name=jobs.name, storage=storage, direction="maximize")
     jobs.fill([{}])

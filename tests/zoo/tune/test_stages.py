@@ -71,7 +71,7 @@ def test_from_stage_to_stage(study):
     assert [name for name, _ in stage_names(study)] == ["screening", "race", "confirmation"]
 
 
-def test_who_fails_in_the_race_is_out(study):
+def test_a_trial_that_fails_in_the_race_is_out(study):
     do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [None, 1.0])
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
@@ -85,7 +85,7 @@ def test_a_default_that_never_began_is_not_run_again(study):
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
 
 
-def test_baselines_that_failed_or_were_pruned_are_confirmed_nonetheless(study):
+def test_failed_and_pruned_baselines_are_confirmed_too(study):
     """On other seeds they may have a score; without one, nothing can be compared with them."""
     do_all(prepare_screening(study, TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
@@ -136,7 +136,7 @@ def test_without_a_score_there_is_nothing_to_confirm(study):
     assert Worker(study).is_over()
 
 
-def test_a_larger_budget_does_not_disturb_the_stages_of_the_smaller_one(study):
+def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     create(study, TASK, 8)
     assert study.attributes()[BUDGET] == 8

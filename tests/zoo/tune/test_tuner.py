@@ -190,7 +190,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     interrupted, pid = stop_in_a_trial(study)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
-    # Stopped, it finds the tuner's signal when it goes on, before it can end its trial.
+    # Stopped, it finds the tuner's signal when it continues, before it can end its trial.
     wait_until(has_a_sigterm_to_come, pid)
     os.kill(pid, signal.SIGCONT)
     resume = interruption(process)
@@ -213,7 +213,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
 @pytest.mark.parametrize("condition", ["prepares", "starts workers"])
 @pytest.mark.slow
 def test_interrupted_early(tmp_path, condition):
-    """Ctrl-C, twice, before anything runs: the same line, and nothing goes on without the tuner."""
+    """Ctrl-C, twice, before anything runs: the same line, and nothing continues without the tuner."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
     process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "--workers", "2")
     wait_until({"prepares": catches_sigterm, "starts workers": children}[condition], process.pid)
@@ -224,7 +224,7 @@ def test_interrupted_early(tmp_path, condition):
     assert not any(map(is_alive, workers))
 
 
-def test_an_interrupt_that_is_lost_ends_the_trial_nevertheless(tmp_path, handlers, loses_interrupt):
+def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
     """Its job is put back."""
     study = Study("lost", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048, hyperparams={"n_steps": 128})
@@ -370,7 +370,7 @@ def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
         tune(task.experiment, TUNED_SPACE, other, task.plan, 3, folder, task.packages)
     assert (folder / "report.md").read_text() == report
     assert optuna.get_all_study_names(other.storage) == []
-    # Opened anew, as by another process, it is the same one.
+    # Opened again, as by another process, it is the same one.
     check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
 
 
@@ -394,13 +394,13 @@ def test_a_study_is_about_one_thing(tuned):
         ({"n_envs": {"choices": [1, 2]}, "ent_coef": {"choices": ["much"]}}, "ent_coef: 'much' cannot be used"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_before_anything_runs(space, message):
+def test_an_invalid_value_is_an_error_before_anything_runs(space, message):
     with pytest.raises(ValueError, match=f"search space: .*{message}"):
         check(load_experiment("CartPole-v1"), space, Plan(2048))
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
-    """The environment's rewards overflow: no trial has a score, and the study ends nonetheless."""
+    """The environment's rewards overflow: no trial has a score, and the study still ends."""
     study = Study("nan", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     gym.register(
         "Overflowing-v0", lambda: gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda _: float("inf"))
@@ -473,7 +473,7 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     assert starts == [True, True], err
 
 
-def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monkeypatch):
+def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypatch):
     study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048)
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)

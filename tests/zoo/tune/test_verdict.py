@@ -1,4 +1,4 @@
-"""Who wins, and what is exported."""
+"""Which trial wins, and what is exported."""
 
 import json
 import os
