@@ -29,9 +29,6 @@ Process = subprocess.Popen[str]
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
 
-#: Exit code of a worker whose run took too long, see :func:`ppo_plus.zoo.tune.worker.limited`.
-TOO_LONG = -getattr(signal, "SIGALRM", 0)
-
 
 class WorkersDied(Exception):
     """No worker is left, and the study is not finished."""
@@ -127,11 +124,11 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
         "packages": task.packages,
         "gym_packages": task.gym_packages,
     }
-    # Or the worker might have no orders, or not be known.
+    # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
             [sys.executable, "-c", "from ppo_plus.zoo.tune.processes import run_worker; run_worker()"],
-            # Not as arguments, which everybody on the machine can read: the URL may have a password.
+            # Not as arguments, which everyone on the machine can read: the URL may have a password.
             stdin=subprocess.PIPE,
             # Progress and errors are in the study.
             stdout=subprocess.DEVNULL,
@@ -151,18 +148,24 @@ def _wait(study: Study, task: TuningTask, workers: Workers, processes: list[Proc
     reported: set[int] = set()
     with Watch(study, task.plan).running() as watch:
         while True:
-            _report_lost(watch, processes, reported)
-            for process in [process for process in processes if process.poll() == TOO_LONG]:
+            is_over = not any(process.poll() is None or _took_too_long(process, workers) for process in processes)
+            _report_lost(watch, processes, workers, reported)
+            for process in [process for process in processes if _took_too_long(process, workers)]:
                 _fail_run(study, watch, process, workers)
                 processes.remove(process)
                 _start(study, task, workers, processes)
             # Without the storage there is nothing to show; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 watch.update()
-            if all(process.poll() not in (None, TOO_LONG) for process in processes):
+            if is_over:
                 return
             time.sleep(1)
             check()
+
+
+def _took_too_long(process: Process, workers: Workers) -> bool:
+    """Whether a worker has ended because of a long run, see :func:`ppo_plus.zoo.tune.worker.limited`."""
+    return workers.run_timeout is not None and process.poll() == -signal.SIGALRM
 
 
 def _fail_run(study: Study, watch: Watch, process: Process, workers: Workers) -> None:
@@ -193,11 +196,11 @@ def _kill(process: Process) -> None:
     process.wait()
 
 
-def _report_lost(watch: Watch, processes: list[Process], reported: set[int]) -> None:
+def _report_lost(watch: Watch, processes: list[Process], workers: Workers, reported: set[int]) -> None:
     """Print, once for each, which workers ended before the study did."""
     for number, process in enumerate(processes, 1):
         code = process.poll()
-        if code and code != TOO_LONG and process.pid not in reported:
+        if code and not _took_too_long(process, workers) and process.pid not in reported:
             reported.add(process.pid)
             what = f"ended with exit code {code}"
             if code < 0:
