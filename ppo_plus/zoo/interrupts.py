@@ -18,6 +18,9 @@ from pathlib import Path
 #: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+#: What calls the handler again, where there is such a signal: not on Windows.
+ALARM = {signal.SIGALRM} if hasattr(signal, "SIGALRM") else set()
+
 #: Exit code of a command that was interrupted.
 INTERRUPTED = 130
 
@@ -73,7 +76,7 @@ def _handle(number: int, _frame: object) -> None:
 
 
 def _call_again(seconds: int) -> None:
-    if hasattr(signal, "alarm"):  # not on Windows
+    if ALARM:
         signal.signal(signal.SIGALRM, _handle)
         signal.alarm(seconds)
 
@@ -85,7 +88,7 @@ def ending_at_once() -> Iterator[None]:
 
     Some code would not let that one through: what NumPy and torch import from C makes an ``ImportError`` of it.
     """
-    # A shell's background job ignores Ctrl-C, and other handlers are those of whoever calls us.
+    # A shell's background job ignores Ctrl-C, and other handlers belong to our caller.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -93,7 +96,8 @@ def ending_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is _handle:  # else it is ignored until the process has ended
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -109,21 +113,22 @@ def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> It
     if _State.deferred or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in numbers}
+    # None: it was not set from Python.
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*numbers, *ALARM)}
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
     _State.deferred = True
     try:
-        for number in before:
+        for number in before.keys() - ALARM:
             signal.signal(number, _handle)
         yield
         check()
     finally:
         has_come = _State.came is not None
         try:
+            if has_come and ALARM:
+                signal.alarm(0)
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if has_come and ends_process else handler)
-            if has_come and hasattr(signal, "alarm"):
-                signal.alarm(0)
         finally:
             _State.deferred, _State.came, _State.raised = False, None, False
 

@@ -84,7 +84,7 @@ def test_handlers_are_put_back(error):
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
 
 
-def test_python_callers_get_keyboard_interrupt_and_their_handlers(handlers):
+def test_python_callers_get_keyboard_interrupt(handlers):
     """At the end of the block at the latest, and the next one begins without a signal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     done = []
@@ -93,6 +93,7 @@ def test_python_callers_get_keyboard_interrupt_and_their_handlers(handlers):
         done.append(interrupts.came())
     assert done == [signal.SIGINT] and interrupts.came() is None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and signal.alarm(0) == 0
     with deferred():
         check()
 
@@ -117,7 +118,7 @@ def thread():
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_nothing_is_interrupted_in_a_shielded_block(number, handlers, thread):
-    """However often it comes; it is raised by whoever asks next."""
+    """However often it comes; the next check raises it."""
     done = []
     with pytest.raises(SystemExit, match="130"), exit_codes({}):
         with uninterrupted(), uninterrupted():

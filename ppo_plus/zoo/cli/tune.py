@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from ppo_plus.zoo.experiment import Experiment
+    from ppo_plus.zoo.tune.heartbeats import Heartbeats
     from ppo_plus.zoo.tune.plan import Plan
     from ppo_plus.zoo.tune.processes import Workers
 
@@ -52,10 +53,10 @@ Search for hyperparameters, and export a winner if it beats both the default and
 seeds. The same command again resumes the study.
 """
 STORAGE_HELP = (
-    "where the study is: sqlite:///FILE for processes on one machine, postgresql+psycopg://USER@HOST/DATABASE for any "
-    "number of machines. With both, a worker that is killed loses nothing but its trial's progress: the trial is done "
-    "again, and counts once (a trial that loses its third worker has failed: it may be what kills them). journal:FILE "
-    "needs no database, and has no such guarantee, because only databases have heartbeats. (default: "
+    "where the study is: sqlite:///FILE or journal:FILE for processes on one machine, "
+    "postgresql+psycopg://USER@HOST/DATABASE for any number of machines. A worker that is killed loses nothing but its "
+    "trial's progress: the trial is done again, and counts once (a trial that loses its third worker has failed: it "
+    "may be what kills them). (default: "
 )
 
 
@@ -86,7 +87,7 @@ def add_parser(commands: Any) -> None:
     )
     worker.add_argument("--gym-packages", nargs="+", default=[], metavar="PKG", help="packages to import first")
     worker.add_argument("--trust-config", action="store_true", help="let the study import wrappers, callbacks and "
-        "policies from anywhere: whoever can write to the storage then runs code here")  # fmt: skip
+        "policies from anywhere: anyone who can write to the storage can then run code here")  # fmt: skip
     worker.set_defaults(prepare=prepare_worker)
     _add_study_arguments(worker, f"the environment variable {STORAGE_VARIABLE}", "the storage's only study")
 
@@ -100,17 +101,17 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     from ppo_plus.zoo.envs import check_supervision, choose_vec_env
-    from ppo_plus.zoo.tune.plan import tell_budget
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.stages import BUDGET, Study, standing
+    from ppo_plus.zoo.tune.stages import BUDGET, Study, progress
     from ppo_plus.zoo.tune.storage import shown
+    from ppo_plus.zoo.tune.task import tell_budget
     from ppo_plus.zoo.tune.tuner import begin, check
 
     if args.env is None:
         raise ValueError("the following arguments are required: --env")
     module, colon, _ = args.env.rpartition(":")
     if colon:
-        # Gymnasium imports it, and workers must be told that they may.
+        # Gymnasium imports it, and workers must be allowed to.
         args.gym_packages = [*args.gym_packages, module]
     # Once, so that all trials of a study have the same.
     experiment = choose_vec_env(make_experiment(args), **_supervision(args))
@@ -120,10 +121,10 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
-    study = Study(name, _open(url, args))
+    study = Study(name, _open(url), _heartbeats(args))
     begin(study, task, args.max_total_trials, folder)
     tell_budget(experiment.n_timesteps, task)
-    print(standing(study, shown(url)))
+    print(progress(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
     workers = _workers(args, args.workers, url)
     return partial(_tune, study, task, folder, workers)
@@ -147,9 +148,10 @@ def _prepare_worker(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError(f"the following arguments are required: --storage (or ${STORAGE_VARIABLE})")
     for package in args.gym_packages:
         import_module(package)
-    storage = _open(url, args, must_exist=True)
+    storage = _open(url, must_exist=True)
     supervision = _supervision(args)
-    worker = Worker(Study(args.study_name or only_study(storage), storage), allowed_packages(args), supervision)
+    study = Study(args.study_name or only_study(storage), storage, _heartbeats(args))
+    worker = Worker(study, allowed_packages(args), supervision)
     check_supervision(worker.task.experiment.vec_env, **supervision)
     if args.run_timeout is None:
         return partial(_work, worker.work)
@@ -196,7 +198,7 @@ def _work(work: Callable[[], None]) -> None:
 
 
 def _interrupted() -> str:
-    return f"interrupted; go on with: {this_command()}"
+    return f"interrupted; resume with: {this_command()}"
 
 
 def _load() -> None:
@@ -234,13 +236,19 @@ def _url(args: argparse.Namespace) -> str | None:
     return args.storage or os.environ.get(STORAGE_VARIABLE)
 
 
-def _open(url: str, args: argparse.Namespace, must_exist: bool = False) -> "BaseStorage":
+def _open(url: str, must_exist: bool = False) -> "BaseStorage":
     import optuna
 
     from ppo_plus.zoo.tune.storage import open_storage
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return open_storage(url, args.heartbeat_interval, args.grace_period, must_exist)
+    return open_storage(url, must_exist)
+
+
+def _heartbeats(args: argparse.Namespace) -> "Heartbeats":
+    from ppo_plus.zoo.tune.heartbeats import Heartbeats
+
+    return Heartbeats(args.heartbeat_interval, args.grace_period)
 
 
 def _add_search_arguments(group: Any) -> None:

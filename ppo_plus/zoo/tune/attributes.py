@@ -1,7 +1,7 @@
 """The user attributes of a study and its trials: their names, and what they may hold.
 
-They are JSON that anybody who can write to the storage may have changed, and a disk may have damaged. What is read is
-checked here, once, so that everything else can rely on it.
+They are JSON that anyone with access to the storage may have changed, and a disk may have damaged. They are checked
+here when they are read, so that all other code can rely on them.
 """
 
 import math
@@ -26,6 +26,9 @@ TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
 #: User attributes of a trial.
 JOB, REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "job", "replaces", "deaths", "worker", "reason", "interrupted"
 
+#: User attribute of a running trial: anything that changes while its worker lives.
+HEARTBEAT = "heartbeat"
+
 #: User attributes of jobs and their trials.
 BASELINE, CANDIDATE, SEED, SETTINGS, SCORES = "baseline", "candidate", "seed", "settings", "scores"
 
@@ -39,7 +42,6 @@ Rule = tuple[str, Callable[[Any], bool]]
 def check_study(name: str, attributes: Mapping[str, Any]) -> None:
     """Check the attributes of a study.
 
-    :param name: its name
     :param attributes: its user attributes
     :raises StorageError: one is not what it must be
     """

@@ -1,9 +1,9 @@
 """CMA-ES as a sampler of Optuna that keeps nothing in the database but the number of each trial's generation.
 
-Optuna's own pickles its state into the trials' attributes and unpickles it from there: whoever can write to the
-database could run code in every worker. Here each draw computes the state anew from the finished trials, which takes
-milliseconds. It is the state that Optuna's own would have kept, and the generations have the same name, so that studies
-which it began go on.
+Optuna's sampler pickles its state into the trials' attributes and unpickles it from there: anyone who can write to the
+database could run code in every worker. Here each draw recomputes the state from the finished trials, which takes
+milliseconds. It is the state that Optuna's sampler would have kept, and the generations have the same name, so that
+studies which it began can be resumed.
 """
 
 import math
@@ -67,9 +67,8 @@ class CmaSampler(BaseSampler):
 def replay(space: dict[str, Number], trials: Iterable[FrozenTrial], direction: StudyDirection, seed: int) -> "CMA":
     """The optimizer after all generations that are complete.
 
-    A generation is told with the trials that ended first, so that a late one does not change what others have found.
+    A generation consists of the trials that ended first, so that a late one does not change what others have found.
 
-    :param space: the numbers
     :param trials: trials that have a value; one without a valid generation, or outside of the space, does not count
     :param direction: what is best
     :param seed: seed of its draws

@@ -11,13 +11,14 @@ from ppo_plus.files.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.plan import Task, counted
-from ppo_plus.zoo.tune.verdict import Verdict
+from ppo_plus.zoo.tune.plan import counted
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.verdict import TuningVerdict
 
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 
 
-def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
+def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> bool:
     """Write the winner's settings, which both this package and rl_zoo3 read.
 
     :param verdict: what the study has found
@@ -42,12 +43,12 @@ def export(verdict: Verdict, task: Task, study_name: str, path: Path) -> bool:
     return True
 
 
-def entry_path(task: Task, folder: Path) -> Path:
+def entry_path(task: TuningTask, folder: Path) -> Path:
     """Where a winner's entry is written."""
     return folder / f"{file_name(task.experiment.env_id)}.yml"
 
 
-def retrain_command(task: Task, path: Path) -> str:
+def retrain_command(task: TuningTask, path: Path) -> str:
     """The command that trains with an exported entry as its trial did."""
     plan, experiment = task.plan, task.experiment
     words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]

@@ -2,7 +2,9 @@
 
 A job is a waiting trial of the study. A process claims it by changing its state from waiting to running, which the
 database allows once. A worker that dies leaves a running trial without heartbeats: the trial is set to failed, and a
-new trial with the same parameters takes over its job.
+new trial with the same parameters takes over its job. (Optuna's ``RetryFailedTrialCallback`` does so as well, but
+loses the trial if its process is killed in between, and does not put back the trial of a worker that is interrupted.
+``Study.optimize`` draws a new trial whenever none is waiting, so that several processes exceed a budget.)
 
 The trial of a job is found by going through the study's trials in the order of their numbers, which is the order of
 their creation: a trial takes over a job if it names the job's current trial as the one that it replaces. So all
@@ -12,18 +14,19 @@ processes agree without a lock, and if two of them replace the same dead trial, 
 import os
 import socket
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.storages import BaseStorage, fail_stale_trials
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ppo_plus.zoo.tune.attributes import (
     DEATHS,
     FIXED,
+    HEARTBEAT,
     INTERRUPTED,
     JOB,
     REASON,
@@ -32,7 +35,7 @@ from ppo_plus.zoo.tune.attributes import (
     check_trial,
     undamaged,
 )
-from ppo_plus.zoo.tune.storage import record_heartbeat
+from ppo_plus.zoo.tune.heartbeats import Heartbeats
 
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
@@ -43,15 +46,27 @@ class Jobs:
 
     :param storage: where the study is
     :param name: name of the study, which must exist
-    :param given: user attributes that each job has
+    :param key: user attributes that identify a job
+    :param given: further user attributes that each job has
     :param results: user attributes that a complete trial has as well
+    :param heartbeats: how dead workers are found; ``None``: by the default
     """
 
-    def __init__(self, storage: BaseStorage, name: str, given: Sequence[str] = (), results: Sequence[str] = ()):
+    def __init__(
+        self,
+        storage: BaseStorage,
+        name: str,
+        key: tuple[str, ...] = (JOB,),
+        given: Sequence[str] = (),
+        results: Sequence[str] = (),
+        heartbeats: Heartbeats | None = None,
+    ):
         self.storage = storage
         self.name = name
+        self.key = key
         self.given = given
         self.results = results
+        self.heartbeats = heartbeats or Heartbeats()
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded.
@@ -65,21 +80,24 @@ class Jobs:
 
         :raises StorageError: a trial is damaged
         """
-        return list(holders(self._read()).values())
+        return list(holders(self._read(), self.key).values())
 
-    def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[Mapping[str, Any]] = ()) -> None:
+    def missing(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of the jobs that have no trial yet."""
+        known = set(holders(self._read(), self.key))
+        return [job for job in jobs if job_key(job, self.key) not in known]
+
+    def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
         """Add the jobs that are missing. Many processes may call it, and call it again.
 
-        :param jobs: the user attributes of each job's trials; its number is among them, or it is its place
+        :param jobs: the user attributes of each job's trials; one without its number gets its place as the number
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
         study = self.study()
-        known = {trial.user_attrs.get(JOB) for trial in self._read()}
-        for place, job in enumerate(jobs):
-            numbered = {JOB: place, **job}
-            if numbered[JOB] not in known:
-                fixed = dict(params[place]) if place < len(params) else {}
-                study.enqueue_trial(fixed, user_attrs=numbered)
+        numbered = [{JOB: place, **job} for place, job in enumerate(jobs)]
+        fixed = dict(enumerate(params))
+        for job in self.missing(numbered):
+            study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
         """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
@@ -99,49 +117,39 @@ class Jobs:
 
     def revive(self) -> None:
         """Give the jobs of dead workers to new trials, and end waiting trials that no longer have a job."""
-        study = self.study()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            fail_stale_trials(study)
-        trials = self._read()
-        standing = holders(trials)
-        for trial in standing.values():
-            if is_lost(trial):
-                study.add_trial(successor(trial))
-        for trial in trials:
-            if trial.state == TrialState.WAITING and standing.get(trial.user_attrs.get(JOB, -1)) is not trial:
-                self._refuse(trial)
-
-    def take_back(self) -> None:
-        """Give the jobs of all running trials to new ones: for a storage without heartbeats, when no worker runs."""
         for trial in self.trials():
-            if trial.state == TrialState.RUNNING:
-                self.interrupt(trial)
+            if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
+                with suppress(UpdateFinishedTrialError):  # another process was faster
+                    self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        trials = self._read()
+        current = holders(trials, self.key)
+        for trial in current.values():
+            if is_lost(trial):
+                self.study().add_trial(successor(trial))
+        for trial in trials:
+            if trial.state == TrialState.WAITING and current.get(job_key(trial.user_attrs, self.key)) is not trial:
+                self._end_extra(trial)
 
     def interrupt(self, trial: FrozenTrial | Trial) -> None:
         """End a trial so that another one does its job later. It does not count as a death of its worker.
 
         :param trial: a running trial
         """
-        try:
+        # If it counted as dead meanwhile, it has a successor already.
+        with suppress(UpdateFinishedTrialError):
             self.storage.set_trial_user_attr(trial._trial_id, INTERRUPTED, True)
             self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            # It counted as dead meanwhile, so it has a successor already.
-            return
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
-        """Finish a trial that this process owns. A trial that has ended already stays as it is: this process counted as
+        """Finish a trial that this process owns. One that has ended already stays unchanged: this process counted as
         dead, or the call is a repetition.
 
         :param trial: what :meth:`claim` returned
         :param state: complete or pruned
         :param value: its value, if it is complete
         """
-        try:
+        with suppress(UpdateFinishedTrialError):
             self.study().tell(trial.number, value, state, skip_if_finished=True)
-        except UpdateFinishedTrialError:
-            return
 
     def fail(self, trial: FrozenTrial, reason: str) -> bool:
         """Finish a trial whose own settings made it fail. Its job is done.
@@ -157,14 +165,14 @@ class Jobs:
         except UpdateFinishedTrialError:
             return False
 
-    def _refuse(self, trial: FrozenTrial) -> None:
+    def _end_extra(self, trial: FrozenTrial) -> None:
         """End a waiting trial that has no job."""
-        if JOB in trial.user_attrs:
+        if None not in job_key(trial.user_attrs, self.key):
             self.fail(trial, "another trial has its job")
         elif self.fail(trial, "it was enqueued with Optuna itself"):
             print(
-                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is no job of "
-                "this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
+                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is not a job "
+                "of this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
                 file=sys.stderr,
             )
 
@@ -173,33 +181,35 @@ class Jobs:
         with undamaged(self.name):
             trials = self.study().get_trials(deepcopy=False)
         for trial in trials:
-            if JOB in trial.user_attrs:
+            if None not in job_key(trial.user_attrs, self.key):
                 check_trial(self.name, trial, self.given, self.results)
         return trials
 
     def _take(self, trial: FrozenTrial) -> bool:
-        # Before the state: a running trial without any heartbeat would never count as dead.
-        record_heartbeat(self.storage, trial._trial_id)
-        try:
-            if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
-                return False
-            self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
-        except UpdateFinishedTrialError:
-            return False
-        return True
+        with suppress(UpdateFinishedTrialError):
+            if self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
+                self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
+                return True
+        return False
 
 
-def holders(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
+def job_key(attributes: Mapping[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
+    """Which job attributes belong to; one of its items is ``None`` if to none."""
+    return tuple(attributes.get(name) for name in key)
+
+
+def holders(trials: Sequence[FrozenTrial], key: tuple[str, ...] = (JOB,)) -> dict[tuple[Any, ...], FrozenTrial]:
     """The current trial of each job.
 
     :param trials: all trials of a study; those that were added with Optuna itself have no job
-    :return: the current trials by the number of their job
+    :param key: see :class:`Jobs`
+    :return: the current trials by their job
     """
-    holder: dict[int, FrozenTrial] = {}
-    for trial in sorted((trial for trial in trials if JOB in trial.user_attrs), key=lambda trial: trial.number):
-        job = trial.user_attrs[JOB]
+    holder: dict[tuple[Any, ...], FrozenTrial] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        job = job_key(trial.user_attrs, key)
         present = holder.get(job)
-        if trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
+        if None not in job and trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
             holder[job] = trial
     return holder
 
@@ -224,7 +234,7 @@ def why_failed(trial: FrozenTrial) -> str:
 def successor(trial: FrozenTrial) -> FrozenTrial:
     """A waiting trial with the parameters of one that was lost."""
     died = not trial.user_attrs.get(INTERRUPTED, False)
-    kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED)}
+    kept = {key: value for key, value in trial.user_attrs.items() if key not in (WORKER, INTERRUPTED, HEARTBEAT)}
     return create_trial(
         state=TrialState.WAITING,
         params=trial.params,

@@ -81,8 +81,6 @@ def resolve(experiment: Experiment, plan: Plan, **supervision: Any) -> Experimen
     """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
     any later run with these settings gives the same result, bit for bit.
 
-    :param experiment: the experiment
-    :param plan: the plan
     :param supervision: as of :func:`score`
     """
     hyperparams = {name: experiment.hyperparams.get(name, "auto") for name in ("compile", "n_threads")}

@@ -22,7 +22,7 @@ from ppo_plus.zoo.plot import COLORS
 from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan, counted
 from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline, ranking
-from ppo_plus.zoo.tune.verdict import Finalist, Verdict
+from ppo_plus.zoo.tune.verdict import Finalist, TuningVerdict
 
 #: Inches and dots per inch: as wide as the text column of a README.
 WIDTH, DPI = 7.2, 120
@@ -58,7 +58,6 @@ STYLE: dict[Any, Any] = {
 class Picture(NamedTuple):
     """A picture that has been drawn.
 
-    :param path: the file
     :param caption: what it shows
     """
 
@@ -66,12 +65,9 @@ class Picture(NamedTuple):
     caption: str
 
 
-def draw_all(study: Study, plan: Plan, verdict: Verdict, folder: Path) -> list[Picture]:
+def draw_all(study: Study, plan: Plan, verdict: TuningVerdict, folder: Path) -> list[Picture]:
     """Draw a study. Pictures without data are left out.
 
-    :param study: the study
-    :param plan: its plan
-    :param verdict: its verdict
     :param folder: where the pictures go
     """
     trials = study.screening.trials()
@@ -113,7 +109,7 @@ def caution(n_trials: int, n_parameters: int) -> str:
 Drawn = Iterator[tuple[str, Figure, str]]
 
 
-def _confirmation(verdict: Verdict) -> Drawn:
+def _confirmation(verdict: TuningVerdict) -> Drawn:
     """The returns on unseen seeds, with means and intervals."""
     shown = {name: baseline for name, baseline in verdict.baselines.items() if baseline.scores}
     shown |= {finalist.name: finalist for finalist in verdict.finalists if finalist.scores}
@@ -170,7 +166,7 @@ def _history(trials: Sequence[FrozenTrial], plan: Plan) -> Drawn:
     yield "history", figure, "The search: the score of each trial."
 
 
-def _curves(trials: Sequence[FrozenTrial], verdict: Verdict, plan: Plan) -> Drawn:
+def _curves(trials: Sequence[FrozenTrial], verdict: TuningVerdict, plan: Plan) -> Drawn:
     """The evaluations of each trial; the best ones and the baselines stand out."""
     evaluated = [trial for trial in trials if trial.intermediate_values]
     if not evaluated:

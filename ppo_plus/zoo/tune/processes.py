@@ -7,33 +7,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
-from ppo_plus.zoo.tune.jobs import WORKER, Jobs, worker_name
-from ppo_plus.zoo.tune.plan import Task
+from ppo_plus.zoo.tune.heartbeats import Heartbeats
+from ppo_plus.zoo.tune.jobs import WORKER, worker_name
 from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, has_heartbeats, open_storage
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.watch import Watch, name
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
 Process = subprocess.Popen[str]
 
-#: A run: its stage, the number of its trial, and how many runs of the trial are done before it.
-Run = tuple[str, int, int]
-
 #: Seconds that an interrupted worker has to put its job back.
 END_PATIENCE = 60
-
-#: What runs are timed with.
-clock = time.monotonic
 
 
 class WorkersDied(Exception):
@@ -46,7 +40,7 @@ class Workers:
 
     :param n: how many
     :param url: URL of the storage
-    :param heartbeat_interval: see :func:`ppo_plus.zoo.tune.storage.open_storage`
+    :param heartbeat_interval: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
     :param grace_period: see there
     :param run_timeout: seconds that a run may take; a longer one's trial has failed, and another process takes the
         place of its worker. ``None``: any time. What is usual differs more than tenfold between settings and between
@@ -64,13 +58,13 @@ class Workers:
     def __post_init__(self) -> None:
         if self.run_timeout is not None and not self.run_timeout > 0:
             raise ValueError(f"run_timeout={self.run_timeout} must be more than 0 seconds, or None for any time")
+        if self.run_timeout is not None and not hasattr(signal, "setitimer"):
+            raise ValueError(f"run_timeout={self.run_timeout} needs timers that Windows does not have: use None")
 
 
-def supervise(study: Study, task: Task, workers: Workers) -> None:
+def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, show their progress, and wait until all have ended.
 
-    :param study: the study
-    :param task: its task
     :param workers: how they are started
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
@@ -93,7 +87,7 @@ def supervise(study: Study, task: Task, workers: Workers) -> None:
         if error:
             raise StudyStopped(error)
         codes = ", ".join(str(process.returncode) for process in processes)
-        raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to go on")
+        raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 
 
 def run_worker() -> None:
@@ -109,9 +103,10 @@ def run_worker() -> None:
         for package in order["gym_packages"]:
             import_module(package)
         workers = Workers(**order["workers"])
-        storage = open_storage(workers.url, workers.heartbeat_interval, workers.grace_period, must_exist=True)
+        heartbeats = Heartbeats(workers.heartbeat_interval, workers.grace_period)
+        study = Study(order["study"], open_storage(workers.url, must_exist=True), heartbeats)
         packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(Study(order["study"], storage), packages, workers.supervision).work()
+        Worker(study, packages, workers.supervision, workers.run_timeout).work()
 
 
 def _end_with_tuner() -> None:
@@ -121,7 +116,7 @@ def _end_with_tuner() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _start(study: Study, task: Task, workers: Workers, processes: list[Process]) -> None:
+def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
     order = {
         "workers": asdict(workers),
@@ -129,11 +124,11 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
         "packages": task.packages,
         "gym_packages": task.gym_packages,
     }
-    # Or the worker might have no orders, or not be known.
+    # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
             [sys.executable, "-c", "from ppo_plus.zoo.tune.processes import run_worker; run_worker()"],
-            # Not as arguments, which everybody on the machine can read: the URL may have a password.
+            # Not as arguments, which everyone on the machine can read: the URL may have a password.
             stdin=subprocess.PIPE,
             # Progress and errors are in the study.
             stdout=subprocess.DEVNULL,
@@ -148,86 +143,40 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
             process.stdin.flush()
 
 
-def _wait(study: Study, task: Task, workers: Workers, processes: list[Process]) -> None:
-    """Show progress until all workers have ended."""
-    told: set[int] = set()
-    runs = Runs(study, task, workers, processes)
+def _wait(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
+    """Show progress until all workers have ended, and replace those whose runs take too long."""
+    reported: set[int] = set()
     with Watch(study, task.plan).running() as watch:
-        while any(process.poll() is None for process in processes):
-            _tell_lost(watch, processes, told)
+        while True:
+            is_over = not any(process.poll() is None or _took_too_long(process, workers) for process in processes)
+            _report_lost(watch, processes, workers, reported)
+            for process in [process for process in processes if _took_too_long(process, workers)]:
+                _fail_run(study, watch, process, workers)
+                processes.remove(process)
+                _start(study, task, workers, processes)
             # Without the storage there is nothing to show; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 watch.update()
-                _check_journal(study, processes)
-                for line in runs.end_overdue():
-                    watch.tell(line)
+            if is_over:
+                return
             time.sleep(1)
             check()
-        _tell_lost(watch, processes, told)
-        with suppress(*STORAGE_ERRORS):
-            watch.update()
 
 
-class Runs:
-    """Ends runs that take too long.
+def _took_too_long(process: Process, workers: Workers) -> bool:
+    """Whether a worker has ended because of a long run, see :func:`ppo_plus.zoo.tune.worker.limited`."""
+    return workers.run_timeout is not None and process.poll() == -signal.SIGALRM
 
-    The tuner does, not the worker itself: an environment that hangs in C code may keep all threads of its process from
-    running.
 
-    :param study: the study
-    :param task: its task
-    :param workers: how they are started
-    :param processes: the workers; a new one takes the place of one that is ended
-    """
-
-    def __init__(self, study: Study, task: Task, workers: Workers, processes: list[Process]):
-        self.study, self.task, self.workers, self.processes = study, task, workers, processes
-        #: By process id: its run, and since when it is at it on this process's clock.
-        self._seen: dict[int, tuple[Run, float]] = {}
-
-    def end_overdue(self) -> Iterator[str]:
-        """End the runs that have taken too long since they were first seen.
-
-        :return: a line about each
-        """
-        if self.workers.run_timeout is None:
-            return
-        present, now = self._present(), clock()
-        self._seen = {
-            pid: self._seen[pid] if pid in self._seen and self._seen[pid][0] == run else (run, now)
-            for pid, (run, _, _) in present.items()
-        }
-        for pid, (_, since) in self._seen.items():
-            if now - since > self.workers.run_timeout:
-                yield self._replace(pid, *present[pid][1:])
-
-    def _present(self) -> dict[int, tuple[Run, Jobs, FrozenTrial]]:
-        """What each process is at, by its process id."""
-        names = {worker_name(process.pid): process.pid for process in self.processes if process.poll() is None}
-        present = {}
-        for stage, jobs in stage_names(self.study):
-            for trial in jobs.trials():
-                pid = names.get(trial.user_attrs.get(WORKER, ""))
-                if trial.state == TrialState.RUNNING and pid is not None:
-                    # A trial may have several runs, one after the other.
-                    n_done = (trial.last_step or 0) // self.task.plan.n_timesteps
-                    present[pid] = ((stage, trial.number, n_done), jobs, trial)
-        return present
-
-    def _replace(self, pid: int, jobs: Jobs, trial: FrozenTrial) -> str:
-        # The trial first: if the storage is unavailable, everything stays as it is, and is tried again.
-        why = f"a run took longer than {self.workers.run_timeout:g} seconds (--run-timeout)"
-        jobs.fail(trial, why)
-        process = next(process for process in self.processes if process.pid == pid)
-        _kill(process)
-        self.processes.remove(process)
-        _start(self.study, self.task, self.workers, self.processes)
-        # It may have gone on to the next trial in between.
-        for _, jobs in stage_names(self.study):
-            for other in jobs.trials():
-                if other.state == TrialState.RUNNING and other.user_attrs.get(WORKER) == worker_name(pid):
-                    jobs.interrupt(other)
-        return f"{name(trial)} has failed: {why}; process {self.processes[-1].pid} takes the place of its worker, {pid}"
+def _fail_run(study: Study, watch: Watch, process: Process, workers: Workers) -> None:
+    """Fail the trial of a worker whose run took too long, and end the processes of its environments."""
+    _kill(process)
+    why = f"a run took longer than {workers.run_timeout:g} seconds (--run-timeout)"
+    for _, jobs in stage_names(study):
+        for trial in jobs.trials():
+            if trial.state == TrialState.RUNNING and trial.user_attrs.get(WORKER) == worker_name(process.pid):
+                jobs.fail(trial, why)
+                watch.print(f"{name(trial)} has failed: {why}; another process replaces its worker, {process.pid}")
 
 
 def _end(process: Process) -> None:
@@ -247,16 +196,16 @@ def _kill(process: Process) -> None:
     process.wait()
 
 
-def _tell_lost(watch: Watch, processes: list[Process], told: set[int]) -> None:
+def _report_lost(watch: Watch, processes: list[Process], workers: Workers, reported: set[int]) -> None:
     """Print, once for each, which workers ended before the study did."""
     for number, process in enumerate(processes, 1):
         code = process.poll()
-        if code and process.pid not in told:
-            told.add(process.pid)
+        if code and not _took_too_long(process, workers) and process.pid not in reported:
+            reported.add(process.pid)
             what = f"ended with exit code {code}"
             if code < 0:
                 what = f"was killed by {_signal_name(-code)}: its trial, if it had one, is run again"
-            watch.tell(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
+            watch.print(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
 
 
 def _signal_name(number: int) -> str:
@@ -264,11 +213,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"  # a real-time one
-
-
-def _check_journal(study: Study, processes: list[Process]) -> None:
-    """Without heartbeats the other workers would wait for a dead worker's trial forever."""
-    if not has_heartbeats(study.storage) and any(process.poll() for process in processes):
-        raise WorkersDied(
-            "a worker died, and a journal file has no heartbeats to find its trial: run the same command to go on"
-        )

@@ -14,9 +14,10 @@ from ppo_plus.files.atomic import write_text
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
 from ppo_plus.zoo.tune.pictures import Picture, draw_all
-from ppo_plus.zoo.tune.plan import Task, counted
+from ppo_plus.zoo.tune.plan import counted
 from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study, ranking, score_of, stage_names
-from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, Verdict, decide
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, TuningVerdict, decide
 
 #: Trials that the report shows.
 N_SHOWN = 10
@@ -26,7 +27,7 @@ OWNER = "study.id"
 
 
 def check_folder(study: Study, folder: Path) -> None:
-    """Refuse to overwrite the report of another study.
+    """Check that a folder does not have the report of another study.
 
     :param study: the study, which need not exist yet
     :param folder: where its report will go
@@ -36,17 +37,15 @@ def check_folder(study: Study, folder: Path) -> None:
     if owner.is_file() and owner.read_text().strip() != study.id:
         raise ValueError(
             f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
-            "to go on with it, or choose another folder (-f) or --study-name"
+            "to resume it, or choose another folder (-f) or --study-name"
         )
 
 
-def write_report(study: Study, task: Task, folder: Path) -> Verdict:
+def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write the results of a study into a folder: ``report.md``, ``trials.csv``, pictures, and the winner's entry if
     there is a winner.
 
     :param study: the study, finished or not
-    :param task: its task
-    :param folder: the folder
     :return: the verdict
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ def _write_table(trials: list[FrozenTrial], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
+def _summary(study: Study, task: TuningTask, verdict: TuningVerdict) -> Iterator[str]:
     yield f"# Tuning {task.experiment.env_id}\n"
     yield f"{verdict}\n"
     yield "| stage | runs | finished | pruned | failed | timesteps each |"
@@ -97,7 +96,7 @@ def _summary(study: Study, task: Task, verdict: Verdict) -> Iterator[str]:
     yield ""
 
 
-def _confirmation(verdict: Verdict) -> Iterator[str]:
+def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     if not verdict.finalists:
         return
     baselines = list(verdict.baselines)
@@ -163,7 +162,7 @@ def _pictures(pictures: list[Picture]) -> Iterator[str]:
         yield f"![{path.stem.replace('_', ' ')}]({path.name})\n"
 
 
-def _set_up(task: Task) -> Iterator[str]:
+def _set_up(task: TuningTask) -> Iterator[str]:
     yield "## Settings of the study\n"
     yield f"{versions()}; Python {platform.python_version()}.\n"
     data = task.to_json()

@@ -24,7 +24,6 @@ def make_sampler(plan: Plan, trial_number: int) -> BaseSampler:
     """A sampler for one trial. It is seeded with the study's seed and the trial's number, so that no two workers draw
     the same, and a draw depends only on the trials that have finished.
 
-    :param plan: the plan
     :param trial_number: number of the trial
     """
     seed = int(np.random.SeedSequence([plan.seed, trial_number]).generate_state(1)[0])
@@ -32,10 +31,7 @@ def make_sampler(plan: Plan, trial_number: int) -> BaseSampler:
 
 
 def make_pruner(plan: Plan) -> BasePruner:
-    """A pruner; its steps are environment steps.
-
-    :param plan: the plan
-    """
+    """A pruner; its steps are environment steps."""
     total = plan.n_timesteps * plan.n_seeds
     match plan.pruner:
         case "median":

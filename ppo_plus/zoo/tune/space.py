@@ -65,8 +65,6 @@ class Choices:
 class Range:
     """A number between two others.
 
-    :param low: the lowest
-    :param high: the highest
     :param scale: ``"linear"``, ``"log"``, or ``"near_one"``: the sampler sees the distance to 1, on a log scale
     """
 
@@ -99,7 +97,7 @@ class Range:
         return [self.low, self.high]
 
     def including(self, value: Any) -> "Range":
-        """The range, widened to include a value. It stays as it is if the value is not a number, or the scale cannot
+        """The range, widened to include a value. It stays unchanged if the value is not a number, or the scale cannot
         express it."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return self
@@ -160,7 +158,7 @@ class Space:
         return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
 
     def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
-        """The space without the choices of a dimension that do not fit. A range stays as it is if any value in it fits.
+        """The space without a dimension's choices that do not fit. A range stays unchanged if any value in it fits.
 
         :param name: a dimension; if it is missing, nothing changes
         :param fits: whether a value fits
@@ -206,7 +204,6 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
 def parse_space(contents: Mapping[str, Any]) -> Space:
     """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``.
 
-    :param contents: the mapping
     :raises ValueError: unknown key or bad value
     """
     nested = require_mapping(POLICY, contents.get(POLICY) or {})

@@ -7,7 +7,7 @@ so all workers find the same ones.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -25,7 +25,6 @@ from ppo_plus.zoo.tune.attributes import (
     ERROR,
     ID,
     JOB,
-    MAX_TRIALS,
     SCORES,
     SEED,
     SETTINGS,
@@ -33,8 +32,10 @@ from ppo_plus.zoo.tune.attributes import (
     check_study,
     undamaged,
 )
+from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import Jobs, is_done
-from ppo_plus.zoo.tune.plan import Plan, Task, counted
+from ppo_plus.zoo.tune.plan import Plan, counted
+from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds that a process waits for another one to add the jobs of a stage.
 PATIENCE = 10
@@ -46,10 +47,12 @@ class Study:
 
     :param name: name of the study
     :param storage: the storage, opened
+    :param heartbeats: how its workers show that they live, the same for all
     """
 
     name: str
     storage: BaseStorage
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
     def attributes(self) -> dict[str, Any]:
         """The user attributes of the study.
@@ -78,7 +81,7 @@ class Study:
     @property
     def screening(self) -> Jobs:
         """The trials of the search."""
-        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES))
+        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES), heartbeats=self.heartbeats)
 
     def runs(self, stage: str, max_total_trials: int) -> Jobs:
         """The runs of a later stage. A larger budget has its own stages, because other trials may be best then.
@@ -86,14 +89,13 @@ class Study:
         :param stage: ``"race"`` or ``"confirmation"``
         :param max_total_trials: the budget of the screening
         """
-        return Jobs(self.storage, f"{self.name}, {stage} after {max_total_trials}", given=(CANDIDATE, SEED))
+        name = f"{self.name}, {stage} after {max_total_trials}"
+        return Jobs(self.storage, name, (CANDIDATE, SEED), given=(SETTINGS,), heartbeats=self.heartbeats)
 
 
-def create(study: Study, task: Task, max_total_trials: int) -> None:
+def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     """Create a study, or resume it.
 
-    :param study: the study
-    :param task: its task
     :param max_total_trials: its budget; it may grow
     :raises ValueError: a study of that name has another task
     """
@@ -104,7 +106,7 @@ def create(study: Study, task: Task, max_total_trials: int) -> None:
         names = [key for key in data if known[TASK].get(key) != data[key]]
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
-            "give the same ones to go on with it, or choose another name with --study-name"
+            "give the same ones to resume it, or choose another name with --study-name"
         )
     if not made and TASK not in known and study.screening.study().get_trials(deepcopy=False):
         raise ValueError(f"the study {study.name!r} was not made by this tuner: choose another --study-name")
@@ -116,7 +118,7 @@ def create(study: Study, task: Task, max_total_trials: int) -> None:
     study.set(TASK, data)
 
 
-def standing(study: Study, where: str) -> str:
+def progress(study: Study, where: str) -> str:
     """The progress of a study, in a line.
 
     :param study: the study, created
@@ -126,7 +128,7 @@ def standing(study: Study, where: str) -> str:
     if not trials:
         return f"new study {study.name!r} in {where}"
     n_done, budget = sum(map(is_done, trials)), study.attributes()[BUDGET]
-    return f"going on with study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
+    return f"resuming study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
 
 
 def only_study(storage: BaseStorage) -> str:
@@ -151,11 +153,9 @@ def make_study(storage: BaseStorage, name: str) -> bool:
         return False
 
 
-def prepare_screening(study: Study, task: Task, budget: int) -> Jobs:
+def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     """The jobs of the first stage: the baselines, then what the sampler chooses.
 
-    :param study: the study
-    :param task: its task
     :param budget: the number of trials
     """
     baselines = list(task.baselines().items())[:budget]
@@ -170,7 +170,7 @@ def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
     ranked = [trial for trial in ranking(screened(study, budget)) if not is_baseline(trial)]
     jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
-    return _prepare(study.runs("race", budget), jobs, study.storage)
+    return _prepare(study.runs("race", budget), jobs)
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
@@ -180,7 +180,7 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     baselines = [trial for trial in screening if is_baseline(trial) and has_settings(trial)]
     chosen = [*baselines, *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
-    return _prepare(study.runs("confirmation", budget), jobs, study.storage)
+    return _prepare(study.runs("confirmation", budget), jobs)
 
 
 def screened(study: Study, budget: int) -> list[FrozenTrial]:
@@ -198,7 +198,6 @@ def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], pla
 
     :param screening: the trials of the first stage
     :param race: the runs of the second one; a trial with a failed run is out
-    :param plan: the plan
     :return: at most ``n_finalists`` of them, best first
     """
     further = scores_by_candidate(race)
@@ -213,7 +212,7 @@ def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], pla
 
 
 def is_baseline(trial: FrozenTrial) -> bool:
-    """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.plan.Task.baselines`."""
+    """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`."""
     return BASELINE in trial.user_attrs
 
 
@@ -251,28 +250,16 @@ def all_done(jobs: Jobs) -> bool:
 
 
 def _run(trial: FrozenTrial, seed: int) -> dict[str, Any]:
-    """A run of a screening trial's settings with another seed, as a job.
-
-    Its number follows from the run itself, so that all processes give it the same number, also where runs are added to
-    a stage that exists (in version 0.1 the settings file's entry was no baseline).
-    """
-    candidate = trial.user_attrs[JOB]
-    number = seed * MAX_TRIALS + candidate
-    return {JOB: number, CANDIDATE: candidate, SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
+    """A run of a screening trial's settings with another seed, as a job."""
+    return {CANDIDATE: trial.user_attrs[JOB], SEED: seed, SETTINGS: trial.user_attrs[SETTINGS]}
 
 
-def _prepare(jobs: Jobs, wanted: list[dict[str, Any]], storage: BaseStorage) -> Jobs:
+def _prepare(jobs: Jobs, wanted: list[dict[str, Any]]) -> Jobs:
     """Add the missing runs to a later stage. All workers get here at about the same time: the one that creates the
     Optuna study adds them; the others do if it takes too long, because it may have died."""
-    if not make_study(storage, jobs.name):
+    if not make_study(jobs.storage, jobs.name):
         deadline = time.monotonic() + PATIENCE
-        while _missing(jobs, wanted) and time.monotonic() < deadline:
+        while jobs.missing(wanted) and time.monotonic() < deadline:
             time.sleep(0.2)
-    jobs.fill(_missing(jobs, wanted))
+    jobs.fill(wanted)
     return jobs
-
-
-def _missing(jobs: Jobs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that a stage lacks, by candidate and seed: version 0.1 numbered them differently."""
-    known = {(trial.user_attrs[CANDIDATE], trial.user_attrs[SEED]) for trial in jobs.trials()}
-    return [run for run in wanted if (run[CANDIDATE], run[SEED]) not in known]

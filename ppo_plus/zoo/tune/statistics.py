@@ -1,7 +1,7 @@
 """Interquartile means, and bootstrap intervals over seeds.
 
 After Agarwal et al. 2021, *Deep Reinforcement Learning at the Edge of the Statistical Precipice* (arXiv:2108.13264).
-Their stratified bootstrap, which draws the runs of each task anew, is SciPy's of several samples. Their library
+Their stratified bootstrap, which resamples the runs of each task, is SciPy's of several samples. Their library
 ``rliable`` (1.2) gives the same means and intervals, but it needs ``arch<8``, which fails to import with pandas 3; it
 draws from NumPy's global generator, whatever ``random_state`` it is given; and it needs seconds per interval where
 SciPy needs milliseconds.
@@ -24,7 +24,7 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Each of the three in a number's format, by default with one digit behind the point."""
+        """Each of the three in a number's format, by default with one decimal."""
         spec = spec or ".1f"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
@@ -120,7 +120,7 @@ def _estimate(
     value = float(statistic(*data))
     if any(len(sample) < 2 for sample in data):
         return Estimate(value, -float("inf"), float("inf"))
-    # A generator of its own, so that the same scores always give the same interval.
+    # A separate generator, so that the same scores always give the same interval.
     interval = bootstrap(
         data,
         statistic,

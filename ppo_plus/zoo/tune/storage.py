@@ -1,104 +1,52 @@
-"""Storages of studies: Optuna's own, opened so that reading and then writing is one atomic step."""
+"""Storages of studies: Optuna's own, opened so that claiming a trial is atomic, no signal interrupts a call, and a
+database server may be restarted."""
 
-import os
-import threading
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import sqlalchemy
-from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
-from optuna.storages._heartbeat import BaseHeartbeat
-from optuna.storages._rdb.models import TrialHeartbeatModel, TrialModel
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+
+from ppo_plus.zoo.interrupts import check, uninterrupted
 
 JOURNAL = "journal:"
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
-Method = Callable[..., Any]
-#: Where the result of a call, or its error, is put.
-Answer = SimpleQueue[tuple[Any, BaseException | None]]
-#: Calls to make, and where their answers are put; ``None``: no more come.
-Calls = SimpleQueue[tuple[Callable[[], Any], Answer] | None]
-
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
 
-#: Seconds that a call may take at the end of the process.
-END_PATIENCE = 5
-
-
-class Database(RDBStorage):
-    """Optuna's database. A worker counts as dead when its heartbeat has not *changed* for the grace period, as seen by
-    the process that looks, on its own monotonic clock.
-
-    Optuna compares the heartbeat's date with the present: dates that a clock ahead of time has left would keep a dead
-    worker's trial running until that time has come, and a clock that jumps ahead would end the living ones' trials.
-    """
-
-    def __init__(self, url: str, **options: Any):
-        super().__init__(url, **options)
-        self.clock = time.monotonic
-        #: By study and trial: the heartbeat, and since when it is the same.
-        self._seen: dict[int, dict[int, tuple[datetime, float]]] = {}
-
-    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        trial, beat = TrialModel, TrialHeartbeatModel
-        query = (
-            sqlalchemy.select(trial.trial_id, beat.heartbeat)
-            .join(beat, beat.trial_id == trial.trial_id)
-            .where(trial.study_id == study_id, trial.state == TrialState.RUNNING)
-        )
-        with self.engine.begin() as connection:
-            beats = {trial_id: heartbeat for trial_id, heartbeat in connection.execute(query)}
-        now, before = self.clock(), self._seen.get(study_id, {})
-        seen = {
-            trial_id: before[trial_id] if trial_id in before and before[trial_id][0] == heartbeat else (heartbeat, now)
-            for trial_id, heartbeat in beats.items()
-        }
-        self._seen[study_id] = seen
-        return [trial_id for trial_id, (_, since) in seen.items() if now - since >= (self.grace_period or 0)]
+Method = Callable[..., Any]
 
 
 class StorageError(ValueError):
     """A storage that cannot be used: unavailable, of an unknown kind, or not Optuna's."""
 
 
-def open_storage(
-    url: str, heartbeat_interval: int = 15, grace_period: int = 60, must_exist: bool = False
-) -> BaseStorage:
+def open_storage(url: str, must_exist: bool = False) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
-    :param url: ``sqlite:///file.db``, ``postgresql://user@host/database`` (any URL of SQLAlchemy's), or
-        ``journal:file.log``, which has no heartbeats
-    :param heartbeat_interval: seconds between two heartbeats of a worker, at least 1
-    :param grace_period: seconds without a new heartbeat, on this process's clock, after which a worker counts as dead
+    :param url: ``sqlite:///file.db``, ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's), or
+        ``journal:file.log``
     :param must_exist: refuse to create a file
     :return: the storage
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
-    if grace_period <= heartbeat_interval:
-        raise StorageError(
-            f"grace_period={grace_period} must be longer than heartbeat_interval={heartbeat_interval}, or living "
-            "workers would count as dead"
-        )
-    if url.startswith(JOURNAL):
-        return _never_interrupted(_open_journal(Path(url.removeprefix(JOURNAL)), must_exist))
     try:
-        return _never_interrupted(_open_database(make_url(url), heartbeat_interval, grace_period, must_exist))
+        if url.startswith(JOURNAL):
+            path = Path(url.removeprefix(JOURNAL))
+            _prepare_file(path, must_exist)
+            return _robust(JournalStorage(JournalFileBackend(str(path))), patience=0)
+        return _open_database(make_url(url), must_exist)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
@@ -114,21 +62,6 @@ def shown(url: str) -> str:
         return url  # a journal, or not a URL
 
 
-def has_heartbeats(storage: BaseStorage) -> bool:
-    """Whether a storage can tell dead workers from busy ones."""
-    return hasattr(storage, "record_heartbeat")
-
-
-def record_heartbeat(storage: BaseStorage, trial_id: int) -> None:
-    """Record a heartbeat of a trial, if the storage has heartbeats.
-
-    :param storage: the storage
-    :param trial_id: Optuna's id of the trial
-    """
-    if has_heartbeats(storage):
-        storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
-
-
 @contextmanager
 def named_errors() -> Iterator[None]:
     """Turn the errors of an unavailable storage in the block into one line.
@@ -141,36 +74,14 @@ def named_errors() -> Iterator[None]:
         raise StorageError(f"the storage is unavailable: {reason(error)}") from error
 
 
-@contextmanager
-def heartbeats(storage: BaseStorage, trial_id: int) -> Iterator[None]:
-    """Record heartbeats of a trial, from another thread, while the block runs.
-
-    Optuna does so in ``Study.optimize`` only, and there a single failed write ends the heartbeats.
-
-    :param storage: the storage
-    :param trial_id: Optuna's id of the trial
-    """
-    if not has_heartbeats(storage):
-        yield
-        return
-    done = threading.Event()
-    thread = threading.Thread(target=_beat, args=(storage, trial_id, done), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def reason(error: BaseException) -> str:
+    """The cause of a database's error in one line."""
+    cause = getattr(_cause(error), "orig", None) or _cause(error)
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
-def _beat(storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
-    while not done.wait(storage.get_heartbeat_interval()):  # type: ignore[attr-defined]
-        try:
-            record_heartbeat(storage, trial_id)
-        except STORAGE_ERRORS:
-            # The next one may succeed; until the grace period is over, nothing is lost.
-            continue
-    storage.remove_session()
+def _cause(error: BaseException) -> BaseException:
+    return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
 def _prepare_file(path: Path, must_exist: bool) -> None:
@@ -179,41 +90,18 @@ def _prepare_file(path: Path, must_exist: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _open_journal(path: Path, must_exist: bool) -> JournalStorage:
-    try:
-        _prepare_file(path, must_exist)
-        return JournalStorage(JournalFileBackend(str(path)))
-    except OSError as error:
-        raise StorageError(f"cannot use the storage '{JOURNAL}{path}': {reason(error)}") from None
-
-
-def _open_database(address: URL, heartbeat_interval: int, grace_period: int, must_exist: bool) -> BaseStorage:
+def _open_database(address: URL, must_exist: bool) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
     if sqlite and address.database in (None, "", ":memory:"):
         raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
     if sqlite:
         _prepare_file(Path(address.database or ""), must_exist)
-    options = {
-        "connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT},
-        # Tried when taken from the pool: a server that was restarted in between is no error.
-        "pool_pre_ping": True,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        storage = Database(
-            address.render_as_string(hide_password=False),
-            engine_kwargs=options,
-            heartbeat_interval=heartbeat_interval,
-            grace_period=grace_period,
-        )
-    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-    cached = get_storage(storage)
+    options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
+    storage = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
     if sqlite:
         _lock_at_begin(storage.engine)
-    else:
-        _wait_for_server(storage.engine)
-        _wrap_methods(cached, _repeated_when_cut_off)
-    return cached
+    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+    return _robust(get_storage(storage), patience=0 if sqlite else TIMEOUT)
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
@@ -236,109 +124,39 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
     engine.dispose()
 
 
-def _wait_for_server(engine: sqlalchemy.Engine) -> None:
-    """Make new connections wait for an unavailable server, up to :data:`TIMEOUT`: it may be restarting."""
+def _robust(storage: BaseStorage, patience: float) -> BaseStorage:
+    """Have no call of a storage interrupted, and repeat those that find its server unavailable.
 
-    @sqlalchemy.event.listens_for(engine, "do_connect")
-    def _connect(dialect: Any, _record: Any, args: Any, options: Any) -> Any:
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            try:
-                return dialect.connect(*args, **options)
-            except dialect.loaded_dbapi.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(1)
+    An interrupt within a transaction might leave the database locked for everybody else, or be lost in a callback of
+    SQLAlchemy's.
 
-
-def _wrap_methods(storage: BaseStorage, wrap: Callable[[Method], Method]) -> None:
-    """Have all calls of a storage made by what ``wrap`` makes of its methods."""
-    for name in {*vars(BaseStorage), *vars(BaseHeartbeat)}:
-        if not name.startswith("__") and callable(getattr(storage, name, None)):
-            setattr(storage, name, wrap(getattr(storage, name)))
+    :param patience: seconds for which a call is repeated
+    """
+    for name, method in vars(BaseStorage).items():
+        if callable(method) and not name.startswith("_"):
+            setattr(storage, name, _repeated(getattr(storage, name), patience))
+    return storage
 
 
-def _repeated_when_cut_off(method: Method) -> Method:
-    """Repeat a call that loses its connection, once, on a new connection.
+def _repeated(method: Method, patience: float) -> Method:
+    """A method that is called again if its connection is lost or refused.
 
     A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that are added for
     one job, one counts; a trial that was set to running but that no process owns counts as dead after the grace period;
-    and a trial that has ended already stays as it is.
+    and a trial that has ended already stays unchanged.
     """
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        try:
-            return method(*args, **options)
-        except StorageInternalError as error:
-            if not getattr(error.__cause__, "connection_invalidated", False):
-                raise
-            return method(*args, **options)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with uninterrupted():
+                    return method(*args, **options)
+            except STORAGE_ERRORS as error:
+                if not isinstance(_cause(error), (OperationalError, InterfaceError)) or time.monotonic() >= deadline:
+                    raise
+            check()
+            time.sleep(1)
 
     return call
-
-
-def _never_interrupted(storage: BaseStorage) -> BaseStorage:
-    """Make the main thread's calls of a storage in another thread, one after another.
-
-    Ctrl-C and SIGTERM raise ``KeyboardInterrupt`` in the main thread, between any two instructions. Within a
-    transaction that may leave the database locked, also for putting the job back, or be lost in a callback of
-    SQLAlchemy's. In this way it ends the waiting for a call, at once, and the call itself comes to its end.
-    """
-    calls: Calls = SimpleQueue()
-    # A daemon: a process that ends does not wait for ever for a server that does not answer.
-    thread = threading.Thread(target=_answer, args=(calls,), daemon=True)
-    thread.start()
-    process, ended = os.getpid(), threading.Event()
-    weakref.finalize(storage, _end, calls, thread, ended)
-
-    def wrap(method: Method) -> Method:
-        @wraps(method)
-        def call(*args: Any, **options: Any) -> Any:
-            # The thread is not there in forked processes and at the very end of this one. (`Thread.is_alive` would say
-            # so too, but interrupted in the middle it takes the thread for dead from then on.)
-            is_there = os.getpid() == process and not ended.is_set()
-            if threading.current_thread() is not threading.main_thread() or not is_there:
-                return method(*args, **options)
-            # Nothing interrupts this queue in the middle: unlike ``Future`` and ``Thread.start``, it is written in C.
-            answer: Answer = SimpleQueue()
-            calls.put((partial(method, *args, **options), answer))
-            result, error = answer.get()
-            if error is None:
-                return result
-            try:
-                raise error
-            finally:
-                del error  # which has this frame in its traceback
-
-        return call
-
-    _wrap_methods(storage, wrap)
-    return storage
-
-
-def _answer(calls: Calls) -> None:
-    while (asked := calls.get()) is not None:
-        call, answer = asked
-        try:
-            answer.put((call(), None))
-        except BaseException as error:  # whatever it is, the caller waits for it
-            answer.put((None, error))
-        # Else this thread would keep the storage until the next call.
-        del asked, call, answer
-
-
-def _end(calls: Calls, thread: threading.Thread, ended: threading.Event) -> None:
-    """Of a storage that is dropped, or a process that ends: what is being written is written to its end, or a journal
-    would stay locked."""
-    calls.put(None)
-    if thread is not threading.current_thread():
-        thread.join(END_PATIENCE)
-    ended.set()
-
-
-def reason(error: BaseException) -> str:
-    """The cause of a database's error in one line."""
-    error = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-    cause = getattr(error, "orig", None) or error
-    return " ".join(str(cause).split()) or type(cause).__name__

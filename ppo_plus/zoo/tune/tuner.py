@@ -1,20 +1,23 @@
 """The tuner: creates a study or resumes it, has workers do it, and writes the report."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
+from ppo_plus.zoo.interrupts import deferred
 from ppo_plus.zoo.models import make_model
 from ppo_plus.zoo.tune.attributes import MAX_TRIALS
-from ppo_plus.zoo.tune.plan import Plan, Task, make_task, tell_budget
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
 from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import Study, create, stage_names
-from ppo_plus.zoo.tune.storage import has_heartbeats, named_errors
-from ppo_plus.zoo.tune.verdict import Verdict
+from ppo_plus.zoo.tune.stages import Study, create
+from ppo_plus.zoo.tune.storage import named_errors
+from ppo_plus.zoo.tune.task import TuningTask, make_task, tell_budget
+from ppo_plus.zoo.tune.verdict import TuningVerdict
 from ppo_plus.zoo.tune.worker import Worker
 
 
@@ -28,7 +31,7 @@ def tune(
     workers: Workers | None = None,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
-) -> Verdict:
+) -> TuningVerdict:
     """Search for hyperparameters, confirm the best ones on unseen seeds, and export a winner. The same call again
     resumes the study; if it is finished, only the report is written.
 
@@ -53,7 +56,7 @@ def tune(
     return finish(study, task, Path(folder), workers)
 
 
-def begin(study: Study, task: Task, max_total_trials: int, folder: Path) -> None:
+def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -> None:
     """Create a study, or resume it; for the parameters see :func:`tune`."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
@@ -61,15 +64,11 @@ def begin(study: Study, task: Task, max_total_trials: int, folder: Path) -> None
         raise ValueError(f"max_total_trials={max_total_trials} must be at most {MAX_TRIALS}")
     check_folder(study, folder)
     create(study, task, max_total_trials)
-    if not has_heartbeats(study.storage):
-        # Nothing tells dead workers from living ones: whoever starts a study says that none is alive.
-        for _, jobs in stage_names(study):
-            jobs.take_back()
 
 
-def finish(study: Study, task: Task, folder: Path, workers: Workers | None) -> Verdict:
+def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
     """Finish a study and write its report; for the parameters see :func:`tune`."""
-    with named_errors():
+    with deferred([signal.SIGINT]), named_errors():
         if workers is None:
             Worker(study, task.packages).work()
         elif not Worker(study, task.packages).is_over():
@@ -83,7 +82,7 @@ def check(
     plan: Plan,
     packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
     gym_packages: tuple[str, ...] = (),
-) -> Task:
+) -> TuningTask:
     """The task of a study, after building its baselines, and a model with each value of the search space. Nothing is
     trained or stored.
 
@@ -103,7 +102,7 @@ def check(
 CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
 
-def _check_space(task: Task) -> None:
+def _check_space(task: TuningTask) -> None:
     """Build a model with each value of the search space, so that a mistake shows before the study, not within it.
 
     :raises ValueError: a value cannot be used

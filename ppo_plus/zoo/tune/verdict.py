@@ -25,7 +25,7 @@ from ppo_plus.zoo.tune.storage import StorageError
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
 
-#: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.plan.Task.baselines`.
+#: Baselines in a sentence, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`.
 PHRASES = {"default": "the default", "settings file": "the settings file's entry"}
 
 
@@ -60,7 +60,7 @@ class Finalist:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TuningVerdict:
     """The result of a study.
 
     :param baselines: what a winner must beat, by name
@@ -121,12 +121,8 @@ class Verdict:
         )
 
 
-def decide(study: Study, plan: Plan) -> Verdict:
-    """The verdict of a study, as far as it has got.
-
-    :param study: the study
-    :param plan: its plan
-    """
+def decide(study: Study, plan: Plan) -> TuningVerdict:
+    """The verdict of a study, as far as it has got."""
     stages = dict(stage_names(study))
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
     screening = study.screening.trials()
@@ -150,7 +146,7 @@ def _why_none(stages: Mapping[str, Jobs], plan: Plan) -> str:
     return "no trial of the search has a score on all its seeds"
 
 
-def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> Verdict:
+def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> TuningVerdict:
     """Compare finalists with baselines.
 
     The intervals have the confidence ``1 - ERROR_RATE / n_finalists`` (Bonferroni over the finalists, because the best
@@ -171,7 +167,7 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
         return difference_interval(finalist.scores, baseline.scores, confidence)
 
     gains = [{name: gain(finalist, baseline) for name, baseline in baselines.items()} for finalist in finalists]
-    return Verdict(dict(baselines), list(finalists), gains, confidence)
+    return TuningVerdict(dict(baselines), list(finalists), gains, confidence)
 
 
 def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:

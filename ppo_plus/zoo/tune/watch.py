@@ -18,8 +18,6 @@ from ppo_plus.zoo.tune.stages import BUDGET, CANDIDATE, SEED, Study, ranking, st
 class Watch:
     """Shows the progress of a study, wherever its workers run.
 
-    :param study: the study
-    :param plan: its plan
     :param console: where to; ``None``: standard output
     """
 
@@ -28,14 +26,14 @@ class Watch:
         self.plan = plan
         self.console = console or Console()
         self.start = time.monotonic()
-        self.told: set[tuple[str, int]] = set()
+        self.reported: set[tuple[str, int]] = set()
         self.live: Live | None = None
 
     @contextmanager
     def running(self) -> Iterator["Watch"]:
         """Show progress within the block, at each :meth:`update`."""
         if not self.console.is_terminal:
-            self.told = {(stage, trial.number) for stage, trial in self._finished()}
+            self.reported = {(stage, trial.number) for stage, trial in self._finished()}
             yield self
             return
         with Live(console=self.console, auto_refresh=False) as self.live:
@@ -47,11 +45,11 @@ class Watch:
             self.live.update(self.table(), refresh=True)
             return
         for stage, trial in self._finished():
-            if (stage, trial.number) not in self.told:
-                self.told.add((stage, trial.number))
-                self.tell(f"{stage}, {name(trial)}: {outcome(trial)}")
+            if (stage, trial.number) not in self.reported:
+                self.reported.add((stage, trial.number))
+                self.print(f"{stage}, {name(trial)}: {outcome(trial)}")
 
-    def tell(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line."""
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 

@@ -1,8 +1,10 @@
 """A worker: does jobs of a study, stage after stage, until nothing is left."""
 
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
-from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
 from ppo_plus.zoo.tune.stages import (
     BASELINE,
@@ -35,7 +36,8 @@ from ppo_plus.zoo.tune.stages import (
     prepare_screening,
     stage_names,
 )
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, heartbeats, named_errors, reason
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
+from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
@@ -46,7 +48,7 @@ class StudyStopped(Exception):
 
 
 class CannotCompile(Exception):
-    """This machine cannot compile a run that another one has compiled; workers elsewhere go on."""
+    """This machine cannot compile a run that another one has compiled; other workers continue."""
 
 
 class Worker:
@@ -56,6 +58,7 @@ class Worker:
     :param packages: the packages that the study may import from in this process; ``None``: any
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
+    :param run_timeout: see :class:`ppo_plus.zoo.tune.processes.Workers`; this process ends with such a run
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     :raises StorageError: it is damaged
     """
@@ -65,14 +68,15 @@ class Worker:
         study: Study,
         packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
         supervision: dict[str, Any] | None = None,
+        run_timeout: float | None = None,
     ):
-        self.study, self.supervision = study, supervision or {}
+        self.study, self.supervision, self.run_timeout = study, supervision or {}, run_timeout
         try:
             data = study.attributes()[TASK]
         except KeyError:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
         try:
-            self.task = Task.from_json(data, packages)
+            self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
             check_search(self.task.plan)
         except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
@@ -121,7 +125,7 @@ class Worker:
 
     def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         try:
-            with heartbeats(self.study.storage, claimed._trial_id):
+            with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
                 jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
         except optuna.TrialPruned:
             jobs.tell(claimed, TrialState.PRUNED)
@@ -152,7 +156,9 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
+        with limited(self.run_timeout):
+            resolved = resolve(experiment, plan, **self.supervision)
+        recorded = resolved.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)
@@ -178,10 +184,29 @@ class Worker:
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 
-        return score(self.task.read(settings), plan, seed, report, **self.supervision)
+        with limited(self.run_timeout):
+            return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """End this process if the block takes longer. The operating system does so: an environment that hangs in C code may
+    keep all threads of Python from running.
+
+    :param seconds: how long it may take; ``None``: any time
+    """
+    if seconds is None:
+        yield
+        return
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from storages import close
 
 from ppo_plus.zoo.tune.storage import open_storage
 
@@ -34,21 +35,20 @@ def postgres(server):
     return server.url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", "journal", pytest.param("postgres", marks=pytest.mark.slow)])
 def url(request, tmp_path):
-    """URL of each kind of storage that has the full guarantee."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'study.db'}"
-    return request.getfixturevalue("postgres")
+    """URL of each kind of storage."""
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres")
+    return f"{'sqlite:///' if request.param == 'sqlite' else 'journal:'}{tmp_path / 'study'}"
 
 
 @pytest.fixture
 def storage(url):
-    """Such a storage, where nobody counts as dead by himself, however slow he is."""
-    opened = open_storage(url, heartbeat_interval=1, grace_period=3600)
+    """Such a storage."""
+    opened = open_storage(url)
     yield opened
-    opened.remove_session()
-    opened._backend.engine.dispose()
+    close(opened)
 
 
 def find_binaries():

@@ -1,4 +1,4 @@
-"""A study that somebody has edited, or a disk has damaged: one clear line, and nothing runs."""
+"""A study that was edited, or damaged by a disk: one clear line, and nothing runs."""
 
 import json
 import re
@@ -13,10 +13,11 @@ from products import in_turn
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune.attributes import BUDGET, ERROR, ID, JOB, MAX_TRIALS, SCORES, SETTINGS, TASK
-from ppo_plus.zoo.tune.plan import Plan, Task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import write_report
 from ppo_plus.zoo.tune.stages import Study, create, make_study, only_study
 from ppo_plus.zoo.tune.storage import StorageError, open_storage
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.worker import StudyStopped, Worker
 
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
@@ -31,7 +32,7 @@ def database(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "study.db"
     storage = open_storage(f"sqlite:///{path}")
     study = Study("study", storage)
-    create(study, Task(Experiment("CartPole-v1", 2048), SPACE, PLAN), 2)
+    create(study, TuningTask(Experiment("CartPole-v1", 2048), SPACE, PLAN), 2)
     study.screening.fill([{}, {}])
     claimed = study.screening.claim()
     trial = study.screening.trial(claimed)
@@ -58,7 +59,7 @@ def edit(database, tmp_path, monkeypatch):
     return change
 
 
-def refused(study, tmp_path):
+def error_of(study, tmp_path):
     """The line that a worker and the report end with."""
     lines = []
     for work in (lambda: Worker(study).work(), lambda: write_report(study, Worker(study).task, tmp_path)):
@@ -79,7 +80,7 @@ PLACES = {TASK: OF_STUDY, JOB: OF_TRIAL, BUDGET: OF_STUDY, SCORES: OF_TRIAL}
 
 @pytest.mark.parametrize(("text", "key"), in_turn(NO_JSON, PLACES))
 def test_what_is_no_json(edit, key, text, tmp_path):
-    assert "the study 'study' is damaged: " in refused(edit(PLACES[key], NO_JSON[text], key), tmp_path)
+    assert "the study 'study' is damaged: " in error_of(edit(PLACES[key], NO_JSON[text], key), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_what_is_no_json(edit, key, text, tmp_path):
 )
 def test_attributes_of_a_study(edit, key, values, tmp_path):
     for value in values:
-        assert f"the study 'study' is damaged: its '{key}' must be" in refused(edit(OF_STUDY, value, key), tmp_path)
+        assert f"the study 'study' is damaged: its '{key}' must be" in error_of(edit(OF_STUDY, value, key), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_attributes_of_a_study(edit, key, values, tmp_path):
 )
 def test_attributes_of_a_trial(edit, key, values, tmp_path):
     for value in values:
-        line = refused(edit(OF_TRIAL, value, key), tmp_path)
+        line = error_of(edit(OF_TRIAL, value, key), tmp_path)
         assert f"trial 0 of the study 'study' is damaged: its '{key}' must be" in line
 
 
@@ -126,7 +127,7 @@ def test_attributes_of_a_trial(edit, key, values, tmp_path):
     ],
 )
 def test_rows_of_trials(edit, statement, message, tmp_path):
-    line = refused(edit(statement), tmp_path)
+    line = error_of(edit(statement), tmp_path)
     assert re.search(message, line), line
 
 
@@ -147,15 +148,15 @@ def nested(path, value):
 
 TASKS = {
     "no plan": (nested("plan", ...), "its task: 'plan'"),
-    "plan is text": (nested("plan", "x"), "its task: plan is of a wrong kind"),
-    "settings is a list": (nested("settings", []), "its task: settings is of a wrong kind"),
-    "environment is a number": (nested("env_id", 7), "its task: env_id is of a wrong kind"),
+    "plan is text": (nested("plan", "x"), "its task: plan has the wrong type"),
+    "settings is a list": (nested("settings", []), "its task: settings has the wrong type"),
+    "environment is a number": (nested("env_id", 7), "its task: env_id has the wrong type"),
     "unknown key": (nested("os.system", "x"), "its task: task has the unknown key 'os.system'"),
     "unknown key of the plan": (nested("plan/x", 1), "its task: .*unexpected keyword argument 'x'"),
     # It would take the place of the one that was checked; Gymnasium imports what stands before the colon.
     "another environment": (nested("run/env_id", "evil_module:Env-v0"), "its task: run has the unknown key 'env_id'"),
     "another callback": (nested("run/callback", ["os.system"]), "its task: run has the unknown key 'callback'"),
-    "device is a list": (nested("run/device", []), "its task: device is of a wrong kind"),
+    "device is a list": (nested("run/device", []), "its task: device has the wrong type"),
     "number as text": (nested("plan/n_evals", "ten"), "n_evals='ten' must be a whole number"),
     "number as list": (nested("plan/seed", [1]), r"seed=\[1\] must be a whole number"),
     "huge share": (nested("plan/race_share", 1e300), "race_share=1e.300 must be between 0 and 1"),

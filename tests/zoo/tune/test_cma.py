@@ -1,4 +1,4 @@
-"""CMA-ES whose state is never read from the database, where a pickle of it would run whatever somebody wrote there."""
+"""CMA-ES whose state is never read from the database, where anyone could put a pickle that runs code."""
 
 import os
 import pickle
@@ -114,7 +114,7 @@ def test_a_maximum_is_found_as_well():
 
 
 def test_late_trials_change_nothing():
-    """A generation is told with the trials that ended first: whoever replays it later finds the same state."""
+    """A generation consists of the trials that ended first: replayed later, it has the same state."""
     space = {"x": FloatDistribution(0, 1), "n": IntDistribution(1, 9)}
     study = optuna.create_study()
 

@@ -85,7 +85,7 @@ class Failing(gym.Wrapper):
         return self.env.step(action)
 
 
-def test_environments_that_fail_are_restarted_as_often_as_is_allowed():
+def test_failing_environments_are_restarted_as_often_as_allowed():
     failing = SMALL.replace(env_wrapper=(Part("Failing", Failing, {}),), n_envs=1)
     value = score(failing, PLAN, 0, lambda *_: None, restarts=100)
     assert value > 0

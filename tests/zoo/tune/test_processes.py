@@ -1,10 +1,12 @@
-"""Runs that hang are ended by whoever watches them."""
+"""Runs that hang are ended, and other workers replace theirs."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,14 @@ from optuna.trial import TrialState
 from states import is_alive
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
-from ppo_plus.zoo.tune import processes
-from ppo_plus.zoo.tune.jobs import REASON, WORKER, worker_name
-from ppo_plus.zoo.tune.plan import Plan, Task
-from ppo_plus.zoo.tune.processes import Runs, Workers, supervise
+from ppo_plus.zoo.tune import processes, worker
+from ppo_plus.zoo.tune.jobs import REASON, WORKER
+from ppo_plus.zoo.tune.plan import Plan
+from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.stages import Study, create
 from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.worker import Worker
 
 TESTS = Path(__file__).parents[2]
 #: Two rollouts each, on one seed.
@@ -35,7 +39,7 @@ def make(url, marker="nowhere", **fields):
     hyperparams = {"n_steps": 64, "batch_size": 64}
     experiment = Experiment("Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, **fields)
     space = {"learning_rate": {"low": 1e-4, "high": 1e-2}}
-    task = Task(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
+    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
     study = Study("study", open_storage(url))
     create(study, task, 2)
     return study, task
@@ -45,28 +49,30 @@ def make(url, marker="nowhere", **fields):
 @pytest.mark.parametrize(
     ("url", "vec_env"), [("sqlite:///{}/study.db", "dummy"), ("journal:{}/study.log", "subproc")], indirect=["url"]
 )
-def test_a_run_that_hangs_fails_and_the_study_goes_on(url, vec_env, tmp_path, monkeypatch, capsys):
-    """Time passes only while the process hangs, so that no other run is ever too long, however busy the machine."""
+def test_a_run_that_hangs_fails_and_the_study_continues(url, vec_env, tmp_path, monkeypatch, capsys):
+    """Here the timer's signal is sent once the process hangs, so that no other run is too long, however busy the
+    machine."""
     marker = tmp_path / "hangs"
     study, task = make(url, marker, vec_env=vec_env)
-    ticks = count(step=1000)
-    now = [0]
-
-    def clock():
-        if marker.exists() and is_alive(int(marker.read_text())):
-            now[0] = next(ticks)
-        return now[0]
-
-    monkeypatch.setattr(processes, "clock", clock)
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
-    supervise(study, task, Workers(1, url, run_timeout=600))
+
+    def end_timer():
+        while not marker.exists():
+            time.sleep(0.1)
+        (pid,) = {trial.user_attrs[WORKER] for trial in study.screening.trials() if trial.state == TrialState.RUNNING}
+        os.kill(int(pid.split(":")[1]), signal.SIGALRM)
+
+    with ThreadPoolExecutor() as pool:
+        timer = pool.submit(end_timer)
+        supervise(study, task, Workers(1, url, run_timeout=600))
+        timer.result()
     hung, other = study.screening.trials()
     assert (hung.state, other.state) == (TrialState.FAIL, TrialState.COMPLETE)
     assert hung.user_attrs[REASON] == "a run took longer than 600 seconds (--run-timeout)"
     assert hung.user_attrs[WORKER] != other.user_attrs[WORKER]
     assert not is_alive(int(marker.read_text()))
     out = capsys.readouterr().out
-    assert "trial 0 has failed: a run took longer than 600 seconds" in out and "takes the place of its worker" in out
+    assert "trial 0 has failed: a run took longer than 600 seconds" in out and "replaces its worker" in out
 
 
 @pytest.mark.slow
@@ -90,70 +96,42 @@ def test_a_worker_without_a_tuner_ends_in_silence(said):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_a_run_is_timed_by_itself(url, monkeypatch):
-    """Not with the trial's earlier runs, nor with the time before it was seen."""
-    study, task = make(url)
-    study.screening.fill([{}, {}])
-    monkeypatch.setattr(processes, "_start", lambda study, task, workers, running: running.append(start_sleeping()))
-    running = [start_sleeping(), start_sleeping()]
-    for process in running:
-        claimed = study.screening.claim()
-        study.storage.set_trial_user_attr(claimed._trial_id, WORKER, worker_name(process.pid))
-    runs = Runs(study, task, Workers(2, url, run_timeout=10), running)
-    now = [0.0]
-    monkeypatch.setattr(processes, "clock", lambda: now[0])
+HANGS = """
+import ctypes, sys, time
+from ppo_plus.zoo.tune.worker import limited
+for _ in range(4):
+    with limited(0.2):
+        time.sleep(0.1)  # each by itself
+time.sleep(0.3)
+print("in time", flush=True)
+with limited(0.2):
+    ctypes.PyDLL(None).sleep(600)  # no thread of Python can run meanwhile
+"""
 
-    def after(seconds, step=None):
-        if step is not None:
-            study.storage.set_trial_intermediate_value(claimed._trial_id, step, 1.0)
-        now[0] += seconds
-        return list(runs.end_overdue())
 
-    first, second = running
+def test_a_process_ends_with_a_run_that_is_too_long():
+    ended = subprocess.run([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True, timeout=600)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGALRM, "in time\n")
+
+
+def test_each_run_of_a_trial_has_its_own_limit(url, monkeypatch):
+    study, _ = make(url)
+    left = []
+
+    def score(experiment, plan, seed, report, **_):
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        time.sleep(0.01)
+        return 1.0
+
+    monkeypatch.setattr(worker, "score", score)
+    before = signal.getsignal(signal.SIGALRM)
     try:
-        assert after(100) == after(10, step=127) == []
-        # The second one's first run is done.
-        (line,) = after(1, step=128)
-        assert f"takes the place of its worker, {first.pid}" in line
-        assert first.returncode is not None and second.poll() is None and len(running) == 2
-        assert after(9, step=255) == []
-        (line,) = after(2)
-        assert f"takes the place of its worker, {second.pid}" in line
-        assert after(1000) == []
-        assert all(REASON in trial.user_attrs for trial in study.screening.trials())
+        Worker(study, (*ALLOWED_PACKAGES, "hanging"), run_timeout=600).work()
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def test_what_a_killed_worker_went_on_with_is_done_again(url, monkeypatch):
-    """It ended its trial between the last look and the kill, and claimed the next one."""
-    study, task = make(url)
-    study.screening.fill([{}, {}])
-    monkeypatch.setattr(processes, "_start", lambda study, task, workers, running: running.append(start_sleeping()))
-    running = [start_sleeping()]
-    first = study.screening.claim()
-    study.storage.set_trial_user_attr(first._trial_id, WORKER, worker_name(running[0].pid))
-    runs = Runs(study, task, Workers(1, url, run_timeout=10), running)
-    monkeypatch.setattr(processes, "clock", count(step=100).__next__)
-    kill = processes._kill
-
-    def kill_late(process):
-        second = study.screening.claim()
-        study.storage.set_trial_user_attr(second._trial_id, WORKER, worker_name(process.pid))
-        kill(process)
-
-    monkeypatch.setattr(processes, "_kill", kill_late)
-    assert list(runs.end_overdue()) == []
-    try:
-        assert len(list(runs.end_overdue())) == 1
-        again = study.screening.claim()
-        assert again.user_attrs["job"] == 1 and again.user_attrs["deaths"] == 0
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+        signal.signal(signal.SIGALRM, before)
+    # Two trials on two seeds.
+    assert len(left) == 4 and all(599.99 < seconds <= 600 for seconds in left)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_a_worker_that_does_not_end_is_killed(monkeypatch):

@@ -5,7 +5,7 @@ from optuna.trial import TrialState, create_trial
 
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.tune.jobs import JOB
-from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.stages import (
     BUDGET,
     CANDIDATE,
@@ -22,6 +22,7 @@ from ppo_plus.zoo.tune.stages import (
     stage_names,
 )
 from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.verdict import decide
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -70,7 +71,7 @@ def test_from_stage_to_stage(study):
     assert [name for name, _ in stage_names(study)] == ["screening", "race", "confirmation"]
 
 
-def test_who_fails_in_the_race_is_out(study):
+def test_a_trial_that_fails_in_the_race_is_out(study):
     do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [None, 1.0])
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {0, 1, 4}
@@ -84,7 +85,7 @@ def test_a_default_that_never_began_is_not_run_again(study):
     assert {trial for trial, _ in runs(prepare_confirmation(study, PLAN, 6))} == {1, 2, 4}
 
 
-def test_baselines_that_failed_or_were_pruned_are_confirmed_nonetheless(study):
+def test_failed_and_pruned_baselines_are_confirmed_too(study):
     """On other seeds they may have a score; without one, nothing can be compared with them."""
     do_all(prepare_screening(study, TASK, 6), [None, None, 5.0, 6.0, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
@@ -112,20 +113,21 @@ def test_the_settings_file_decides(study):
     assert verdict.winner is None and str(verdict).startswith("The settings file's entry stays")
 
 
-def test_runs_that_are_added_later_are_numbered_alike_by_all(study):
-    """Two processes at the same time: of the two trials that they add for a run, one counts."""
+def test_runs_that_are_added_later_are_the_same_for_all(study):
+    """Two processes at the same time: of the two trials that they add for a run, one counts, whatever its number."""
     do_all(prepare_screening(study, TASK, 6), [9.0, 8.0, 5.0, None, 4.0, 3.0])
     do_all(prepare_race(study, PLAN, 6), [1.0, 8.0])
     confirmation = prepare_confirmation(study, PLAN, 6)
-    wanted = [{key: trial.user_attrs[key] for key in (JOB, CANDIDATE, SEED)} for trial in confirmation.trials()]
+    wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
     other = Study("other", study.storage).runs("confirmation", 6)
     make_study(study.storage, other.name)
-    # As version 0.1 numbered them, without the settings file's entry.
-    other.fill([{CANDIDATE: run[CANDIDATE], SEED: run[SEED]} for run in wanted if run[CANDIDATE] != 1])
-    for _ in range(2):
-        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs=wanted[1]))
+    other.fill([run for run in wanted if run[CANDIDATE] != 1])
+    for number in (1, 7):
+        other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
     assert len(other.trials()) == 31
-    assert {run for run in runs(other)} < set(runs(confirmation))
+    assert set(runs(other)) < set(runs(confirmation))
+    other.fill(wanted)
+    assert len(other.trials()) == 40 and set(runs(other)) == set(runs(confirmation))
 
 
 def test_without_a_score_there_is_nothing_to_confirm(study):
@@ -134,7 +136,7 @@ def test_without_a_score_there_is_nothing_to_confirm(study):
     assert Worker(study).is_over()
 
 
-def test_a_larger_budget_does_not_disturb_the_stages_of_the_smaller_one(study):
+def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     do_all(prepare_screening(study, TASK, 6), [9.0, 2.0, 5.0, None, 4.0, 3.0])
     create(study, TASK, 8)
     assert study.attributes()[BUDGET] == 8

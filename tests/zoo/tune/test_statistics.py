@@ -26,7 +26,7 @@ def test_intervals_hold_what_they_are_about():
     assert all((lambda e: e.low > 0)(difference_interval(rng.normal(5, 1, 20), rng.normal(size=20))) for _ in range(10))
 
 
-def test_intervals_are_the_same_each_time_and_wider_with_more_confidence():
+def test_intervals_are_reproducible_and_grow_with_confidence():
     scores, others = [1.0, 5, 2, 8, 3, 9, 4, 4, 7, 2], [2.0, 2, 1, 4, 3, 5, 4, 1, 2, 3]
     estimate = difference_interval(scores, others)
     assert estimate == difference_interval(scores, others)

@@ -1,6 +1,5 @@
 """Storages that cannot be used say so in one line, without their password."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -8,8 +7,9 @@ import threading
 
 import pytest
 from optuna.study import StudyDirection
+from storages import close
 
-from ppo_plus.zoo.tune.storage import StorageError, has_heartbeats, open_storage
+from ppo_plus.zoo.tune.storage import StorageError, open_storage
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,6 @@ def test_a_file_that_is_no_database(tmp_path):
         open_storage(f"sqlite:///{tmp_path / 'study.db'}")
 
 
-def test_only_databases_have_heartbeats(url, tmp_path):
-    assert has_heartbeats(open_storage(url))
-    assert not has_heartbeats(open_storage(f"journal:{tmp_path / 'new' / 'study.log'}"))
-
-
 @pytest.mark.parametrize("url", ["sqlite:///{}/none.db", "journal:{}/none.log"])
 def test_a_file_that_must_exist_is_not_created(url, tmp_path):
     with pytest.raises(StorageError, match="none.*no such file: start a study"):
@@ -50,23 +45,15 @@ def test_a_file_that_must_exist_is_not_created(url, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nobody_may_count_as_dead_between_two_signs_of_life(tmp_path):
-    with pytest.raises(StorageError, match="grace_period=15 must be longer"):
-        open_storage(f"sqlite:///{tmp_path / 'study.db'}", 15, 15)
-
-
-def test_a_storage_that_is_dropped_leaves_no_thread(url):
+def test_opening_starts_no_thread(url):
     before = set(threading.enumerate())
-    opened = open_storage(url)
-    assert len(set(threading.enumerate()) - before) == 1
-    del opened
-    gc.collect()
+    close(open_storage(url))
     assert set(threading.enumerate()) <= before
 
 
 #: Writes until the process ends, which it does in the middle.
 ENDING = """
-import os, signal, sys, threading, time
+import os, signal, sys, time
 import optuna
 from optuna.study import StudyDirection
 from ppo_plus.zoo.interrupts import exit_codes
@@ -78,9 +65,8 @@ with exit_codes({}):
     study = storage.create_new_study([StudyDirection.MAXIMIZE], "study")
     sync = os.fsync
     def interrupted(file):
-        # The first may come just before the main thread waits. Long enough for the process to be at its end.
         for _ in range(20):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             time.sleep(0.1)
         sync(file)
     os.fsync = interrupted

@@ -21,7 +21,6 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 from states import is_alive, state
 
 from ppo_plus.compiling.compiled import CompileError
@@ -30,10 +29,11 @@ from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experimen
 from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.tune.export import export
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
-from ppo_plus.zoo.tune.plan import Plan, make_task
+from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import check_folder
 from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
-from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
+from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.tuner import begin, check, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
@@ -82,7 +82,7 @@ def stop_in_a_trial(study):
                 # On a busy machine that takes a while, in which it would take other signals first.
                 wait_until(lambda pid: state(pid) in "TZ", pid)
                 # It may have been stopped while nobody else can read.
-                with suppress(StorageInternalError):
+                with suppress(*STORAGE_ERRORS):
                     reports = {now.number: len(now.intermediate_values) for now in trials_running(study)}
                     if reports.get(trial.number) == 1:
                         return trial.number, pid
@@ -113,7 +113,7 @@ def patiently(function, *arguments):
     while True:
         try:
             return function(*arguments)
-        except (StorageInternalError, SQLAlchemyError):
+        except STORAGE_ERRORS:
             assert time.monotonic() < deadline, "the database is locked"
             time.sleep(0.02)
 
@@ -123,8 +123,8 @@ def wait_for_study(url, name):
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
-            optuna.load_study(study_name=name, storage=open_storage(url))
-            return optuna.load_study(study_name=name, storage=url)
+            study = optuna.load_study(study_name=name, storage=open_storage(url))
+            return study if url.startswith("journal:") else optuna.load_study(study_name=name, storage=url)
         except (KeyError, ValueError, StorageInternalError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
@@ -190,7 +190,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     interrupted, pid = stop_in_a_trial(study)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
-    # Stopped, it finds the tuner's signal when it goes on, before it can end its trial.
+    # Stopped, it finds the tuner's signal when it continues, before it can end its trial.
     wait_until(has_a_sigterm_to_come, pid)
     os.kill(pid, signal.SIGCONT)
     resume = interruption(process)
@@ -213,7 +213,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
 @pytest.mark.parametrize("condition", ["prepares", "starts workers"])
 @pytest.mark.slow
 def test_interrupted_early(tmp_path, condition):
-    """Ctrl-C, twice, before anything runs: the same line, and nothing goes on without the tuner."""
+    """Ctrl-C, twice, before anything runs: the same line, and nothing continues without the tuner."""
     url = f"sqlite:///{tmp_path / 'study.db'}"
     process = start(tmp_path, url, "tune", *SEARCH, *ALONE, "--search-space", write_space(tmp_path), "--workers", "2")
     wait_until({"prepares": catches_sigterm, "starts workers": children}[condition], process.pid)
@@ -224,7 +224,7 @@ def test_interrupted_early(tmp_path, condition):
     assert not any(map(is_alive, workers))
 
 
-def test_an_interrupt_that_is_lost_ends_the_trial_nevertheless(tmp_path, handlers, loses_interrupt):
+def test_a_lost_interrupt_ends_the_trial(tmp_path, handlers, loses_interrupt):
     """Its job is put back."""
     study = Study("lost", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048, hyperparams={"n_steps": 128})
@@ -252,7 +252,7 @@ def test_workers_end_with_their_tuner(tmp_path):
 def interruption(process):
     """The command in the line of an interrupted tuner, which is the only one."""
     _, err = process.communicate(timeout=600)
-    line = "interrupted; go on with: "
+    line = "interrupted; resume with: "
     assert process.returncode == 130 and err.startswith(line) and err.count("\n") == 1, err
     return err.strip().removeprefix(line)
 
@@ -370,7 +370,7 @@ def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
         tune(task.experiment, TUNED_SPACE, other, task.plan, 3, folder, task.packages)
     assert (folder / "report.md").read_text() == report
     assert optuna.get_all_study_names(other.storage) == []
-    # Opened anew, as by another process, it is the same one.
+    # Opened again, as by another process, it is the same one.
     check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
 
 
@@ -394,13 +394,13 @@ def test_a_study_is_about_one_thing(tuned):
         ({"n_envs": {"choices": [1, 2]}, "ent_coef": {"choices": ["much"]}}, "ent_coef: 'much' cannot be used"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_before_anything_runs(space, message):
+def test_an_invalid_value_is_an_error_before_anything_runs(space, message):
     with pytest.raises(ValueError, match=f"search space: .*{message}"):
         check(load_experiment("CartPole-v1"), space, Plan(2048))
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
-    """The environment's rewards overflow: no trial has a score, and the study ends nonetheless."""
+    """The environment's rewards overflow: no trial has a score, and the study still ends."""
     study = Study("nan", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     gym.register(
         "Overflowing-v0", lambda: gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda _: float("inf"))
@@ -473,7 +473,7 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     assert starts == [True, True], err
 
 
-def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monkeypatch):
+def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypatch):
     study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
     experiment = Experiment("CartPole-v1", 2048)
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
@@ -491,18 +491,6 @@ def test_a_machine_that_cannot_compile_leaves_the_study_to_others(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_journal_takes_back_what_was_running(tmp_path):
-    study = Study("journal", open_storage(f"journal:{tmp_path / 'study.log'}"))
-    experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
-    tune(experiment, SPACE, study, plan, 1, tmp_path)
-    study.screening.fill([{}, {}])
-    assert study.screening.claim() is not None
-    tune(experiment, SPACE, study, plan, 2, tmp_path)
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
-
-
-@pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
     study, verdict, folder, _ = tuned
@@ -513,7 +501,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
-    assert going_on == f"going on with study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
+    assert going_on == f"resuming study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
     assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 30 runs of the confirmation"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()

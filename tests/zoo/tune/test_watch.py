@@ -59,7 +59,7 @@ def test_a_pruned_trial_has_no_score_and_a_run_says_of_what(study):
         study.screening.fail(study.screening.claim(), "it [really] diverged")
         confirmation = study.runs("confirmation", 4)
         make_study(study.storage, confirmation.name)
-        confirmation.fill([{CANDIDATE: 3, SEED: 1_000_000}])
+        confirmation.fill([{CANDIDATE: 3, SEED: 1_000_000, SETTINGS: {}}])
         confirmation.tell(confirmation.claim(), TrialState.COMPLETE, 1.5)
         watch.update()
     assert console.file.getvalue().splitlines() == [

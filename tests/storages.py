@@ -1,0 +1,8 @@
+"""What tests do with storages of studies."""
+
+
+def close(storage):
+    """Close the connections of a storage, if it has any."""
+    storage.remove_session()
+    if hasattr(storage._backend, "engine"):
+        storage._backend.engine.dispose()
