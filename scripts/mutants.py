@@ -599,8 +599,8 @@ COMPILING = (
     Fault(
         "stale-cache",
         "compiling/cache.py",
-        "if held is not None and held[0] == constants:",
-        "if held is not None:",
+        "if entry is not None and entry[0] == constants:",
+        "if entry is not None:",
         "tests/compiling tests/test_compile.py",
     ),
     Fault(
@@ -641,7 +641,7 @@ COMPILING = (
     Fault(
         "buffers-left-behind",
         "compiling/torch_private.py",
-        "stand_in.copy_(store[name])",
+        "replacement.copy_(store[name])",
         "pass",
         "tests/compiling tests/update",
     ),

@@ -522,7 +522,7 @@ class Decayed(PPO_Plus):
 
 @pytest.mark.usefixtures("traced")
 def test_weights_that_would_not_be_learned_are_refused():
-    with pytest.raises(CompileError, match="reads a weight of shape .* elsewhere than in its module"):
+    with pytest.raises(CompileError, match="reads a weight of shape .* not from its module"):
         Decayed("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, compile=True, device="cpu").learn(16)
 
 
@@ -661,7 +661,7 @@ def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monk
     model = short()
     assert str(model.compiled) == "no: learn has not been called yet"
     model.learn(128)
-    assert str(model.compiled) == "no: 2 gradient steps are planned; it pays from 4 on"
+    assert str(model.compiled) == "no: 2 gradient steps are planned; compiling starts at 4"
     assert not model.pays_to_compile(64) and model.pays_to_compile(128)
     model.learn(64, reset_num_timesteps=False)
     assert not model.compiled
@@ -722,7 +722,7 @@ def test_an_update_of_the_users_own_is_told_from_one_that_calls_ours():
         for cls in (Copied, Extended)
     )
     before = parameters(copied)
-    assert str(copied.learn(64).compiled) == "no: Copied.train is its own, and is not compiled"
+    assert str(copied.learn(64).compiled) == "no: Copied.train is a custom method, and is not compiled"
     assert not th.equal(parameters(copied), before)
     assert str(extended.learn(64).compiled) == "yes: compile=True"
 

@@ -60,7 +60,7 @@ KINDS = (
 #: Classes whose objects may be in a file: plain values, which nothing happens by.
 OBJECTS = frozenset(
     {
-        "ppo_plus.compiling.compilation:Verdict",
+        "ppo_plus.compiling.compilation:CompileStatus",
         "ppo_plus.formulas.exploration:ColoredNoise",
         "ppo_plus.formulas.exploration:NoiseProcess",
         "ppo_plus.formulas.exploration:StateDependentNoise",

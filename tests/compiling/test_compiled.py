@@ -73,7 +73,7 @@ def test_a_binding_notices_that_the_form_was_made_anew_for_another():
 def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
     compiled = Compiled(lambda x, y: x[0] + y, "a sum", strict=True)
     x, y = th.arange(9.0).view(3, 3), th.zeros(3)
-    call = compiled.bind(x, watched=True)
+    call = compiled.bind(x, in_place=lambda: True)
     assert th.equal(call(y), th.tensor([0.0, 1.0, 2.0]))
     x.data = x.data.t().contiguous().t() + 1.0
     assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and compiled.n_traces == 2
@@ -85,8 +85,8 @@ def test_arguments_without_memory_of_their_own_run_the_function_itself():
     compiled = Compiled(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
     table, x = th.eye(3).to_sparse(), th.ones(3, 2)
     with pytest.warns(RuntimeWarning, match="a product runs uncompiled"):
-        assert th.equal(compiled.bind(table, watched=True)(x), x)
-    assert th.equal(compiled.bind(table, watched=True)(x), x)
+        assert th.equal(compiled.bind(table, in_place=lambda: True)(x), x)
+    assert th.equal(compiled.bind(table, in_place=lambda: True)(x), x)
 
 
 def test_what_may_change_and_cannot_be_copied_as_it_lies_is_not_compiled():
@@ -225,5 +225,5 @@ def test_memory_of_an_argument_that_is_reached_by_another_way_is_refused():
     buffer = th.ones(3)
     alias = [buffer]
     compiled = Compiled(lambda given, x: given[0] + alias[0] * x, "it", strict=True)
-    with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) elsewhere"):
+    with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) not from its module"):
         compiled.bind([buffer])(th.ones(3))

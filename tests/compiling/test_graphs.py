@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import sample
 
-from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, settle_scalars, small_addmm, small_mm
+from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, materialize_scalars, small_addmm, small_mm
 from ppo_plus.compiling.torch_private import COMPILERS, compile_directly, trace
 
 sizes = st.integers(1, 70)
@@ -66,7 +66,7 @@ def test_only_what_large_loops_read_is_settled_and_nothing_else_changes():
 
     graph = trace(function, [large, small, scalar])
     before = graph(large, small, scalar)
-    settle_scalars(graph)
+    materialize_scalars(graph)
     settled = [node for node in graph.graph.nodes if node.target is th.ops.aten.as_strided.default]
     assert len(settled) == 1 and [user.meta["val"].numel() for user in settled[0].users] == [LOOP]
     for one, other in zip(before, graph(large, small, scalar), strict=True):

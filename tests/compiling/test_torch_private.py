@@ -36,7 +36,7 @@ def publicly(wanted=True):
     """Take the public ways, as with a torch whose private parts answer otherwise."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if wanted:
-            monkeypatch.setattr(torch_private, "_answer_alike", lambda *_: False)
+            monkeypatch.setattr(torch_private, "_have_same_results", lambda *_: False)
         for each in DIRECT:
             each.chosen.cache_clear()
         yield
