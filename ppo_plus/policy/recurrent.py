@@ -147,7 +147,7 @@ class Recurrent(nn.RNNBase):
         """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
         raise NotImplementedError
 
-    def _options(self) -> tuple[bool, int, float, bool, bool, bool]:
+    def _loop_options(self) -> tuple[bool, int, float, bool, bool, bool]:
         """The further arguments of torch's loop, for one layer with the environment first."""
         # What is needed for gradients is kept only "in training".
         return self.bias, 1, 0.0, th.is_grad_enabled(), False, True
@@ -168,7 +168,7 @@ class LSTM(Recurrent, nn.LSTM):
         return h, c
 
     def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
-        return th.lstm(x, [part[None] for part in state], weights, *self._options())[0]
+        return th.lstm(x, [part[None] for part in state], weights, *self._loop_options())[0]
 
 
 class GRU(Recurrent, nn.GRU):
@@ -185,7 +185,7 @@ class GRU(Recurrent, nn.GRU):
         return (th.gru_cell(x, *state, *weights),)
 
     def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
-        return th.gru(x, state[0][None], weights, *self._options())[0]
+        return th.gru(x, state[0][None], weights, *self._loop_options())[0]
 
 
 class WithMemory(ActorCriticPolicy):
