@@ -290,7 +290,7 @@ class Ours(Theirs):
     assert found == {"optuna.storages._rdb", "_setup_model", "_elapsed_steps", "_last_obs"}
 
 
-def test_importing_the_package_loads_no_experiments_and_no_plotting():
+def test_importing_the_package_loads_no_experiments():
     # What SB3's PPO loads by itself (it tries matplotlib, pandas and others) is not ours to judge.
     code = """
 import sys, stable_baselines3

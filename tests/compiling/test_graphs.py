@@ -57,7 +57,7 @@ def test_scaled_sums_are_left_to_the_library():
     assert small_addmm(c, a, b, beta=2) is NotImplemented and small_addmm(c, a, b, alpha=0.5) is NotImplemented
 
 
-def test_only_what_large_loops_read_is_settled_and_nothing_else_changes():
+def test_only_scalars_that_large_loops_read_are_stored():
     large, small, scalar = th.randn(LOOP), th.randn(3), th.tensor(2.0)
 
     def function(large, small, scalar):
@@ -93,7 +93,7 @@ def test_a_layer_with_few_inputs_is_compiled_to_what_it_computes(shape):
 
 @pytest.mark.parametrize("compile_graph", COMPILERS)
 @pytest.mark.slow
-def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does(compile_graph):
+def test_a_compiled_graph_does_what_the_function_does(compile_graph):
     def function(weights, x, step):
         loss = (th.addmm(weights[0], x, weights.t()).tanh() * 0.9**step).square().mean()
         weights.sub_(0.1 * loss)

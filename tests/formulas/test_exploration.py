@@ -87,7 +87,7 @@ def test_gsde_noise_is_a_function_of_the_state_while_held(with_log_std):
 
 
 @pytest.mark.parametrize("process", GSDE, ids=str)
-def test_gsde_noise_times_std_is_the_features_times_a_held_matrix(process):
+def test_gsde_noise_times_std_is_features_times_a_matrix(process):
     # Raffin et al. 2021, eq. 7, but for the small held noise that keeps the marginal exact.
     log_std, features, carry = log_std_of(process), th.randn(5, F), process.init(5, F, D)
     z, _ = process.sample(carry, features, log_std)
@@ -248,7 +248,7 @@ def test_sample_changes_no_argument(process):
 
 
 @pytest.mark.parametrize("process", [NoiseProcess(), WhiteNoise()], ids=str)
-def test_white_noise_holds_nothing_and_leaves_drawing_to_the_distribution(process):
+def test_white_noise_is_drawn_by_the_distribution(process):
     carry = process.init(4, F, D)
     assert carry == {} == process.renew(carry, th.tensor([0]), F, D)
     assert process.sample(carry, th.zeros(4, F), th.zeros(D)) == (None, {})

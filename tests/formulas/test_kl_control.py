@@ -152,7 +152,7 @@ def test_adaptive_controls_recover_from_a_bound(control):
 
 
 @pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
-def test_adaptive_controls_change_nothing_at_a_kl_that_is_no_number(control):
+def test_adaptive_controls_change_nothing_at_a_nan_kl(control):
     assert after(control, "after_update", float("nan")) == control.init()
 
 
@@ -180,7 +180,7 @@ def test_hooks_change_no_argument(control):
         (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be above 1"),
     ],
 )
-def test_impossible_arguments_are_refused(control, arguments, message):
+def test_impossible_arguments_raise_an_error(control, arguments, message):
     with pytest.raises(ValueError, match=message):
         control(**arguments)
 

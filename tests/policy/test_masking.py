@@ -91,7 +91,7 @@ def test_masks_are_copies():
         ([[1, 0, 2, 1, 0]], "a mask must be of zeros and ones"),
     ],
 )
-def test_what_is_no_mask_is_refused(given, message):
+def test_what_is_no_mask_raises_an_error(given, message):
     with pytest.raises(ValueError, match=f"name: .*{message}"):
         as_masks("name", given, [2, 3])
 
@@ -169,7 +169,7 @@ class NothingLeft(RandomEnv):
 
 
 @pytest.mark.parametrize("kind", MASKABLE)
-def test_a_mask_that_allows_nothing_is_named_with_environment_and_step(kind):
+def test_an_empty_mask_raises_with_environment_and_step(kind):
     def env(at):
         return lambda: NothingLeft(ACTIONS[kind], at)
 
@@ -191,7 +191,7 @@ def test_a_mask_need_not_allow_anything_once_an_episode_is_over():
 
 
 @pytest.mark.parametrize("n_entries", [2, 4])
-def test_a_mask_of_another_size_is_refused(n_entries):
+def test_a_mask_of_another_size_raises_an_error(n_entries):
     env = vec(ACTIONS["discrete"])
     for each in env.envs:
         each.action_masks = lambda: np.ones(n_entries)
@@ -199,7 +199,7 @@ def test_a_mask_of_another_size_is_refused(n_entries):
         make(env).learn(16)
 
 
-def test_masks_where_there_is_nothing_to_choose_are_refused():
+def test_masks_where_there_is_nothing_to_choose_raise_an_error():
     env = vec(ACTIONS["box"])
     for each in env.envs:
         each.action_masks = lambda: np.ones(0)
@@ -257,7 +257,7 @@ def test_environments_that_cannot_be_asked_have_no_masks():
     assert model.rollout_buffer.masks is None
 
 
-def test_environments_may_have_masks_in_one_run_and_none_in_the_next():
+def test_masks_may_come_and_go_between_runs():
     model = masked().learn(32)
     assert model.rollout_buffer.masks is not None
     model.set_env(vec(ACTIONS["discrete"]))
@@ -364,7 +364,7 @@ def test_normalization_that_leaves_the_mask_alone_is_fine():
         make(VecNormalize(float_masked(), **options), "MultiInputPolicy", action_mask_key="mask").learn(32).evaluate(2)
 
 
-def test_a_mask_that_an_environment_normalizes_is_refused():
+def test_a_mask_that_an_environment_normalizes_raises_an_error():
     env = float_masked()
     for each in env.envs:
         observe = each.observe
@@ -383,7 +383,7 @@ def test_a_mask_that_an_environment_normalizes_is_refused():
         ({"action_mask_key": 3}, TypeError, "action_mask_key=3 must be the name of an observation"),
     ],
 )
-def test_a_key_that_is_no_mask_is_refused(kwargs, error, message):
+def test_a_key_that_is_no_mask_raises_an_error(kwargs, error, message):
     with pytest.raises(error, match=message):
         key_masked(**kwargs)
 
