@@ -187,7 +187,7 @@ POLICY = (
     Fault(
         "memory-of-the-sequence-before",
         "policy/recurrent.py",
-        "tuple(part * layout.remembers for part in state)",
+        "tuple(part * layout.keep for part in state)",
         "tuple(state)",
         "tests/policy/test_recurrent_layers.py",
     ),

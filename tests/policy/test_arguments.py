@@ -100,13 +100,13 @@ def test_an_optimizer_must_be_a_class(optimizer_class, advice):
     ],
 )
 def test_an_unknown_argument_raises_with_the_nearest_name(policy, name, advice):
-    with pytest.raises(TypeError, match=rf"policy_kwargs: {name}=8 is no argument of \w+: {re.escape(advice)}"):
+    with pytest.raises(TypeError, match=rf"policy_kwargs: {name}=8 is not an argument of \w+: {re.escape(advice)}"):
         make(policy, **{name: 8})
 
 
 @pytest.mark.parametrize("name", ["use_sde", "lr_schedule"])
 def test_arguments_that_ppo_plus_passes_raise_an_error(name):
-    with pytest.raises(TypeError, match=f"policy_kwargs: {name}=True is handed to the policy by PPO_Plus"):
+    with pytest.raises(TypeError, match=f"policy_kwargs: {name}=True is passed to the policy by PPO_Plus"):
         make(**{name: True})
 
 
@@ -135,7 +135,7 @@ def test_a_custom_policy_may_have_further_arguments(policy):
 
 def test_a_policy_with_named_arguments_takes_no_others():
     assert accepted_names(NamesItsOwn) is None
-    with pytest.raises(TypeError, match=r"scales=3 is no argument of NamesAll: did you mean scale\?"):
+    with pytest.raises(TypeError, match=r"scales=3 is not an argument of NamesAll: did you mean scale\?"):
         make(NamesAll, scales=3)
 
 

@@ -377,9 +377,9 @@ def test_a_mask_that_an_environment_normalizes_raises_an_error():
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is no entry of observation_space=Dict"),
-        ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is no mask for choices among"),
-        ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is no mask for choices"),
+        ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is not an entry of observation_space=Dict"),
+        ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is not a mask for choices among"),
+        ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is not a mask for choices"),
         ({"action_mask_key": 3}, TypeError, "action_mask_key=3 must be the name of an observation"),
     ],
 )
@@ -390,12 +390,12 @@ def test_a_key_that_is_no_mask_raises_an_error(kwargs, error, message):
 
 def test_a_key_needs_other_observations_and_choices():
     only = spaces.Dict(mask=spaces.MultiBinary(3))
-    with pytest.raises(ValueError, match="action_mask_key='mask' is all there is in observation_space=Dict"):
+    with pytest.raises(ValueError, match="action_mask_key='mask' is the only entry of observation_space=Dict"):
         make(vec(ACTIONS["discrete"], only), "MultiInputPolicy", action_mask_key="mask")
-    with pytest.raises(ValueError, match="action_mask_key='a' is no entry of observation_space=Box"):
+    with pytest.raises(ValueError, match="action_mask_key='a' is not an entry of observation_space=Box"):
         make(vec(ACTIONS["discrete"]), action_mask_key="a")
     empty = spaces.Dict(vector=VECTOR, mask=spaces.MultiBinary(1))
-    with pytest.raises(ValueError, match="action_mask_key='mask': .* is no mask for choices among \\[\\]"):
+    with pytest.raises(ValueError, match="action_mask_key='mask': .* is not a mask for choices among \\[\\]"):
         make(vec(ACTIONS["box"], empty), "MultiInputPolicy", action_mask_key="mask")
 
 

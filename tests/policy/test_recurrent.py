@@ -461,7 +461,7 @@ def test_arguments_of_memory_without_it_raise_an_error():
     env = gym.make("CartPole-v1")
     with pytest.raises(ValueError, match="sequence_length=8 has no effect on a policy without memory"):
         PPO_Plus("MlpPolicy", env, sequence_length=8)
-    with pytest.raises(TypeError, match="lstm_hidden_size=12 is no argument of ActorCriticPolicy"):
+    with pytest.raises(TypeError, match="lstm_hidden_size=12 is not an argument of ActorCriticPolicy"):
         PPO_Plus("MlpPolicy", env, policy_kwargs=SMALL)
 
 
