@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn, optim
 
-from ppo_plus.formulas.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
@@ -181,7 +181,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.actor_keys, self.critic_keys, self.views = actor_keys, critic_keys, views
         self._optional_entries = views.optional_entries(observation_space, action_mask_key)
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
-        self._noise: Held = {}
+        self._noise: NoiseState = {}
         self.action_dist = make_distribution(action_space, squash_output)
         self.share_features_extractor = not views.differ and share_features_extractor is not False
         self._build_features_extractors()
@@ -569,7 +569,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """The state that :meth:`predict` returns; ``state`` is the one that it took."""
         return state
 
-    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
+    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: NoiseState) -> tuple[th.Tensor, NoiseState]:
         """Sampled actions, and the noise for the next step."""
         log_std = self._log_std
         log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)

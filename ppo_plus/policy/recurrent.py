@@ -4,8 +4,8 @@ A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMem
 initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
 of the layers is an argument and a result (:class:`~ppo_plus.policy.carry.Carry`).
 
-A recurrent layer here is torch's, with its weights and their names, used in two ways: one :meth:`Recurrent.step` for
-acting, and whole :meth:`Recurrent.sequences` for learning. Its state is a tuple of tensors of shape
+A recurrent layer here is torch's, with its weights and their names, used in two ways: one ``Recurrent.step`` for
+acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of tensors of shape
 ``(N, layers, hidden)``, first dimension the environment: :math:`(h, c)` for an LSTM (Hochreiter and Schmidhuber 1997),
 :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is reset to zero where an episode starts.
 """

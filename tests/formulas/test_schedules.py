@@ -94,7 +94,7 @@ def test_schedules_survive_pickling(value):
     ["", "lin", "lin_", "cos_x", "lin_1_2_3", "exp_3e-4", "linear_3e-4", "1_000", "lin 3e-4", "auto", "lin_3e-4_"],
 )
 def test_a_malformed_string_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match=f'clip_range={text!r} is no schedule: .*for example "lin_3e-4"'):
+    with pytest.raises(ValueError, match=f'clip_range={text!r} is not a valid schedule: .*for example "lin_3e-4"'):
         make_schedule("clip_range", text)
 
 
