@@ -197,7 +197,7 @@ def test_code_that_bears_the_name_of_a_librarys_is_custom_code(monkeypatch):
     def wrapping():
         return cell[0]
 
-    # A file of one's own hides the standard library's of that name.
+    # A custom file hides the standard library's of that name.
     own = types.ModuleType("code")
     own.__file__ = "/home/me/code.py"
     exec("SCALE = 1.0\ndef function(): return SCALE", vars(own))
@@ -247,7 +247,7 @@ def test_what_a_network_reads_is_compared(case):
     layer = Layer()
     before = of_network(layer)
     with th.no_grad():
-        layer.linear.weight.add_(1.0)  # handed in anew each time
+        layer.linear.weight.add_(1.0)  # given in each call
     assert of_network(layer) == before
     NETWORKS[case](layer)
     assert of_network(layer) != before

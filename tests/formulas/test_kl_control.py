@@ -206,7 +206,7 @@ def test_make_by_name_needs_a_target(name):
         make_kl_control(name, has_target=False)
 
 
-def test_make_refuses_an_unknown_name():
+def test_make_raises_for_an_unknown_name():
     with pytest.raises(
         ValueError, match=r"kl_control='early' is unknown: use one of \['adaptive_lr', 'penalty', 'stop'\]"
     ):
@@ -214,6 +214,6 @@ def test_make_refuses_an_unknown_name():
 
 
 @pytest.mark.parametrize("value", [None, 0.01, EarlyStop])
-def test_make_refuses_what_is_neither_name_nor_control(value):
+def test_make_raises_for_neither_name_nor_control(value):
     with pytest.raises(TypeError, match="kl_control=.* must be one of"):
         make_kl_control(value, has_target=True)

@@ -1,4 +1,4 @@
-"""Schedules: their formulas, their spellings, and what is refused before training starts."""
+"""Schedules: their formulas, their spellings, and errors before training starts."""
 
 import math
 import pickle
@@ -93,7 +93,7 @@ def test_schedules_survive_pickling(value):
     "text",
     ["", "lin", "lin_", "cos_x", "lin_1_2_3", "exp_3e-4", "linear_3e-4", "1_000", "lin 3e-4", "auto", "lin_3e-4_"],
 )
-def test_a_malformed_string_is_refused_with_an_example(text):
+def test_a_malformed_string_raises_with_an_example(text):
     with pytest.raises(ValueError, match=f'clip_range={text!r} is not a valid schedule: .*for example "lin_3e-4"'):
         make_schedule("clip_range", text)
 
@@ -105,7 +105,7 @@ def test_what_is_no_schedule_raises_an_error(value):
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "-1", "nan", "inf"])
-def test_a_number_out_of_range_is_refused_by_name(value):
+def test_a_number_out_of_range_raises_with_its_name(value):
     with pytest.raises(ValueError, match=r"^ent_coef=.* must be finite and at least 0"):
         make_schedule("ent_coef", value)
 

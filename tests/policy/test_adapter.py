@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:policy=.*overrides:UserWarning")
 
 
 class Scaled(SB3Policy):
-    """Values ten times as large, and an entropy of its own."""
+    """Values ten times as large, and a custom entropy."""
 
     def forward(self, obs, deterministic=False):
         actions, values, log_prob = super().forward(obs, deterministic)

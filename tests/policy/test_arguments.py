@@ -1,4 +1,4 @@
-"""Arguments of policies: what is refused before a policy is built, and in which words."""
+"""Arguments of policies: invalid ones raise an error before a policy is built."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Action masks: where they come from, what is refused, and that nothing forbidden is ever done.
+"""Action masks: their sources, invalid ones, and that no forbidden action is ever taken.
 
 ``MaskedEnv`` and ``KeyMaskedEnv`` raise at a forbidden action, so every test that plays in them also says that there
 was none.
@@ -268,7 +268,7 @@ def test_masks_may_come_and_go_between_runs():
     assert model.rollout_buffer.masks is not None
 
 
-def test_a_buffer_class_written_for_sb3_refuses_masks():
+def test_a_buffer_class_written_for_sb3_takes_no_masks():
     with pytest.raises(ValueError, match="rollout_buffer_class=.* does not keep action masks"):
         masked(rollout_buffer_class=SB3RolloutBuffer).learn(32)
 
@@ -349,7 +349,7 @@ def float_masked(**kwargs):
         (lambda env: VecFrameStack(env, 2), "action_mask_key='mask' would be stacked by VecFrameStack"),
     ],
 )
-def test_wrappers_that_distort_a_mask_are_refused_by_name(wrap, message):
+def test_wrappers_that_distort_a_mask_raise_an_error(wrap, message):
     with pytest.raises(ValueError, match=message):
         make(wrap(float_masked()), "MultiInputPolicy", action_mask_key="mask")
     model = make(float_masked(), "MultiInputPolicy", action_mask_key="mask")
@@ -445,7 +445,7 @@ def test_the_policys_methods_take_masks():
         (np.zeros((2, 3)), "(?s)action_masks=.* allow nothing to choose from, for choices among"),
     ],
 )
-def test_predict_refuses_masks_that_do_not_fit(masks, message):
+def test_predict_raises_for_masks_that_do_not_fit(masks, message):
     model = masked()
     with pytest.raises(ValueError, match=message):
         model.predict(model.env.reset(), action_masks=masks)

@@ -205,7 +205,7 @@ def test_a_dict_space_needs_a_dict_with_its_keys(observation):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_by_name(bad):
+def test_what_is_not_finite_raises_with_its_name(bad):
     observation = batch_of(COMMON["box"], 2)
     observation[1, -1] = bad
     with pytest.raises(FloatingPointError, match=r"(?s)^observation=array.* is not finite"):

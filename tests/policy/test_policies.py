@@ -123,12 +123,12 @@ def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
     step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
     n, packed = step.actions.shape[1], step.packed()
     assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
-    for part, held in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
-        assert th.equal(part, held)
+    for part, column in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
+        assert th.equal(part, column)
 
 
 class Shifted(ActorCriticPolicy):
-    """What is overridden in either half holds wherever the policy is asked."""
+    """Overrides of either half apply to every call of the policy."""
 
     def encode(self, obs, memory, episode_starts=None):
         features, memory = super().encode(obs, memory, episode_starts)

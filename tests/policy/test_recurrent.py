@@ -482,7 +482,7 @@ def test_small_steps_use_one_thread():
 
 
 def test_evaluation_passes_masks_and_memory():
-    """Environments that refuse forbidden actions, and a policy that would not be itself without its state."""
+    """Environments that raise on forbidden actions, and a policy that depends on its state."""
     model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True, sde_sample_freq="episode").learn(32)
     states = []
     predict = model.policy.predict

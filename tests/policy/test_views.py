@@ -186,7 +186,7 @@ def test_images_and_choices_may_be_seen_by_one_only():
 
 
 class Entries(BaseFeaturesExtractor):
-    """Takes all that it is given, and refuses what is not in its space."""
+    """Takes its entries, and raises for others."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space, features_dim=6)
@@ -275,7 +275,7 @@ def test_without_the_critics_entries_there_are_only_actions(policy):
 
 
 class Bold(ActorCriticPolicy):
-    """What is overridden in the encoder holds in ``predict`` as well."""
+    """An override of the encoder applies to ``predict`` as well."""
 
     default_features_extractor = Entries
 
