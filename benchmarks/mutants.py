@@ -187,7 +187,7 @@ POLICY = (
     Fault(
         "memory-of-the-sequence-before",
         "policy/recurrent.py",
-        "tuple(part * layout.remembers for part in state)",
+        "tuple(part * layout.keep for part in state)",
         "tuple(state)",
         "tests/policy/test_recurrent_layers.py",
     ),
@@ -578,8 +578,8 @@ COMPILING = (
     Fault(
         "stale-cache",
         "compiling/cache.py",
-        "if held is not None and held[0] == constants:",
-        "if held is not None:",
+        "if entry is not None and entry[0] == constants:",
+        "if entry is not None:",
         "tests/compiling tests/test_compile.py",
     ),
     Fault(
@@ -620,7 +620,7 @@ COMPILING = (
     Fault(
         "buffers-left-behind",
         "compiling/torch_private.py",
-        "stand_in.copy_(store[name])",
+        "replacement.copy_(store[name])",
         "pass",
         "tests/compiling tests/update",
     ),

@@ -20,7 +20,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
@@ -418,15 +418,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         return found
 
     @property
-    def compiled(self) -> Verdict:
+    def compiled(self) -> CompileStatus:
         """Whether training is compiled, true or false; printed, it says why."""
         is_own = self._n_updates and type(self).train is not PPO_Plus.train
-        return self.compilation.verdict(f"{type(self).__name__}.train" if is_own else None)
+        return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
         planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        return pays(self.compilation.n_planned + planned, self.device)
+        return is_worth_compiling(self.compilation.n_planned + planned, self.device)
 
     def learn(
         self: SelfPPO_Plus,

@@ -1,16 +1,16 @@
-"""Nestings of tuples, lists, dicts and ``None`` around tensors: optree's functions, typed for any nesting."""
+"""Trees of tuples, lists, dicts and ``None`` with tensors as leaves: optree's functions, typed for any tree."""
 
 from collections.abc import Callable
 from typing import Any
 
 import optree
 
-#: ``tree_map(function, tree, *others)``: the same nesting with the function's results in place of its leaves.
+#: ``tree_map(function, tree, *others)``: the same tree with the function's results as leaves.
 tree_map: Callable[..., Any] = optree.tree_map
-#: The leaves of a nesting; ``None`` is none.
+#: The leaves of a tree; ``None`` is not a leaf.
 tree_leaves: Callable[[Any], list[Any]] = optree.tree_leaves
-#: The leaves of a nesting and its form, whose ``unflatten`` puts other leaves in their places, and whose
-#: ``flatten_up_to`` is ``tree_leaves`` of another nesting of that form.
+#: The leaves of a tree and its structure, whose ``unflatten`` makes a tree of other leaves, and whose ``flatten_up_to``
+#: is ``tree_leaves`` of another tree of that structure.
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = optree.tree_flatten
-#: The form alone.
+#: The structure alone.
 tree_structure: Callable[[Any], Any] = optree.tree_structure

@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -144,7 +146,149 @@ def test_private_names_of_torch_are_in_one_module():
     assert named == set()
 
 
-def test_importing_the_package_loads_no_experiments_and_no_plotting():
+#: Libraries whose private names may be used only where :data:`PRIVATE` says so.
+LIBRARIES = ("gymnasium", "optuna", "sb3_contrib", "stable_baselines3")
+#: Modules of SB3 whose classes ours derive from: their private names are theirs even where our class defines them.
+BASES = tuple(
+    f"stable_baselines3.common.{name}"
+    for name in ("base_class", "buffers", "callbacks", "on_policy_algorithm", "policies", "vec_env.base_vec_env")
+)
+#: Methods that SB3 documents as hooks of callbacks, and those of named tuples, which are public.
+PUBLIC = {"_on_step", "_on_training_start", "_on_rollout_start", "_on_rollout_end", "_on_training_end", "_on_event"}
+PUBLIC |= {"_asdict", "_fields", "_make", "_replace"}
+#: Private names of these libraries, and the modules that use them. Make it shorter, not longer.
+PRIVATE: dict[str, set[str]] = {
+    "_build": {"policy.policies"},
+    "_build_mlp_extractor": {"policy.policies", "policy.recurrent"},
+    "_char_list": {"files.spaces"},
+    "_checkpoint_path": {"zoo.callbacks"},
+    "_current_progress_remaining": {"learning"},
+    "_current_step": {"rollout.known_envs"},
+    "_custom_logger": {"files.call"},
+    "_destroy": {"rollout.resumable"},
+    "_elapsed_steps": {"rollout.known_envs"},
+    "_excluded_save_params": {"files.lasting", "files.model_file"},
+    "_get_action_dist_from_latent": {"policy.adapter"},
+    "_get_constructor_parameters": {"policy.policies", "policy.recurrent"},
+    "_get_indices": {"rollout.as_one", "rollout.supervised", "rollout.tensor_vec_env", "rollout.vec_env"},
+    "_get_policy_from_name": {"ppo_plus"},
+    "_get_torch_save_params": {"files.model_file"},
+    "_init_callback": {"ppo_plus"},
+    "_is_success_buffer": {"zoo.callbacks"},
+    "_last_episode_starts": {"files.old_models", "playing"},
+    "_last_lstm_states": {"files.from_sb3"},
+    "_last_obs": {
+        "files.from_sb3",
+        "files.model_file",
+        "files.old_models",
+        "playing",
+        "ppo_plus",
+        "rollout.supervised",
+    },
+    "_log_success_callback": {"zoo.callbacks"},
+    "_maybe_recommend_cpu": {"playing", "ppo_plus"},
+    "_modules": {"compiling.constants", "compiling.torch_private", "files.modules"},
+    "_n_updates": {"learning", "ppo_plus", "rollout.together", "zoo.callbacks"},
+    "_obs_buffer": {"rollout.known_envs"},
+    "_options": {"rollout.env_state", "rollout.supervised", "rollout.vec_env"},
+    "_patch_env": {"rollout.guarded"},
+    "_predict": {"policy.policies"},
+    "_reset_options": {"rollout.supervised", "rollout.tensor_vec_env", "rollout.vec_env"},
+    "_reset_seeds": {"rollout.supervised", "rollout.tensor_vec_env", "rollout.vec_env"},
+    "_save_obs": {"rollout.env_errors"},
+    "_seeds": {"rollout.env_state", "rollout.supervised", "rollout.tensor_vec_env", "rollout.vec_env"},
+    "_setup_learn": {"ppo_plus"},
+    "_setup_lr_schedule": {"ppo_plus"},
+    "_setup_model": {"files.from_sb3", "files.model_file", "files.to_sb3", "ppo_plus"},
+    "_stats_window_size": {"files.from_sb3", "playing"},
+    "_sticky_action": {"rollout.known_envs"},
+    "_storage": {"zoo.tune.cma"},
+    "_target_xp": {"rollout.simulators"},
+    "_total_timesteps": {"ppo_plus", "zoo.train"},
+    "_trial_id": {"zoo.tune.cma", "zoo.tune.jobs", "zoo.tune.worker"},
+    "_update_current_progress_remaining": {"ppo_plus"},
+    "_update_info_buffer": {"playing", "ppo_plus"},
+    "_update_running_mean": {"rollout.known_envs"},
+    "_user_warned": {"rollout.known_envs"},
+    "_vec_normalize_env": {"files.from_sb3"},
+    "_wrap_env": {"files.from_sb3", "files.model_file", "playing", "rollout.evaluation", "zoo.envs"},
+    "optuna.storages._heartbeat": {"zoo.tune.storage"},
+    "optuna.storages._rdb.models": {"zoo.tune.storage"},
+}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name.isidentifier() and name != "_"
+
+
+def private_definitions(tree):
+    """Private names that a module defines: functions, classes, and attributes that are assigned."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and is_private(node.name):
+            yield node.name
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if is_private(name):
+                yield name
+
+
+def private_uses(tree):
+    """Private names that a module reads: attributes, names in strings, methods that it overrides, and imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield node.attr
+        elif isinstance(node, ast.ClassDef):
+            yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef) and is_private(each.name))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_private(node.value):
+            yield node.value
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in LIBRARIES:
+            yield from (part for alias in node.names for part in (node.module, alias.name) if "._" in f".{part}")
+
+
+@cache
+def definitions_of(library):
+    spec = find_spec(library)
+    if spec is None:
+        return frozenset()
+    files = [Path(spec.origin)] if Path(spec.origin).stem != "__init__" else Path(spec.origin).parent.rglob("*.py")
+    return frozenset(name for file in files for name in private_definitions(ast.parse(file.read_text("utf-8"))))
+
+
+@cache
+def names_of_libraries():
+    ours = {name for source in SOURCES.values() for name in private_definitions(ast.parse(source))}
+    theirs, inherited = (frozenset().union(*map(definitions_of, names)) for names in (LIBRARIES, BASES))
+    return (theirs - ours | inherited) - PUBLIC
+
+
+def foreign_names(module):
+    """Private names of the libraries that a module of ours uses."""
+    return {name for name in private_uses(ast.parse(SOURCES[module])) if name in names_of_libraries() or "." in name}
+
+
+def test_private_names_of_libraries_are_used_where_listed():
+    found: dict[str, set[str]] = {}
+    for module in SOURCES:
+        for name in foreign_names(module):
+            found.setdefault(name, set()).add(module)
+    assert {(name, module) for name, modules in found.items() for module in modules} == {
+        (name, module) for name, modules in PRIVATE.items() for module in modules
+    }
+
+
+def test_the_reader_of_private_names_sees_every_use():
+    source = """
+from optuna.storages._rdb import models
+class Ours(Theirs):
+    def _setup_model(self):
+        getattr(self.env, "_elapsed_steps")
+        return self.model._last_obs
+"""
+    found = set(private_uses(ast.parse(source)))
+    assert found == {"optuna.storages._rdb", "_setup_model", "_elapsed_steps", "_last_obs"}
+
+
+def test_importing_the_package_loads_no_experiments():
     # What SB3's PPO loads by itself (it tries matplotlib, pandas and others) is not ours to judge.
     code = """
 import sys, stable_baselines3

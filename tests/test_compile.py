@@ -132,7 +132,7 @@ def test_changed_hyperparameters_are_noticed(cartpole):
 
 
 @pytest.mark.usefixtures("traced")
-def test_saved_and_loaded_models_go_on_compiled(cartpole, tmp_path):
+def test_saved_and_loaded_models_continue_compiled(cartpole, tmp_path):
     cartpole[1].save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
     assert len(loaded.compilation.cache) == 0
@@ -177,7 +177,7 @@ class Tempered(th.nn.Module):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_networks_of_ones_own_and_frozen_weights_are_never_stale():
+def test_custom_networks_and_frozen_weights_are_never_stale():
     def learn(compile):
         env = make_vec_env("CartPole-v1", 4, seed=0)
         arguments = dict(n_steps=64, n_epochs=2, seed=0, device="cpu", compile=compile)
@@ -219,7 +219,7 @@ class Taught(PPO_Plus):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_networks_that_change_places_and_those_beside_the_policy_are_never_stale():
+def test_swapped_networks_and_outside_networks_are_never_stale():
     results = []
     for compile in (False, True):
         kwargs = dict(net_arch=[8], optimizer_class=th.optim.SGD)
@@ -263,7 +263,7 @@ def test_terms_that_vanish_at_first_are_never_stale():
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_what_changes_all_the_time_is_soon_left_uncompiled():
+def test_constants_that_keep_changing_run_uncompiled():
     model = Weighted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
 
     def change(locals_, globals_):
@@ -295,7 +295,7 @@ class RunningMean(th.nn.Module):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_a_buffer_that_is_replaced_in_forward_is_kept_up():
+def test_a_buffer_that_is_replaced_in_forward_is_updated():
     def learn(compile):
         env = make_vec_env("CartPole-v1", 4, seed=0)
         # The last minibatch is smaller, and so is computed by the module itself.
@@ -377,7 +377,7 @@ def without_gradient(module, inputs, output):
         (register_module_forward_hook, without_gradient),
     ],
 )
-def test_hooks_on_all_optimizers_and_modules_that_come_later_are_called(register, hook):
+def test_later_global_hooks_are_called(register, hook):
     kwargs = dict(optimizer_class=th.optim.SGD)
     arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True, policy_kwargs=kwargs)
     model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), **arguments).learn(64)
@@ -494,7 +494,7 @@ class Counting(th.nn.Module):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile", sample([False, True], 2))
-def test_a_buffer_that_comes_with_the_first_minibatch_is_kept_up(compile):
+def test_a_buffer_that_comes_with_the_first_minibatch_is_updated(compile):
     arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", policy_kwargs=dict(critic=Counting), **arguments).learn(64)
     assert model.policy.value_net.n == 8
@@ -521,8 +521,8 @@ class Decayed(PPO_Plus):
 
 
 @pytest.mark.usefixtures("traced")
-def test_weights_that_would_not_be_learned_are_refused():
-    with pytest.raises(CompileError, match="reads a weight of shape .* elsewhere than in its module"):
+def test_weights_that_would_not_be_learned_raise_an_error():
+    with pytest.raises(CompileError, match="reads a weight of shape .* not from its module"):
         Decayed("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, compile=True, device="cpu").learn(16)
 
 
@@ -538,7 +538,7 @@ class Sometimes(PPO_Plus):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
+def test_other_diagnostics_and_clipping_are_noticed():
     results = []
     for compile in (False, True):
         sizes = dict(n_steps=16, batch_size=16, n_epochs=2)
@@ -556,7 +556,7 @@ def test_another_number_of_diagnostics_and_other_clipping_are_noticed():
 
 
 @pytest.mark.slow
-def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_means_nothing():
+def test_weights_replaced_by_a_callback_act_at_once():
     space = spaces.Dict({"a": VECTOR, "b": VECTOR})
     model = PPO_Plus(
         "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
@@ -585,7 +585,7 @@ def test_weights_that_a_callback_puts_in_place_act_at_once_and_order_of_keys_mea
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_settings_may_change_between_calls_as_often_as_one_likes(monkeypatch):
+def test_settings_may_change_between_calls_as_often_as_you_like(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.MAX_TRACES", 1)
     model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=16, n_epochs=2, device="cpu", compile=True)
     for batch_size in (32, 16):
@@ -606,7 +606,7 @@ class Remembering(ColoredNoise):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.slow
-def test_noise_with_a_tensor_of_its_own(compile, monkeypatch):
+def test_noise_with_a_custom_tensor(compile, monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     sizes = dict(n_steps=8, batch_size=8)
     model = PPO_Plus(
@@ -628,7 +628,7 @@ def no_compiler():
     ("name", "failing", "reason", "warnings"),
     [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
-def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, reason, warnings):
+def test_what_cannot_be_compiled_trains_as_uncompiled(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []
@@ -643,7 +643,7 @@ def test_what_cannot_be_compiled_is_as_uncompiled(monkeypatch, name, failing, re
     assert len([warning for warning in record if "runs uncompiled" in str(warning.message)]) == warnings
 
 
-def test_true_refuses_before_training_where_there_is_no_compiler(monkeypatch):
+def test_true_raises_before_training_without_a_compiler(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.find_compiler", no_compiler)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu", compile=True)
     with pytest.raises(CompileError, match="no g[+][+].*use compile=False"):
@@ -656,12 +656,12 @@ def short(**kwargs):
     return PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu", **kwargs)
 
 
-def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monkeypatch):
+def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short()
     assert str(model.compiled) == "no: learn has not been called yet"
     model.learn(128)
-    assert str(model.compiled) == "no: 2 gradient steps are planned; it pays from 4 on"
+    assert str(model.compiled) == "no: 2 gradient steps are planned; compiling starts at 4"
     assert not model.pays_to_compile(64) and model.pays_to_compile(128)
     model.learn(64, reset_num_timesteps=False)
     assert not model.compiled
@@ -669,7 +669,7 @@ def test_gradient_steps_count_over_calls_and_compiling_begins_where_it_pays(monk
     assert model.compiled and str(model.compiled) == "yes: 4 gradient steps are planned"
 
 
-def test_a_model_goes_on_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
+def test_a_model_continues_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_path):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short()
     model._setup_learn(256)
@@ -683,7 +683,7 @@ def test_a_model_goes_on_in_the_mode_that_it_was_trained_in(monkeypatch, tmp_pat
     assert not loaded.compiled
 
 
-def test_what_is_going_to_be_compiled_is_said_before(monkeypatch, capsys):
+def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short(verbose=1)
     model._setup_learn(64)
@@ -692,7 +692,7 @@ def test_what_is_going_to_be_compiled_is_said_before(monkeypatch, capsys):
     assert model.compilation.notice in capsys.readouterr().out
 
 
-def test_why_a_part_runs_uncompiled_can_be_asked(monkeypatch):
+def test_compiled_says_why_a_part_runs_uncompiled(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (no_graph,))
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     model = short()
@@ -716,19 +716,19 @@ class Extended(PPO_Plus):
 
 @pytest.mark.usefixtures("traced")
 @needs_compiler
-def test_an_update_of_the_users_own_is_told_from_one_that_calls_ours():
+def test_a_custom_train_differs_from_one_that_calls_ours():
     copied, extended = (
         cls("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, device="cpu", compile=True)
         for cls in (Copied, Extended)
     )
     before = parameters(copied)
-    assert str(copied.learn(64).compiled) == "no: Copied.train is its own, and is not compiled"
+    assert str(copied.learn(64).compiled) == "no: Copied.train is a custom method, and is not compiled"
     assert not th.equal(parameters(copied), before)
     assert str(extended.learn(64).compiled) == "yes: compile=True"
 
 
 @pytest.mark.usefixtures("traced")
-def test_true_refuses_what_cannot_be_compiled():
+def test_true_raises_for_what_cannot_be_compiled():
     groups = dict(optimizer_class=TwoGroups)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs=groups, device="cpu", compile=True)
     with pytest.raises(CompileError, match="TwoGroups cannot be packed .*: use compile=False"):
@@ -745,7 +745,7 @@ class TwoGroups(th.optim.Adam):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-def test_an_optimizer_whose_first_step_was_skipped_still_gets_its_state():
+def test_an_optimizer_gets_its_state_after_a_skipped_step():
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, device="cpu", compile=False).learn(64)
     model.policy.optimizer.state.clear()
     data = model.rollout_buffer.on_device()

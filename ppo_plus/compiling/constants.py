@@ -210,7 +210,7 @@ class _Walk:
         if id(value) in self.given:
             return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
         if type(value) not in ARRAYS:
-            raise NotComparable(f"{path} is a {type(value).__name__}, of which nothing can be seen")
+            raise NotComparable(f"{path} is a {type(value).__name__}, which cannot be inspected")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
         if n_numbers > MAX_NUMBERS or value.dtype == object:
             raise NotComparable(f"{path} has {n_numbers} entries of {value.dtype}, too many to compare")
@@ -267,7 +267,7 @@ class _Walk:
         _refuse_volatile(kind.__module__, path)
         slots = [name for name in _slots(kind) if hasattr(value, name)]
         if required and not hasattr(value, "__dict__") and not slots:
-            raise NotComparable(f"{path} is a {kind.__name__}, of which nothing can be seen")
+            raise NotComparable(f"{path} is a {kind.__name__}, which cannot be inspected")
         found = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
         found |= getattr(value, "__dict__", {})
         if isinstance(value, nn.Module):
@@ -311,7 +311,9 @@ class _Walk:
                 for key, value in _attribute(owner, name):
                     found[f"{holder}.{key}"] = self.visit(value, f"{holder}.{key}")
                 if _is_computed(owner, name):
-                    raise NotComparable(f"{holder}.{name} is computed from what is not seen here")
+                    raise NotComparable(
+                        f"{holder}.{name} is a property or method of a library, whose data is not known"
+                    )
 
 
 #: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.
@@ -387,7 +389,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _attribute(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """An attribute as it is stored, in the object and in its custom classes."""
+    """An attribute as stored in the object and in its custom classes."""
     if name in getattr(owner, "__dict__", {}):
         yield name, owner.__dict__[name]
     if not isinstance(owner, types.ModuleType):

@@ -1,4 +1,4 @@
-"""Graphs of tensor operations, rewritten so that the small networks of reinforcement learning compile to fast code."""
+"""Rewrites graphs of tensor operations so that the small networks of reinforcement learning compile to fast code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,17 @@ import torch as th
 
 #: Elements from which on a loop should not repeat the arithmetic of single numbers.
 LOOP = 1_024
-#: Multiplications up to which a matrix product is a loop of its own (with a vector: up to four times as many).
+#: Multiplications up to which a matrix product is a loop (with a vector: up to four times as many).
 SMALL_PRODUCT = 40_000
 #: Terms from which on the sum of a scalar product fills vector registers.
 VECTOR = 16
 
 
-def settle_scalars(graph: th.fx.GraphModule) -> None:
-    """Have single numbers computed once.
+def materialize_scalars(graph: th.fx.GraphModule) -> None:
+    """Compute single numbers once.
 
-    Inductor repeats the arithmetic behind a 0-d tensor, such as the powers of Adam's bias correction, for each vector
-    of the loops that read it. Of what ``as_strided`` reads, it makes a value in memory.
+    Inductor repeats the arithmetic of a 0-d tensor, such as the powers of Adam's bias correction, for each vector of
+    the loops that read it. It stores in memory what ``as_strided`` reads.
     """
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), th.Tensor) or node.meta["val"].dim():
@@ -26,19 +26,19 @@ def settle_scalars(graph: th.fx.GraphModule) -> None:
         loops = [user for user, val in results.items() if isinstance(val, th.Tensor) and val.numel() >= LOOP]
         if loops:
             with graph.graph.inserting_after(node):
-                settled = graph.graph.call_function(th.ops.aten.as_strided.default, (node, [], []))
-            settled.meta = dict(node.meta)
+                stored = graph.graph.call_function(th.ops.aten.as_strided.default, (node, [], []))
+            stored.meta = dict(node.meta)
             for user in loops:
-                user.replace_input_with(node, settled)
+                user.replace_input_with(node, stored)
     graph.recompile()
 
 
 def small_mm(a: th.Tensor, b: th.Tensor) -> Any:
-    """A matrix product as a loop, which fuses with what stands around it, where calling a library takes longer.
+    """A matrix product as a loop, which fuses with the operations around it, if calling a library takes longer.
 
     :param a: shape ``(M, K)``
     :param b: shape ``(K, N)``
-    :return: shape ``(M, N)``; ``NotImplemented`` where the library is faster
+    :return: shape ``(M, N)``; ``NotImplemented`` if the library is faster
     """
     (m, k), n = a.shape, b.shape[1]
     if a.dtype != th.float32 or b.dtype != th.float32:
@@ -49,7 +49,7 @@ def small_mm(a: th.Tensor, b: th.Tensor) -> Any:
         if m * n * k <= SMALL_PRODUCT or (m == 1 and n * k <= 4 * SMALL_PRODUCT):
             return (a.unsqueeze(1) * b.t().unsqueeze(0)).sum(2)
     elif (is_layer or b.stride(1) == 1) and m * n * k <= SMALL_PRODUCT:
-        # Each row of outputs is a sum of rows, which have to stand in memory (see :func:`settle_scalars`).
+        # Each row of outputs is a sum of rows, which have to be in memory (see :func:`materialize_scalars`).
         rows = b if b.stride(1) == 1 or n == 1 else th.ops.aten.as_strided(b.contiguous(), [k, n], [n, 1])
         return (a.unsqueeze(2) * rows.unsqueeze(0)).sum(1)
     return NotImplemented

@@ -1,10 +1,9 @@
-"""Torch's private parts: every private name that the package uses, each behind a probe.
+"""Private parts of torch: every private name that the package uses, each checked before it is used.
 
 On a small network, the Python around ``torch.autograd.grad``, ``Optimizer.step`` or a compiled graph takes longer than
-the work itself. What is called here in their place is torch's own, but promises less to stay as it is. So each direct
-way is tried once, at its first use, on a small case beside the public way (:func:`direct`); where a name is missing, or
-the answers differ, the public way is taken. Compiled graphs are tried by :class:`~ppo_plus.compiling.compiled.Compiled`
-in every single case.
+the work itself. The functions here call torch directly, by names that may change. So each is compared once, at its
+first use, with the public function on a small case (:func:`direct`); if a name is missing, or the results differ, the
+public function is used. :class:`~ppo_plus.compiling.compiled.Compiled` checks every compiled graph.
 """
 
 import linecache
@@ -20,50 +19,50 @@ from typing import Any, TypeVar
 import torch as th
 from torch import nn, optim
 
-from ppo_plus.compiling.graphs import SMALL_PRODUCTS, settle_scalars
+from ppo_plus.compiling.graphs import SMALL_PRODUCTS, materialize_scalars
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: A compiled graph: it takes a list of tensors, which it empties, and returns one.
+#: A compiled graph: takes a list of tensors, which it empties, and returns a list.
 Run = Callable[[list[th.Tensor]], list[th.Tensor]]
 
 #: Settings of Inductor.
 OPTIONS: dict[str, Any] = {
-    # The compiled form draws the numbers that eager mode would draw.
+    # Compiled code draws the same random numbers as eager code.
     "fallback_random": True,
-    # By one exponential, exact to 1e-7 absolutely; the library's takes a fifth of the update of a small network.
+    # One exponential, with an absolute error of 1e-7; the library's takes a fifth of the update of a small network.
     "cpp.use_decompose_tanh": True,
-    # The caller compares shapes and layouts, and tries results before they are used. Each of these checks, of arguments
-    # and of what library kernels return, makes a stream for its message, in half a microsecond.
+    # The caller checks shapes, layouts and results. Each of Inductor's checks, of arguments and of results of library
+    # kernels, makes a stream for its message, in half a microsecond.
     "size_asserts": False,
 }
 
 
 @cache
 def _vectors(capability: str) -> list[Any]:
-    """The vectors that torch itself uses, as Inductor knows them; empty: none.
+    """The vector instructions that torch uses, in Inductor's terms; empty: none.
 
-    :param capability: how torch calls them
+    :param capability: torch's name for them
     """
     from torch._inductor import config, cpu_vec_isa
 
     if platform.machine() not in ("x86_64", "AMD64"):
         return [cpu_vec_isa.pick_vec_isa()]
     with config.patch("cpp.vec_isa_ok", True):
-        # Asked whether they are there, AVX-512's still find out whether they know bfloat16.
+        # The truth value of AVX-512 also tests for bfloat16.
         return [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == capability.lower() and each]
 
 
 @contextmanager
 def inductor_options() -> Iterator[dict[str, Any]]:
-    """:data:`OPTIONS`, with the width of this processor's vectors, which Inductor takes as torch does.
+    """:data:`OPTIONS`, with the vector width that torch uses on this processor; Inductor uses it as well within this.
 
-    Inductor's cache of graphs leaves that width out of its keys, although it writes code for one: where processors
+    Inductor's cache of graphs does not have that width in its keys, although the code depends on it: if processors
     share a cache, or the environment variable ``ATEN_CPU_CAPABILITY`` changes, that code would compute something else.
 
-    Left to itself, Inductor compiles and loads a program for each of up to six extensions of an x86 processor, most of
-    them for arithmetic of bytes and half precision: as long as it takes to compile the networks of CartPole, and in
-    every further process more than a third of what is left when these come from its cache.
+    By default, Inductor compiles and loads a program for each of up to six extensions of an x86 processor, most of them
+    for arithmetic of bytes and half precision. This takes as long as compiling the networks of CartPole, and in every
+    later process more than a third of the time to load these from the cache.
     """
     try:
         from torch._inductor import cpu_vec_isa
@@ -81,22 +80,21 @@ def inductor_options() -> Iterator[dict[str, Any]]:
         cpu_vec_isa.valid_vec_isa_list = find
 
 
-#: What settles which way is taken, for each function; not while something is traced.
+#: Functions that make the choice of :func:`direct`, which must not happen during a trace.
 _CHOICES: list[Callable[[], Any]] = []
 
 
 def direct(public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]) -> Callable[[Function], Function]:
-    """Decorate a direct way to do what a public function does: it is used if it gives the same bits on a small case.
+    """Decorate a direct version of a public function: it is used if it gives the same bits on a small case.
 
     :param public: the public function
-    :param case: calls the function that it is given on a small case and returns a tensor, or a sequence of tensors and
-        ``None``
+    :param case: calls a function on a small case and returns a tensor, or a sequence of tensors and ``None``
     """
 
     def decorate(function: Function) -> Function:
         @cache
         def chosen() -> Callable[..., Any]:
-            return function if _answer_alike(function, public, case) else public
+            return function if _have_same_results(function, public, case) else public
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -109,12 +107,12 @@ def direct(public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]
     return decorate
 
 
-def _answer_alike(
+def _have_same_results(
     function: Callable[..., Any], public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]
 ) -> bool:
     try:
         one, other = (case(each) for each in (function, public))
-    except Exception:  # whatever a private function may raise
+    except Exception:  # private functions may raise anything
         return False
     one, other = ([each] if isinstance(each, th.Tensor) else list(each) for each in (one, other))
     return len(one) == len(other) and all(
@@ -134,7 +132,7 @@ def _doubled_without_graph(decorate: Callable[[Callable[..., Any]], Callable[...
 
 @direct(lambda function: th.no_grad()(function), _doubled_without_graph)
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.no_grad()(function)``, whose own cost per call is a tenth of acting on a small network."""
+    """``torch.no_grad()(function)``, whose overhead per call is a tenth of acting on a small network."""
     set_grad_enabled = th._C._set_grad_enabled
 
     def call(*args: Any) -> Any:
@@ -160,11 +158,11 @@ def _small_gradient(gradient: Callable[..., Any]) -> Sequence[th.Tensor | None]:
 
 @direct(_public_gradient, _small_gradient)
 def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
-    """The gradient of a loss, as by ``torch.autograd.grad(loss, params, allow_unused=True)``; its graph is freed.
+    """The gradient of a loss: ``torch.autograd.grad(loss, params, allow_unused=True)``.
 
     :param loss: one number
     :param params: tensors that it may depend on
-    :return: a tensor for each of them; ``None`` for those that it does not depend on
+    :return: a tensor for each of them; ``None`` if the loss does not depend on it
     """
     if loss.dim():
         return _public_gradient(loss, params)
@@ -186,7 +184,7 @@ def _engine() -> Any:
     lambda flatten: flatten([th.ones(2, 3).t(), th.zeros(())]),
 )
 def flatten(tensors: Sequence[th.Tensor]) -> th.Tensor:
-    """Tensors one after another as one vector; several times cheaper than reshaping one by one."""
+    """Concatenate tensors to one vector; several times cheaper than reshaping one by one."""
     return _flatten_dense()(tensors)  # type: ignore[no-any-return]
 
 
@@ -207,20 +205,20 @@ def optimizer_step(
     learning_rate: th.Tensor,
     applied: th.Tensor,
 ) -> None:
-    """``optimizer.step()`` where ``applied``; directly by the fused kernel for an Adam on one parameter.
+    """``optimizer.step()`` if ``applied``; directly by the fused kernel for an Adam on one parameter.
 
-    With the kernel, a CUDA device decides by itself whether the step is applied, and the host never synchronizes.
-    Otherwise ``p.grad`` is set to what was applied.
+    With the kernel, a CUDA device decides whether the step is applied, and the host never synchronizes. Otherwise
+    ``p.grad`` is set to the gradient that was applied.
 
     :param optimizer: a torch optimizer
     :param params: all its parameters
     :param grads: their gradients
-    :param learning_rate: of all its groups, 0-d, or one number for each
-    :param applied: whether to step, 0-d
+    :param learning_rate: for all its groups, 0-d, or one number for each
+    :param applied: whether to make the step, 0-d
     """
     by_kernel = _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
-    waits = not by_kernel or applied.device.type != "cuda"
-    if waits:
+    synchronizes = not by_kernel or applied.device.type != "cuda"
+    if synchronizes:
         if not applied:
             return
         for p, grad in zip(params, grads, strict=True):
@@ -230,10 +228,10 @@ def optimizer_step(
             group["lr"] = float(rate)
         optimizer.step()
         return
-    if waits:
+    if synchronizes:
         adam_step(optimizer, params[0], float(learning_rate))
     else:
-        # `found_inf` is gradient scaling's name for what a step is not applied for.
+        # In gradient scaling, a step is not applied if `found_inf`.
         _kernel_step(optimizer, params[0], grads[0], learning_rate, applied, applied.logical_not().float())
 
 
@@ -260,7 +258,7 @@ def adam_step(optimizer: optim.Optimizer, p: nn.Parameter, learning_rate: float)
 
     :param optimizer: with ``fused=True``
     :param p: its parameter
-    :param learning_rate: of the step
+    :param learning_rate: of this step
     """
     _kernel_step(optimizer, p, p.grad, learning_rate, 1, None)
 
@@ -290,7 +288,7 @@ def _kernel_step(
 
 
 def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bool:
-    """Whether the kernel alone does all that ``step`` does."""
+    """Whether the kernel does everything that ``step`` does."""
     if type(optimizer) not in (optim.Adam, optim.AdamW) or len(params) != 1 or len(optimizer.param_groups) != 1:
         return False
     if has_step_hooks(optimizer):
@@ -301,7 +299,7 @@ def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bo
 
 @cache
 def _hooks_of_all_optimizers() -> tuple[Any, ...]:
-    """The tables; where they cannot be seen there may be some."""
+    """The tables; if torch has moved them, there may be some."""
     try:
         from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
     except ImportError:
@@ -310,14 +308,14 @@ def _hooks_of_all_optimizers() -> tuple[Any, ...]:
 
 
 def has_step_hooks(optimizer: optim.Optimizer) -> bool:
-    """Whether something is called before or after the steps of an optimizer, or in their place."""
+    """Whether something is called before, after or instead of the steps of an optimizer."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
     return "step" in vars(optimizer) or any(own) or any(_hooks_of_all_optimizers())
 
 
 @contextmanager
 def as_if_compiling() -> Iterator[None]:
-    """Let torch's optimizers compute with tensors throughout, as they do under ``torch.compile``."""
+    """Make torch's optimizers compute with tensors throughout, as under ``torch.compile``."""
     before = getattr(th.compiler, "_is_compiling_flag", False)
     th.compiler._is_compiling_flag = True
     try:
@@ -331,13 +329,13 @@ def as_if_compiling() -> Iterator[None]:
 
 @contextmanager
 def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
-    """Let a module compute with other parameters and buffers for a while.
+    """Make a module compute with other parameters and buffers within this context.
 
-    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its stand-in.
+    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement.
 
     :param module: the module
     :param own: parameters and buffers of it; one that it has under several names is replaced under all of them
-    :param others: what stands in for each
+    :param others: the replacement of each
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
@@ -349,9 +347,9 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
         yield
         for store, kept in zip(stores, before, strict=True):
             for name, tensor in kept.items():
-                stand_in = replacements.get(id(tensor))
-                if stand_in is not None and store[name] is not stand_in:
-                    stand_in.copy_(store[name])
+                replacement = replacements.get(id(tensor))
+                if replacement is not None and store[name] is not replacement:
+                    replacement.copy_(store[name])
     finally:
         for store, kept in zip(stores, before, strict=True):
             store.clear()
@@ -364,10 +362,10 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def after_accumulation(weights: Sequence[nn.Parameter], grads: Sequence[th.Tensor | None]) -> list[th.Tensor | None]:
-    """What ``loss.backward()`` would leave as ``p.grad``: gradients behind the hooks of
-    ``register_post_accumulate_grad_hook``, which ``torch.autograd.grad`` passes by.
+    """The gradients that ``loss.backward()`` would leave as ``p.grad``: after the hooks of
+    ``register_post_accumulate_grad_hook``, which ``torch.autograd.grad`` does not call.
 
-    :param weights: what hooks may be registered on
+    :param weights: weights, possibly with hooks
     :param grads: their gradients
     """
     return [
@@ -392,42 +390,41 @@ def are_hooks_on_all_modules() -> bool:
 
 
 def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
-    """Where the parts of a module keep their buffers: what is replaced in a module is replaced in its table."""
+    """The tables in which the parts of a module keep their buffers."""
     return [part._buffers for part in module.modules()]
 
 
 def still_in_place(module: nn.Module) -> Callable[[], bool]:
-    """A function that tells whether a module still has the parts, parameters and buffers that it has now, by identity,
-    and the attributes and forward hooks.
+    """A function that returns whether a module still has the parts, parameters, buffers, attributes and forward hooks
+    that it has now, by identity.
 
-    What changes inside an attribute is not seen. It takes some twenty microseconds for a small network (its tables have
-    left the processor's cache by then), where a walk through its modules takes fifty.
+    Changes inside an attribute are not detected. It takes some twenty microseconds for a small network (whose tables
+    have left the processor's cache by then); a walk through its modules takes fifty.
     """
     parts = list(module.modules())
     tables: list[dict[str, Any]] = [
         table for part in parts for table in (part._modules, part._parameters, part._buffers)
     ]
-    held = _ids(tables), [each for table in tables for each in table.values()]  # no other object gets their address
+    kept = _ids(tables), [each for table in tables for each in table.values()]  # alive: no other gets their address
     readers = [_reader(part) for part in parts]
     hooks: list[Any] = [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
     before = [read() for read in readers], list(map(dict, hooks))
 
     def same() -> bool:
         try:
-            return held[0] == _ids(tables) and before[0] == [read() for read in readers] and before[1] == hooks
-        except (LookupError, RuntimeError, ValueError):  # deleted, or tensors and arrays, which have no truth value
+            return kept[0] == _ids(tables) and before[0] == [read() for read in readers] and before[1] == hooks
+        except (LookupError, RuntimeError, ValueError):  # deleted, or tensors and arrays that differ
             return False
 
     return same
 
 
-#: What every module has, and nobody changes but torch.
+#: Attributes of every module that only torch changes.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _reader(part: nn.Module) -> Callable[[], Any]:
-    """A function that returns the attributes of a module, but for those of which its class says that what it computes
-    does not depend on them, and how many it has."""
+    """A function that returns how many attributes a module has, and all those on which its results depend."""
     attributes = vars(part)
     read = itemgetter(*(attributes.keys() - _OF_EVERY_MODULE - getattr(type(part), "not_constant", frozenset())))
     return lambda: (len(attributes), read(attributes))
@@ -440,7 +437,7 @@ def _ids(tables: list[dict[str, Any]]) -> list[int]:
 # --- compiling -----------------------------------------------------------------------------------------------------
 
 
-#: Torch traces and compiles one function at a time: it exchanges parts of itself for a while.
+#: Torch traces and compiles one function at a time: it patches itself meanwhile.
 ONE_AT_A_TIME = threading.RLock()
 
 
@@ -452,20 +449,20 @@ def find_compiler() -> None:
 
 
 def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The operations that a function makes of these tensors.
+    """The operations of a function on these tensors.
 
-    Tensors that it reads besides its arguments, such as a network's own table, become constants.
+    Other tensors that it reads, such as a table in a network, become constants.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    for settle in _CHOICES:
-        settle()
+    for choose in _CHOICES:
+        choose()
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
 
 
 @contextmanager
 def forgetting_sources() -> Iterator[None]:
-    """Let torch forget the source text of the graphs that are made within it; it keeps all for good, for tracebacks."""
+    """Remove the source text of the graphs that are made within this; torch keeps it forever, for tracebacks."""
     try:
         from torch.fx.graph_module import _loader
 
@@ -485,9 +482,9 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     """The graph compiled by Inductor for tensors of these shapes, dtypes, layouts and devices; it may change them in
     place.
 
-    The compiled form checks none of that: given others, it may read and write any memory. ``torch.compile`` puts
-    several layers of Python around it, which a graph without gradients and without aliases among its arguments does
-    not need: they cost as much as a small network itself.
+    The compiled form does not check its arguments: with others, it may read and write any memory. ``torch.compile``
+    adds several layers of Python, which a graph without gradients and without aliases among its arguments does not
+    need: they take as long as a small network.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -496,7 +493,7 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     on_cpu = _on_cpu(tensors)
-    # Inductor keeps on disk only what it compiled for a mode with shapes.
+    # Inductor caches on disk only if the mode has a shape environment.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
     with (
@@ -513,14 +510,14 @@ def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
     (``benchmarks/compilers.py``)."""
     graph = prepared(graph, tensors)
-    # The caller compares what guards would.
+    # The caller checks everything that guards would.
     skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
     filtered = {} if skip is None else {"guard_filter_fn": skip}
     with inductor_options() as options:
         run = th.compile(graph, fullgraph=True, dynamic=False, options=options | filtered)
 
     def call(given: list[th.Tensor]) -> list[th.Tensor]:
-        # It compiles at its first call, and refuses to run while another thread traces.
+        # It compiles at its first call, and raises an error while another thread traces.
         with ONE_AT_A_TIME, inductor_options():
             results = list(run(*given))
         given.clear()
@@ -534,7 +531,7 @@ COMPILERS = (compile_directly, compile_publicly)
 
 
 def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The graph in Inductor's own set of operations, none of which changes a tensor but, at the end, an argument."""
+    """The graph in Inductor's set of operations, none of which changes a tensor, except for arguments at the end."""
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
     from torch.func import functionalize
@@ -545,9 +542,9 @@ def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphM
         decompositions = {**select_decomp_table(), **(SMALL_PRODUCTS if _on_cpu(tensors) else {})}
         functional = functionalize(graph, remove="mutations")
         graph = make_fx(functional, decompositions, "fake", _allow_non_fake_inputs=True)(*tensors)
-    settle_scalars(graph)
+    materialize_scalars(graph)
     for node in reversed(graph.graph.nodes):
-        # The optimizer's marks for the profiler, which torch.compile refuses.
+        # The optimizer's marks for the profiler, which torch.compile does not accept.
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
     graph.recompile()

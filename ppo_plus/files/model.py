@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from ppo_plus.compiling.compilation import Verdict
+from ppo_plus.compiling.compilation import CompileStatus
 from ppo_plus.files import container
 from ppo_plus.files.container import PathOrFile, naming
 from ppo_plus.files.decode import restore
@@ -294,10 +294,10 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _decision(written: Any) -> Verdict:
+def _decision(written: Any) -> CompileStatus:
     if not isinstance(written, list) or list(map(type, written)) != [bool, str, bool]:
         raise Damaged("its compile_decision is not valid")
-    return Verdict(*written)
+    return CompileStatus(*written)
 
 
 def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:

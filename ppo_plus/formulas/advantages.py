@@ -35,9 +35,9 @@ def gae(
     :return: :math:`A_t`, shape ``(T, N)``; the TD(λ) returns are ``advantages + values``
     """
     next_values = th.cat([values[1:], last_values[None]])
-    going_on = 1.0 - th.cat([episode_starts[1:], last_dones[None]]).to(values.dtype)
-    advantages = rewards + gamma * next_values * going_on - values
-    decay = gamma * gae_lambda * going_on
+    continues = 1.0 - th.cat([episode_starts[1:], last_dones[None]]).to(values.dtype)
+    advantages = rewards + gamma * next_values * continues - values
+    decay = gamma * gae_lambda * continues
     span = 1
     while span < len(advantages):
         # The right-hand sides are new tensors: no row is read after it was overwritten.
@@ -52,7 +52,7 @@ def bootstrap_timeouts(
 ) -> th.Tensor:
     r"""Add :math:`\gamma V(s_{final})` to the rewards of transitions that a time limit cut off.
 
-    An episode that was truncated, not terminated, would have gone on: the value of its final observation stands for
+    An episode that was truncated, not terminated, would have continued: the value of its final observation estimates
     the rest of its return (Pardo et al. 2018, arXiv:1712.00378).
 
     :param rewards: shape ``(T, N)``; not changed
@@ -68,7 +68,7 @@ def bootstrap_timeouts(
 def normalize(advantages: th.Tensor) -> th.Tensor:
     r"""Zero mean and unit standard deviation: :math:`(A - \bar A) / (\sigma_A + 10^{-8})`.
 
-    A single advantage has no standard deviation and is returned as it is.
+    A single advantage has no standard deviation and is returned unchanged.
 
     :param advantages: any shape
     :return: same shape

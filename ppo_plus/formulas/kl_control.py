@@ -1,6 +1,6 @@
-r"""KL controls: what keeps the new policy close to the one that collected the rollout.
+r"""KL controls: they keep the new policy close to the one that collected the rollout.
 
-A control is a pure strategy object. Its state, a :class:`KLState` of 0-d tensors, is handed in and handed back, so one
+A control has no state. A :class:`KLState` of 0-d tensors is an argument and a result of its hooks, so one
 control can serve many models, and an update can be fused into one graph. Write your own by subclassing
 :class:`KLControl` and overriding any of its three hooks.
 
@@ -16,9 +16,9 @@ import torch as th
 
 
 class KLState(NamedTuple):
-    """What a control remembers, as 0-d tensors.
+    """State of a control, as 0-d tensors.
 
-    :param running: whether this update goes on. It is reset at each ``train()`` and sticky within one: once false, no
+    :param running: whether this update continues. It is reset at each ``train()``, and once false, it stays so and no
         weight changes until the update ends
     :param beta: coefficient of the KL penalty in the loss
     :param lr_scale: factor on the learning-rate schedule
@@ -45,11 +45,11 @@ class KLControl:
     ``target`` is the current value of ``target_kl``, 0-d.
     """
 
-    #: The diagnostic that the hooks are given.
+    #: The diagnostic that is passed to the hooks.
     measure: ClassVar[str] = "approx_kl"
     #: Whether ``state.beta * kl`` is part of the loss.
     penalizes: ClassVar[bool] = False
-    #: Whether it cannot do without ``target_kl``.
+    #: Whether it needs ``target_kl``.
     needs_target: ClassVar[bool] = False
 
     def init(self) -> KLState:
@@ -71,8 +71,8 @@ class KLControl:
         return state
 
     def after_update(self, state: KLState, kl: th.Tensor, target: th.Tensor) -> KLState:
-        """Called once, at the end of ``train()``, with the last epoch's mean KL: the closest to where the policy
-        ended. Same parameters as :meth:`after_minibatch`."""
+        """Called once, at the end of ``train()``, with the last epoch's mean KL: the closest to that of the
+        final policy. Same parameters as :meth:`after_minibatch`."""
         return state
 
 
@@ -141,7 +141,7 @@ class AdaptiveLearningRate(KLControl):
     ``target / band``. It multiplies the schedule instead of replacing it, so a decaying schedule still decays.
 
     :param band: width of the band around the target, above 1
-    :param factor: by how much the scale changes at a time, above 1
+    :param factor: factor by which the scale changes at a time, above 1
     :param max_scale: bound: the scale stays within ``[1 / max_scale, max_scale]``, above 1
     """
 
@@ -192,7 +192,7 @@ def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLContro
 
 
 def same_control(control: KLControl, other: KLControl) -> bool:
-    """Whether two controls are of the same kind with the same options; those that hold tensors are not."""
+    """Whether two controls have the same class and options; controls with tensors are never the same."""
     try:
         return type(control) is type(other) and bool(vars(control) == vars(other))
     except (RuntimeError, ValueError):

@@ -1,7 +1,7 @@
 """The PPO objective as pure tensor functions.
 
-Nothing here knows of networks, environments or optimizers: every function maps tensors to tensors, and the formula is
-in its docstring. :class:`PPOLoss` puts them together. ``B`` is the number of transitions in the minibatch.
+Networks, environments and optimizers are not needed here: every function maps tensors to tensors, and its formula is
+in its docstring. :class:`PPOLoss` combines them. ``B`` is the number of transitions in the minibatch.
 
 Sources: Schulman et al. 2017, *Proximal Policy Optimization Algorithms* (arXiv:1707.06347); for the clipped value
 loss, OpenAI Baselines' PPO2; for the KL estimator, J. Schulman's note *Approximating KL Divergence* (2020).
@@ -32,8 +32,8 @@ def policy_loss(log_ratio: th.Tensor, advantages: th.Tensor, clip_range: th.Tens
     if clip_range is None:
         return -surrogate.mean()
     bound = advantages + clip_range * advantages.abs()
-    # Not by clamp or min: what their gradient is at the bound depends on the version of torch. Where the clip range
-    # has fallen to 0, all ratios of the first minibatch are there.
+    # Not by clamp or min: their gradient at the bound depends on the version of torch. If the clip range has fallen to
+    # 0, all ratios of the first minibatch are at the bound.
     return -th.where(surrogate > bound, bound, surrogate).mean()
 
 
@@ -69,7 +69,7 @@ def value_loss(
     if clip_range_vf is None:
         return F.mse_loss(values, returns)
     change = values - old_values
-    # As in policy_loss, the gradient at the bound is not left to clamp.
+    # As in policy_loss, the gradient at the bound must not depend on clamp.
     bound = change.detach().clamp(-clip_range_vf, clip_range_vf)
     clipped = old_values + th.where(change.abs() > clip_range_vf, bound, change)
     clipped_error = (returns - clipped).square()
@@ -86,7 +86,7 @@ def approx_kl(log_ratio: th.Tensor) -> th.Tensor:
     :param log_ratio: :math:`\log r`, shape ``(B,)``
     :return: 0-d (http://joschu.net/blog/kl-approx.html)
     """
-    # SB3's exp(x) - 1 rather than expm1: target-KL stopping then happens at the very same minibatch.
+    # SB3's exp(x) - 1 rather than expm1: target-KL stopping then happens at the same minibatch.
     return ((log_ratio.exp() - 1) - log_ratio).mean()
 
 
@@ -101,7 +101,7 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: th.Tensor) -> th.Tensor:
 
 
 class Coefficients(NamedTuple):
-    """What weighs and bounds the terms of the loss at this point of training, as 0-d tensors.
+    """Weights and bounds of the terms of the loss at this point of training, as 0-d tensors.
 
     :param clip_range: ε of the surrogate; ``None``: not clipped
     :param clip_range_vf: ε of the value loss; ``None``: not clipped
@@ -118,20 +118,20 @@ class Coefficients(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """What ``compute_loss`` returns.
+    """A loss and its diagnostics: the result of ``compute_loss``.
 
     :param total: the loss to descend, 0-d, with its graph
-    :param diagnostics: 0-d tensors by name, averaged over the update and logged as ``train/<name>``; ``approx_kl`` and
-        ``kl`` are what KL controls read
+    :param diagnostics: 0-d tensors by name, averaged over the update and logged as ``train/<name>``; KL controls
+        read ``approx_kl`` and ``kl``
     """
 
     total: th.Tensor
     diagnostics: dict[str, th.Tensor]
 
     def plus(self, name: str, term: th.Tensor) -> "Losses":
-        """The same with one more term in the total, which is also logged as ``train/<name>``.
+        """Add a term to the total, and log it as ``train/<name>``.
 
-        :param name: what it is called
+        :param name: the name of the term
         :param term: 0-d, with its graph
         :raises ValueError: it has another shape
         """
@@ -148,7 +148,7 @@ class PPOLoss:
 
     .. math:: L = L^{CLIP} - c_H H + c_V L^{V} + \beta\,KL(\pi_{old} \| \pi)
 
-    A value: two with the same options are equal, and compute the same.
+    Two objects with the same options are equal, and compute the same.
 
     :param value_clip: see :func:`~ppo_plus.formulas.losses.value_loss`
     :param normalize_advantage: whether advantages are normalized within each minibatch
@@ -165,7 +165,7 @@ class PPOLoss:
         """The loss of one minibatch.
 
         :param distribution: the family of action distributions (:class:`~ppo_plus.policy.distributions`)
-        :param values: what the critic predicts, shape ``(B,)``
+        :param values: predictions of the critic, shape ``(B,)``
         :param params: parameters of the action distribution, shape ``(B, param_dim)``
         :param batch: the minibatch, a :class:`ppo_plus.Batch`
         :param coefficients: weights and bounds
@@ -207,5 +207,5 @@ class PPOLoss:
 
 
 def _graph_if(needed: bool) -> th.set_grad_enabled:
-    """Record gradients only where they are needed (and wanted at all)."""
+    """Record gradients only if they are needed (and enabled)."""
     return th.set_grad_enabled(needed and th.is_grad_enabled())

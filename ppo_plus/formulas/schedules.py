@@ -1,4 +1,4 @@
-"""Coefficients over time: numbers, callables, schedule objects and strings, all made one thing.
+"""Coefficients over time: schedules made of numbers, callables, schedule objects and strings.
 
 A schedule maps the remaining progress, which falls from 1 to 0 during ``learn()``, to a value, as in SB3. The objects
 here are plain dataclasses, so a model that uses them can be saved, loaded and sent to another process.
@@ -28,7 +28,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Current:
-    """A number that may be changed in its place.
+    """A number that may be changed in place.
 
     :param value: an array or a tensor of one number
     """
@@ -90,19 +90,19 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-#: Schedules that may be called more often than they are asked for; SB3's by name.
+#: Schedules without side effects, which may be called for a check; SB3's by name.
 PURE = (Constant, Current, Linear, Cosine)
 PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """A schedule that knows the name and range of what it schedules, and refuses values outside.
+    """A schedule with the name and range of its argument, which raises an error for values outside.
 
-    :param name: the argument it stands for, for the error message
-    :param schedule: the schedule itself
+    :param name: the argument, for the error message
+    :param schedule: the schedule
     :param low: smallest value allowed
-    :param strict: whether ``low`` itself is refused
+    :param strict: whether values must be above ``low``
     """
 
     name: str
@@ -136,21 +136,21 @@ class Bounded:
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
-    """The schedule that an argument asks for, checked over the whole of training where it is one of :data:`PURE`.
+    """The schedule for an argument, checked over the whole of training if it is one of :data:`PURE`.
 
-    Any other callable is not called here: it may count its calls. Its values are checked as they are asked for.
+    Other callables are not called here: they may count their calls. Their values are checked during training.
 
     :param name: name of the argument, for the error message
-    :param value: a number (of an array or a tensor that which is there when it is asked), a string (:data:`PREFIXES`),
+    :param value: a number (for an array or a tensor, its value at each call), a string (:data:`PREFIXES`),
         or a callable of the remaining progress
     :param low: smallest value allowed
-    :param strict: whether ``low`` is refused at the start of training; schedules may decay to it
+    :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
     :raises TypeError: neither number, string nor callable, or one that does not take the remaining progress alone
     :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
         if (value.name, value.low, value.strict) == (name, low, False):
-            return value  # it was made here, and so has been checked
+            return value  # it has been checked when it was made here
         value = value.schedule
     if isinstance(value, bool) or not (isinstance(value, str) or callable(value) or _is_number(value)):
         raise TypeError(
@@ -174,7 +174,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
 def _check_takes_progress(name: str, function: Callable[..., Any]) -> None:
     try:
         of = inspect.signature(function)
-    except ValueError:  # some that are not written in Python do not say
+    except ValueError:  # some functions that are not written in Python have no signature
         return
     try:
         of.bind(1.0)
@@ -204,7 +204,7 @@ def _parse(name: str, text: str) -> Schedule:
     if prefix in PREFIXES and len(values) in (1, 2):
         return PREFIXES[prefix](*values)
     raise ValueError(
-        f'{name}={text!r} is no schedule: write a number, "lin_START", "cos_START" or "lin_START_END", '
+        f'{name}={text!r} is not a valid schedule: write a number, "lin_START", "cos_START" or "lin_START_END", '
         'for example "lin_3e-4"'
     )
 
@@ -218,7 +218,7 @@ def _is_number(value: Any) -> bool:
 
 
 def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
-    """The values of schedules, each asked once; ``None`` where the schedule is.
+    """The values of schedules, each called once; ``None`` where the schedule is ``None``.
 
     :param progress_remaining: from 1 at the beginning of training to 0 at its end
     :param schedules: by name

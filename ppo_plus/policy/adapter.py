@@ -1,8 +1,8 @@
-"""Policy classes that override what SB3 calls: they run as SB3 runs them.
+"""Policy classes that override methods that SB3 calls: they run as in SB3.
 
-SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and their like. Such
-a class keeps all of its own code here, and PPO_Plus asks it what SB3's PPO would ask. What that does not tell is
-missing: the parameters of the action distribution, and with them the exact KL; gSDE off Box; masks; memory.
+SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and similar methods.
+PPO_Plus calls the methods of such a class that SB3's PPO would call. Their results lack the parameters of the action
+distribution, and so there is no exact KL; gSDE is for Box actions only, and there are no masks and no memory.
 """
 
 import warnings
@@ -22,12 +22,12 @@ from ppo_plus.policy.policies import ActorCriticPolicy, Step, our_class
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
 
 
-class Taken(ActionDistribution):
-    """What is known of a distribution through SB3's methods: log-probability and entropy at the actions taken.
+class EvaluatedActions(ActionDistribution):
+    """Log-probability and entropy of given actions, as SB3's methods return them.
 
     ``params`` are these two, shape ``(B, 2)``.
 
-    :param policy: whose actions they are
+    :param policy: the policy that the actions belong to
     """
 
     net_dim = param_dim = 0
@@ -51,14 +51,13 @@ class Taken(ActionDistribution):
         return self._inner.to_env(actions)
 
     def _unknown(self, *_: Any) -> Any:
-        raise NotImplementedError("a policy class that overrides SB3's methods tells no more of its distribution")
+        raise NotImplementedError("the distribution of a policy class that overrides SB3's methods is not known")
 
     params = sample = from_noise = mode = kl = to_torch = _unknown  # type: ignore[assignment]
 
 
-class CalledAsSB3:
-    """Gives a policy class written for SB3 what PPO_Plus asks for, by what SB3's PPO calls; it comes first among the
-    base classes.
+class SB3Interface:
+    """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes.
 
     :param args: arguments of the policy class, by position
     :param exploration: not available
@@ -66,11 +65,11 @@ class CalledAsSB3:
     :param actor_keys: not available
     :param critic_keys: not available
     :param kwargs: arguments of the policy class, by name
-    :raises ValueError: what is not available is asked for
+    :raises ValueError: an argument that is not available is given
     """
 
     remembers = False
-    #: Whether compiled code may take its place.
+    #: Whether it may be compiled.
     compilable = False
     #: Whether the parameters of its action distribution are known.
     has_params = False
@@ -97,25 +96,25 @@ class CalledAsSB3:
                     "ppo_plus.ActorCriticPolicy"
                 )
         super().__init__(*args, **kwargs)
-        self.family = Taken(self)  # type: ignore[arg-type]
+        self.family = EvaluatedActions(self)  # type: ignore[arg-type]
 
     def act(
         self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[Step, Carry]:
-        """As :meth:`ppo_plus.ActorCriticPolicy.act`, by ``forward``."""
+        """Like :meth:`ppo_plus.ActorCriticPolicy.act`, by ``forward``."""
         actions, values, log_probs = self(obs)
         actions = actions.reshape(len(log_probs), -1).float()
         return Step(actions, values.flatten(), log_probs, actions[:, :0]), carry
 
     def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
-        """As :meth:`ppo_plus.ActorCriticPolicy.evaluate_batch`, by ``evaluate_actions``."""
+        """Like :meth:`ppo_plus.ActorCriticPolicy.evaluate_batch`, by ``evaluate_actions``."""
         actions = batch.actions
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.long().flatten()
         elif isinstance(self.action_space, spaces.MultiDiscrete):
             actions = actions.long()
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
-        # SB3's estimate where there is no formula.
+        # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
@@ -130,35 +129,35 @@ class CalledAsSB3:
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> Any:
-        """As SB3's; ``action_masks`` must be ``None``."""
+        """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
         return super().predict(observation, state, episode_start, deterministic)  # type: ignore[misc]
 
     def init_carry(self: Any, n_envs: int) -> Carry:
-        """Fresh noise, which SB3's policies hold themselves."""
+        """Draw new noise, which SB3's policies store."""
         if self.use_sde:
             self.reset_noise(n_envs)
         return Carry()
 
     def renew_noise(self: Any, carry: Carry, envs: np.ndarray) -> Carry:
-        """Draw the held noise of all environments again."""
+        """Draw the noise of all environments again."""
         if self.use_sde:
             self.reset_noise(len(envs))
         return carry
 
 
 def overridden(policy_class: type) -> list[str]:
-    """What a policy class written for SB3 overrides of the methods that SB3 calls."""
+    """The methods of :data:`CALLED_BY_SB3` that a policy class written for SB3 overrides."""
     custom = policy_class.__mro__[: policy_class.__mro__.index(sb3.ActorCriticPolicy)]
     return [name for name in CALLED_BY_SB3 if any(name in vars(base) for base in custom)]
 
 
 def warn_of_overrides(policy_class: type) -> None:
-    """Warn of what a policy class misses that overrides methods which SB3 calls."""
+    """Warn about the features that a policy class lacks if it overrides methods that SB3 calls."""
     if not adapt_policy_class(policy_class).compilable:
         warnings.warn(
-            f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as SB3 runs it, "
+            f"policy={policy_class.__name__} overrides {', '.join(overridden(policy_class))}: it runs as in SB3, "
             "uncompiled, and without exact KL, gSDE off Box, masks and memory. For these derive it from "
             "ppo_plus.ActorCriticPolicy, and override encode, heads, act or evaluate",
             stacklevel=5,
@@ -169,11 +168,11 @@ def warn_of_overrides(policy_class: type) -> None:
 def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     """Make a policy class written for SB3 usable here.
 
-    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks. Where it overrides none
-    of the methods that SB3 calls, our class is inserted between it and SB3's; else it runs as SB3 runs it.
+    A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks. If it overrides none of
+    the methods that SB3 calls, our class is inserted between it and SB3's; otherwise it runs as in SB3.
 
-    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned as it is)
-    :raises TypeError: something else
+    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned unchanged)
+    :raises TypeError: another object
     """
     if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
         return policy_class
@@ -182,5 +181,5 @@ def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
     known = our_class(policy_class)
     if known is not None:
         return known
-    bases = (CalledAsSB3, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)
+    bases = (SB3Interface, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)
     return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})

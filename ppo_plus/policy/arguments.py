@@ -1,4 +1,4 @@
-"""The arguments of policies (``policy_kwargs``), checked before a policy is built."""
+"""Checks of the arguments of policies (``policy_kwargs``) before a policy is built."""
 
 import inspect
 from typing import Any
@@ -8,12 +8,12 @@ from torch import nn
 
 from ppo_plus.require import nearest, require_int, require_kind
 
-#: Arguments of policies that ``PPO_Plus`` hands over itself.
-HANDED_OVER = ("observation_space", "action_space", "lr_schedule", "use_sde")
+#: Arguments of policies that ``PPO_Plus`` passes.
+PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", "use_sde")
 
 
 def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    """Check what a policy is going to be built with.
+    """Check the arguments of a policy.
 
     :param policy_class: a subclass of :class:`ppo_plus.ActorCriticPolicy`
     :param policy_kwargs: its arguments
@@ -40,7 +40,7 @@ def accepted_names(policy_class: type) -> set[str] | None:
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             break
         if not base.__module__.startswith("ppo_plus."):
-            # A custom class may take names of its own out of its **kwargs.
+            # A custom class may take further names from its **kwargs.
             return None
     return names - {"self"}
 
@@ -48,15 +48,15 @@ def accepted_names(policy_class: type) -> set[str] | None:
 def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
     known = accepted_names(policy_class)
     for name, value in policy_kwargs.items():
-        if name in HANDED_OVER:
+        if name in PASSED_BY_PPO_PLUS:
             remedy = f"PPO_Plus(..., {name}={value!r})" if name == "use_sde" else "leave it out"
-            raise TypeError(f"policy_kwargs: {name}={value!r} is handed to the policy by PPO_Plus: {remedy}")
+            raise TypeError(f"policy_kwargs: {name}={value!r} is passed to the policy by PPO_Plus: {remedy}")
         if known is None or name in known:
             continue
         likely = nearest(name, known)
-        every = ", ".join(sorted(known - {*HANDED_OVER}))
+        every = ", ".join(sorted(known - {*PASSED_BY_PPO_PLUS}))
         remedy = f"it takes {every}" if likely is None else f"did you mean {likely}?"
-        raise TypeError(f"policy_kwargs: {name}={value!r} is no argument of {policy_class.__name__}: {remedy}")
+        raise TypeError(f"policy_kwargs: {name}={value!r} is not an argument of {policy_class.__name__}: {remedy}")
 
 
 def _check_net_arch(net_arch: Any) -> None:
@@ -78,7 +78,7 @@ def _check_net_arch(net_arch: Any) -> None:
             shared = "".join(f"{each!r}, " for each in net_arch if not isinstance(each, dict))
             raise ValueError(
                 f"policy_kwargs: net_arch={net_arch!r} asks for hidden layers that actor and critic share, which SB3 "
-                f"has no longer: give them to both, net_arch=dict(pi=[{shared}...], vf=[{shared}...])"
+                f"no longer has: give them to both, net_arch=dict(pi=[{shared}...], vf=[{shared}...])"
             )
         _check_net_arch(net_arch[0])
     else:
@@ -100,7 +100,7 @@ def _check_activation(activation_fn: Any) -> None:
 
 
 def _makes_module(function: Any) -> bool:
-    """Whether a function makes modules, as ``partial(nn.LeakyReLU, 0.1)`` does and ``torch.relu`` does not."""
+    """Whether a function returns modules: ``partial(nn.LeakyReLU, 0.1)`` does, ``torch.relu`` does not."""
     try:
         return isinstance(function(), nn.Module)
     except Exception:
@@ -117,13 +117,13 @@ def _check_optimizer(optimizer_class: Any) -> None:
     closure = None if step is None else inspect.signature(step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot give: "
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot pass: "
             "use a first-order optimizer such as torch.optim.Adam"
         )
 
 
 def _same_name(module: Any, text: Any) -> str | None:
-    """The class of a module whose name reads like ``text``; ``None``: there is none."""
+    """The class of a module with the name ``text`` in any case; ``None``: there is none."""
     word = str(text).rpartition(".")[2].casefold()
     names = (name for name, found in vars(module).items() if isinstance(found, type) and name.casefold() == word)
     return next(names, None)

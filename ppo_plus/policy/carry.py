@@ -5,15 +5,15 @@ from typing import NamedTuple
 import torch as th
 
 State = tuple[th.Tensor, ...]
-#: What a policy remembers: the state of each of its recurrent layers.
+#: Memory of a policy: the state of each of its recurrent layers.
 Memory = dict[str, State]
 
 
 class Carry(NamedTuple):
-    """What is carried from one step of the environments to the next; each has a row in every tensor.
+    """State between the steps of environments; each environment has a row in every tensor.
 
-    :param memory: what the policy remembers; empty without recurrent layers
-    :param noise: what its exploration holds (see :mod:`ppo_plus.formulas.exploration`)
+    :param memory: memory of the policy; empty without recurrent layers
+    :param noise: state of its exploration (see :mod:`ppo_plus.formulas.exploration`)
     """
 
     memory: Memory = {}
@@ -21,10 +21,10 @@ class Carry(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the encoder makes of ``B`` observations, for the heads; each of shape ``(B, F)``.
+    """Features of ``B`` observations: the encoder's results, each of shape ``(B, F)``.
 
     :param actor: for the actor
-    :param critic: for the critic; the same tensor where both share the encoder
+    :param critic: for the critic; the same tensor if both share the encoder
     """
 
     actor: th.Tensor
@@ -32,7 +32,7 @@ class Features(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What the heads make of the features of ``B`` observations.
+    """Values and action distributions for ``B`` observations: the results of the heads.
 
     :param values: the critic's, shape ``(B,)``
     :param params: parameters of the action distribution, shape ``(B, param_dim)``

@@ -1,4 +1,4 @@
-"""Action distributions: from the actor's outputs and standard-normal noise to actions.
+"""Action distributions: functions from the actor's outputs and standard-normal noise to actions.
 
 One stateless class per kind of action space. A distribution's ``params`` are one tensor of shape ``(B, param_dim)``;
 actions are *internal*: flat, shape ``(B, action_dim)``, zero-based choices for the discrete kinds and unclipped (before
@@ -97,9 +97,9 @@ class ActionDistribution(ABC):
         """
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
-        """:meth:`to_env` for actions on a device, which stay there; here, where nothing better is known, they do not.
+        """:meth:`to_env` for actions on a device. Subclasses keep them there; this version goes through NumPy.
 
-        :param device: where they are
+        :param device: the device
         :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
@@ -169,7 +169,7 @@ class DiagGaussian(ActionDistribution):
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
         if self.is_integer:
-            # float64 holds every integer up to 2**53, float32 only up to 2**24.
+            # float64 represents every integer up to 2**53, float32 only up to 2**24.
             actions = np.rint(actions.astype(np.float64))
         # Several times cheaper than np.clip on small arrays.
         clipped: np.ndarray = np.minimum(np.maximum(actions, space.low), space.high).astype(space.dtype, copy=False)
@@ -177,7 +177,7 @@ class DiagGaussian(ActionDistribution):
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
         space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
-        # Where bounds are doubles or long integers, actions have to be so before they meet them.
+        # If bounds are doubles or long integers, actions are converted before they are compared with them.
         wide = th.float32 if space.dtype == np.float32 else widest(device)
         low, high = (th.as_tensor(bound).to(device, wide) for bound in (space.low, space.high))
 
@@ -501,7 +501,7 @@ def make_distribution(action_space: spaces.Space[Any], squash_output: bool = Fal
 def _check_box(space: spaces.Box) -> None:
     """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"action_space={space} has no finite bounds: give the environment's Box a finite low and high")
+        raise ValueError(f"action_space={space} has infinite bounds: give the environment's Box a finite low and high")
     bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
     if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
         raise ValueError(
@@ -552,17 +552,17 @@ class BoundDistribution:
 
 
 def torch_dtype(dtype: Any) -> th.dtype:
-    """Torch's name of a dtype of NumPy's."""
+    """The torch dtype of a NumPy dtype."""
     return th.from_numpy(np.empty(0, dtype)).dtype
 
 
 def widest(device: th.device) -> th.dtype:
-    """The floating-point numbers with the most digits that a device has."""
+    """The floating-point type with the most digits on a device."""
     return th.float32 if device.type == "mps" else th.float64
 
 
 def _exponential_like(tensor: th.Tensor) -> th.Tensor:
-    # Never 0, which some generators draw: 0 / 0 would let a masked alternative win.
+    # Never 0, which some generators draw: 0 / 0 would select a masked alternative.
     return th.empty_like(tensor).exponential_(1).clamp_(min=th.finfo(tensor.dtype).tiny)
 
 
@@ -603,11 +603,11 @@ def _logistic_as_gaussians(n_nodes: int = 16) -> tuple[np.ndarray, np.ndarray]:
     r"""Variances :math:`\tau^2` and weights of Gaussians whose mixture is the logistic distribution of scale 1/2.
 
     :math:`\tau` has Kolmogorov's distribution (Andrews and Mallows 1974), of density
-    :math:`8\tau \sum_j (-1)^{j+1} j^2 e^{-2j^2\tau^2}`. It and all its derivatives vanish at both ends, where the
-    trapezoidal rule has no equal.
+    :math:`8\tau \sum_j (-1)^{j+1} j^2 e^{-2j^2\tau^2}`. It and all its derivatives vanish at both ends, for which
+    the trapezoidal rule is the most accurate.
     """
     tau = np.geomspace(0.22, 3.5, n_nodes)
     j = np.arange(1, 80)[:, None]
-    # Nodes in equal ratios: each stands for a piece of its own length.
+    # Nodes in equal ratios: each weight is proportional to its node.
     weights = tau * (8 * tau * (-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * tau) ** 2)).sum(axis=0)
     return tau**2, weights / weights.sum()

@@ -1,4 +1,4 @@
-"""Action masks: which alternatives an environment allows in its present state.
+"""Action masks: the alternatives that an environment allows in its present state.
 
 The layout is sb3-contrib's, flat: for every choice one boolean per alternative, one choice after another.
 ``Discrete(n)`` has ``n`` entries, ``MultiDiscrete`` those of its components in turn, ``MultiBinary`` two for each bit
@@ -22,7 +22,7 @@ METHOD = "action_masks"
 
 @dataclass(frozen=True)
 class MaskSource:
-    """Where the masks of an environment come from.
+    """The source of an environment's masks.
 
     :param choices: alternatives of each choice, in order
     :param key: the entry of the observations that is the mask; ``None``: the environments' method
@@ -32,21 +32,21 @@ class MaskSource:
     key: str | None = None
 
     def all_allowed(self, n_envs: int) -> np.ndarray | None:
-        """What :meth:`read` returns where nothing is forbidden."""
+        """The result of :meth:`read` if everything is allowed."""
         return np.ones((n_envs, sum(self.choices)), dtype=bool) if self.key is None else None
 
     def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
         """The present masks, checked.
 
         :param env: the environment
-        :param obs: what it returned last
-        :param step: how many steps each environment has taken, for messages
-        :return: booleans ``(N, M)``; ``None`` if they are in ``obs``, where the policy finds them
+        :param obs: its last observations
+        :param step: number of steps of each environment so far, for messages
+        :return: booleans ``(N, M)``; ``None`` if they are in ``obs``, from where the policy takes them
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
         given = env.env_method(METHOD) if self.key is None else obs[self.key]
         masks = as_masks(f"{self} at step {step}", given, self.choices)
-        # Vector environments of Gymnasium's default kind ignore the action behind the end of an episode.
+        # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True
         forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
         if len(forbidden):
@@ -55,7 +55,7 @@ class MaskSource:
         return masks if self.key is None else None
 
     def forbids_all(self, env: int, step: int, mask: np.ndarray) -> str:
-        """What to say of a mask that allows nothing."""
+        """The error message for a mask that allows nothing."""
         return (
             f"{self} of environment {env} at step {step} allows nothing to choose from: {mask.astype(int)} for "
             f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
@@ -66,12 +66,12 @@ class MaskSource:
 
 
 def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> MaskSource | None:
-    """Where an environment's masks come from; ``None`` if it has none.
+    """The source of an environment's masks; ``None`` if it has none.
 
     :param env: the environment
     :param choices: alternatives of each choice of its action space
     :param key: the entry of the observations that is the mask, if there is one
-    :raises ValueError: there is nothing to choose from in the action space
+    :raises ValueError: the action space has no choices
     """
     if key is None and not _has_method(env):
         return None
@@ -88,17 +88,17 @@ def _has_method(env: VecEnv) -> bool:
     try:
         if type(inner).has_attr is not VecEnv.has_attr:
             return inner.has_attr(METHOD)
-        # SB3 asks no more than whether this raises; but there are environments that have every attribute, as ``None``.
+        # SB3 only tests whether this raises; but there are environments that have every attribute, as ``None``.
         return any(map(callable, inner.get_attr(METHOD)))
     except (AttributeError, NotImplementedError):
-        # Vector environments that run elsewhere may have no single environments to ask.
+        # Vector environments in other processes may not have single environments.
         return False
 
 
 def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:
     """Masks as booleans.
 
-    :param name: what they are, for messages
+    :param name: their name in messages
     :param given: ``N`` masks in any shape, zeros and ones
     :param choices: alternatives of each choice, in order
     :return: shape ``(N, M)``
@@ -120,13 +120,13 @@ def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:
 
 
 def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
-    """In which masks ``(N, M)`` some choice has no alternative left, booleans ``(N,)``."""
+    """Whether some choice of each mask ``(N, M)`` has no alternative left, booleans ``(N,)``."""
     starts = np.cumsum([0, *choices[:-1]])
     return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
 
 
 def without_mask(observation_space: spaces.Space[Any], key: str | None) -> spaces.Space[Any]:
-    """The observation space that is left for the features."""
+    """The observation space without the mask: that of the features."""
     if key is None or not isinstance(observation_space, spaces.Dict):
         return observation_space
     # Pairs, not a dict: Gymnasium would sort its keys.
@@ -141,20 +141,20 @@ def check_mask_key(
     :param key: its name
     :param observation_space: the environment's
     :param choices: alternatives of each choice of the action space
-    :param env: the environment, whose wrappers must leave the mask alone; ``None`` if it is not known
-    :raises ValueError: it cannot
+    :param env: the environment, whose wrappers must not change the mask; ``None`` if it is not known
+    :raises ValueError: it cannot be the mask
     """
     if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:
-        raise ValueError(f"action_mask_key={key!r} is no entry of observation_space={observation_space}")
+        raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")
     _check_wrappers(key, env)
     space, n_entries = observation_space[key], sum(choices)
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
         raise ValueError(
-            f"action_mask_key={key!r}: {space} is no mask for choices among {list(choices)}: "
+            f"action_mask_key={key!r}: {space} is not a mask for choices among {list(choices)}: "
             f"make it MultiBinary({n_entries})"
         )
     if len(observation_space.spaces) == 1:
-        raise ValueError(f"action_mask_key={key!r} is all there is in observation_space={observation_space}")
+        raise ValueError(f"action_mask_key={key!r} is the only entry of observation_space={observation_space}")
 
 
 def _check_wrappers(key: str, env: VecEnv | None) -> None:

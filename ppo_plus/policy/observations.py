@@ -1,7 +1,7 @@
-"""Observations: from what an environment returns to what a network takes in.
+"""Conversion of observations from what an environment returns to the input of a network.
 
-Covers what SB3's preprocessing does, with the same numbers, and what it cannot: ``Discrete`` with a start,
-``MultiDiscrete`` of any shape. Which conversion a space needs is settled once, when the policy is built.
+It gives the numbers of SB3's preprocessing, and supports two more kinds of spaces: ``Discrete`` with a start, and
+``MultiDiscrete`` of any shape. The conversion for a space is chosen once, when the policy is built.
 """
 
 from collections.abc import Callable, Collection
@@ -20,9 +20,9 @@ Preprocess = Callable[[Any], Any]
 
 
 def canonical_space(space: spaces.Space) -> spaces.Space:
-    """The space as features extractors should see it: zero-based and with one-dimensional choices.
+    """The space for features extractors: zero-based and with one-dimensional choices.
 
-    Equal to ``space`` wherever SB3 itself can handle it.
+    Equal to ``space`` if SB3 supports it.
 
     :raises ValueError: unsupported space
     """
@@ -46,7 +46,7 @@ def canonical_space(space: spaces.Space) -> spaces.Space:
 
 
 def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Preprocess:
-    """The function that makes network input of a batch of raw observations.
+    """The function that converts a batch of raw observations to network input.
 
     Images become floats in ``[0, 1]``, choices one-hot vectors, everything else floats.
 
@@ -68,7 +68,7 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
 def is_batched(observation: np.ndarray, space: spaces.Space) -> bool:
     """Whether an observation has a leading batch dimension.
 
-    :raises ValueError: its shape is neither the space's nor a batch of that
+    :raises ValueError: its shape is neither the space's nor that of a batch
     """
     if observation.shape == space.shape:
         return False
@@ -85,22 +85,22 @@ def to_tensor(
     space: spaces.Space,
     device: th.device,
     name: str = "observation",
-    dispensable: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors.
 
     :param observation: array, number, or dict of arrays; channel-last images are accepted for channel-first spaces
     :param space: the observation space
     :param device: where the tensors go
-    :param name: what to call it in messages
-    :param dispensable: entries of a Dict space that may be missing
+    :param name: its name in messages
+    :param optional: entries of a Dict space that may be missing
     :return: tensor ``(B, *shape)`` (or a dict of them), and whether ``observation`` was a batch
     :raises ValueError: the observation does not fit the space
     :raises FloatingPointError: it is not finite, in single precision
     """
     if isinstance(space, spaces.Dict):
-        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys() | dispensable:
-            needed = sorted(space.spaces.keys() - dispensable)
+        if not isinstance(observation, dict) or not space.spaces.keys() <= observation.keys() | optional:
+            needed = sorted(space.spaces.keys() - optional)
             raise ValueError(f"observation {observation!r} must be a dict with the keys {needed}")
         parts = {
             key: to_tensor(observation[key], sub, device, f"{name}[{key!r}]")
@@ -125,7 +125,7 @@ def _each(functions: dict[str, Preprocess], observations: dict[str, th.Tensor]) 
 def _image(observations: th.Tensor) -> th.Tensor:
     # Convolutions and their gradients are a third faster on channels-last memory; a rollout keeps SB3's, and its bits.
     layout = th.channels_last if th.is_grad_enabled() and observations.dim() == 4 else th.preserve_format
-    # Divided in place: a second copy would be the largest tensor of the whole update.
+    # Divided in place: a second copy would be the largest tensor of the update.
     return observations.to(th.float32, memory_format=layout, copy=True).div_(255.0)
 
 
@@ -135,10 +135,10 @@ def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th
 
 
 def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any:
-    """What vectorized environments returned as tensors in one layout: contiguous, floats in single precision.
+    """Observations of vectorized environments as contiguous tensors, floats in single precision.
 
     :param observations: array ``(N, ...)``, or a dict of them
-    :param space: the observation space, whose order dicts get
+    :param space: the observation space; dicts get its order
     :param device: where the tensors go
     """
     if isinstance(space, spaces.Dict):

@@ -25,7 +25,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn, optim
 
-from ppo_plus.formulas.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
@@ -35,7 +35,7 @@ from ppo_plus.policy.views import make_views
 
 
 class Step(NamedTuple):
-    """What :meth:`ppo_plus.ActorCriticPolicy.act` decides for ``N`` environments.
+    """Actions of a policy in ``N`` environments, returned by :meth:`ppo_plus.ActorCriticPolicy.act`.
 
     :param actions: internal actions (see :mod:`ppo_plus.policy.distributions`), shape ``(N, action_dim)``
     :param values: shape ``(N,)``
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     params: th.Tensor
 
     def packed(self) -> th.Tensor:
-        """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy."""
+        """All parts in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which is copied from a device at once."""
         return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
     @classmethod
@@ -67,11 +67,11 @@ class Step(NamedTuple):
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.
 
-    Takes the arguments of SB3's ``ActorCriticPolicy`` with their meaning, and some more. ``use_sde`` works for every
-    action space, ``squash_output`` for Box with and without gSDE.
+    It has the arguments of SB3's ``ActorCriticPolicy``, and some more. ``use_sde`` works for every action space,
+    ``squash_output`` for Box with and without gSDE.
 
-    :param observation_space: the environment's
-    :param action_space: the environment's
+    :param observation_space: the environment's observation space
+    :param action_space: the environment's action space
     :param lr_schedule: learning rate as a function of the remaining progress
     :param net_arch: hidden layers: a list for both networks, or ``dict(pi=[...], vf=[...])``
     :param activation_fn: activation after each hidden layer
@@ -81,26 +81,26 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     :param full_std: see :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
     :param use_expln: see :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
     :param squash_output: squash Box actions by tanh
-    :param features_extractor_class: network before the hidden layers; by default the policy class's own
+    :param features_extractor_class: network before the hidden layers; by default that of the policy class
     :param features_extractor_kwargs: further arguments of that class
     :param share_features_extractor: one features extractor for actor and critic; by default they share one, unless they
         see different entries
     :param normalize_images: divide image values by 255
     :param optimizer_class: the optimizer
     :param optimizer_kwargs: further arguments of the optimizer; by default ``eps=1e-5`` for Adam
-    :param exploration: a noise process, in place of ``use_sde``
-    :param actor: a network of your own from features to means or logits: a module (it is copied), or a function of its
-        input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
-        The input of the last layer of an ``nn.Sequential`` (of any other module: the features) feeds gSDE
+    :param exploration: a noise process, instead of ``use_sde``
+    :param actor: a custom network from features to means or logits: a module (it is copied), or a function of its
+        input and output size. It replaces SB3's hidden and output layers and keeps its initial weights. gSDE uses the
+        input of its last layer if it is an ``nn.Sequential``, otherwise the features
     :param critic: the same, from features to one value
-    :param autocast: compute the features in bfloat16 (``torch.autocast``), which makes convolutions faster where the
-        processor has bfloat16 arithmetic. Weights, all that comes after the features and the loss stay in float32
+    :param autocast: compute the features in bfloat16 (``torch.autocast``), which makes convolutions faster if the
+        processor has bfloat16 arithmetic. Weights, heads and the loss stay in float32
     :param action_mask_key: the entry of Dict observations that is the action mask (see
-        :mod:`ppo_plus.policy.masking`), and so no feature
-    :param actor_keys: names of all the entries of Dict observations that the actor sees (see
+        :mod:`ppo_plus.policy.masking`), and not a feature
+    :param actor_keys: names of all entries of Dict observations that the actor sees (see
         :mod:`ppo_plus.policy.views`); ``None``: everything. ``predict`` needs no others
-    :param critic_keys: the same for the critic; ``None``: everything. It needs ``actor_keys``. Where the two see
-        different entries they share no features extractor: each has one for what it sees
+    :param critic_keys: the same for the critic; ``None``: everything. It needs ``actor_keys``. If the two see different
+        entries, each has a features extractor for its entries
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
 
@@ -162,7 +162,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         check_extractor(extractor, features_space, normalize_images)
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
-        # SB3's own constructor makes distributions and networks, for fewer spaces.
+        # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.
         sb3.BasePolicy.__init__(
             self,
             observation_space,
@@ -190,9 +190,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.autocast = autocast
         self.action_mask_key = action_mask_key
         self.actor_keys, self.critic_keys, self.views = actor_keys, critic_keys, views
-        self._dispensable = views.dispensable(observation_space, action_mask_key)
+        self._optional_entries = views.optional_entries(observation_space, action_mask_key)
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
-        self._noise: Held = {}
+        self._noise: NoiseState = {}
         self.action_dist = make_distribution(action_space, squash_output)
         self.share_features_extractor = not views.differ and share_features_extractor is not False
         self._build_features_extractors()
@@ -307,10 +307,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     @property
     def family(self) -> ActionDistribution:
-        """The family of its action distributions."""
+        """The family of action distributions."""
         return self.action_dist
 
-    # --- what the algorithm calls ---------------------------------------------------------------------------------
+    # --- for the algorithm ---------------------------------------------------------------------------------------
 
     def act(
         self,
@@ -319,14 +319,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         episode_starts: th.Tensor | None = None,
         masks: th.Tensor | None = None,
     ) -> tuple[Step, Carry]:
-        """Choose actions by exploring.
+        """Sample actions, with exploration.
 
-        A function of its arguments, the weights and torch's generator: it changes nothing.
+        A function of its arguments, the weights and torch's generator, without side effects.
 
         :param obs: raw observations of ``N`` environments
-        :param carry: memory and held noise (:meth:`init_carry`)
-        :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: nothing is remembered there;
-            ``None``: none. Of no effect without memory
+        :param carry: memory and noise (:meth:`init_carry`)
+        :param episode_starts: which of them begin an episode, booleans of shape ``(N,)``: their memory is reset;
+            ``None``: none. No effect without memory
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(N, M)``; ``None``: none, or in ``obs``
         :return: the step, and the carry for the next one
         """
@@ -343,13 +343,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         episode_starts: th.Tensor | None = None,
         masks: th.Tensor | None = None,
     ) -> tuple[th.Tensor, th.Tensor]:
-        """The critic's and the actor's view of ``B`` observations, with gradients.
+        """Values and parameters of action distributions for ``B`` observations, with gradients.
 
         With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
 
         :param obs: raw observations
-        :param carry: what is remembered before the first step of each sequence; ``None``: each observation stands
-            alone, and nothing is remembered before it. Of no effect without memory
+        :param carry: memory before the first step of each sequence; ``None``: each observation is a sequence, with
+            empty memory. No effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
         :param masks: action masks (:mod:`ppo_plus.policy.masking`), booleans ``(B, M)``; ``None``: none, or in ``obs``
         :return: values ``(B,)`` and parameters ``(B, param_dim)`` for :attr:`family`
@@ -359,7 +359,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return values, params
 
     def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
-        """:meth:`evaluate` of a minibatch; where its ``features`` are given, by the heads alone.
+        """:meth:`evaluate` of a minibatch; by the heads alone if it has ``features``.
 
         :param batch: a :class:`ppo_plus.Batch`
         """
@@ -371,13 +371,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def encode(
         self, obs: PyTorchObs, memory: Memory, episode_starts: th.Tensor | None = None
     ) -> tuple[Features, Memory]:
-        """The first half of the policy: observations, and what is remembered, become features.
+        """The first half of the policy: features of observations and memory.
 
         :param obs: raw observations, ``B`` of them
         :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another; empty:
-            nothing is remembered, and each observation is a step by itself
+            each observation is a step with empty memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
-        :return: features, and the memory after a step (after sequences: nothing)
+        :return: features, and the memory after a step (empty after sequences)
         """
         features = self.extract_features(obs)
         if self.share_features_extractor:
@@ -385,9 +385,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Features(*features), memory
 
     def heads(self, features: Features, masks: th.Tensor | None = None) -> Heads:
-        """The second half of the policy: features become values and action distributions.
+        """The second half of the policy: values and action distributions from features.
 
-        :param features: what :meth:`encode` returned
+        :param features: the result of :meth:`encode`
         :param masks: action masks, booleans ``(B, M)``; ``None``: none
         """
         latent_pi, latent_vf = self._latents(features)
@@ -398,18 +398,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Carry(self.init_memory(n_envs), self.exploration.init(n_envs, *self._noise_dims, self.device))
 
     def init_memory(self, n_envs: int) -> Memory:
-        """The memory of ``n_envs`` environments that have seen nothing yet."""
+        """Empty memory of ``n_envs`` environments."""
         return {}
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
-        """Draw the held noise again for the environments with these indices, shape ``(K,)``; memory stays."""
+        """Draw the noise again for the environments with these indices, shape ``(K,)``; memory stays."""
         noise = self.exploration.renew(carry.noise, th.as_tensor(envs, device=self.device), *self._noise_dims)
         return carry._replace(noise=noise)
 
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     def reset_noise(self, n_envs: int = 1) -> None:
-        """Renew the noise that :meth:`predict` and :meth:`forward` hold; training holds its own.
+        """Draw the noise of :meth:`predict` and :meth:`forward` again; training has separate noise.
 
         :param n_envs: for how many environments; a batch of another size renews it again
         """
@@ -443,8 +443,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
         """Network input of raw observations, through the given or the policy's own extractor(s).
 
-        :return: features ``(B, features_dim)``; without sharing, and with no extractor given, actor's and critic's. The
-            critic's are NaN where ``obs`` lacks what the critic sees and the actor does not
+        :return: features ``(B, features_dim)``; for two extractors, if none is given, actor's and critic's. The
+            critic's are NaN if ``obs`` lacks entries that only the critic sees
         """
         extract = self._extract
         if features_extractor is not None:
@@ -455,8 +455,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return extract(self.features_extractor, inputs)
         features = extract(self.pi_features_extractor, inputs)
         if self.views.differ:
-            if self.views.lacks_critics(obs):
-                # Values that nobody can take for the critic's, and actions all the same.
+            if self.views.lacks_critic_entries(obs):
+                # Actions need no values, and NaN cannot be mistaken for one.
                 return features, features.new_full((len(features), self.vf_features_extractor.features_dim), th.nan)
             inputs = self._preprocess_critic(obs)
         return features, extract(self.vf_features_extractor, inputs)
@@ -498,13 +498,13 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> th.Tensor:
         """Values at ``obs``, shape ``(B, 1)``; carry and episode starts as in :meth:`evaluate`.
 
-        :raises ValueError: ``obs`` lacks what the critic sees
+        :raises ValueError: ``obs`` lacks entries that the critic sees
         """
-        if self.views.lacks_critics(obs):
+        if self.views.lacks_critic_entries(obs):
             assert isinstance(obs, dict) and isinstance(self.views.critic, spaces.Dict)
             raise ValueError(
-                f"observations of {list(obs)} have no value, since the critic sees {list(self.views.critic)}: add what "
-                "is missing"
+                f"observations of {list(obs)} have no value, since the critic sees {list(self.views.critic)}: add the "
+                "missing entries"
             )
         return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
 
@@ -513,7 +513,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         Entries that the actor does not see may be missing.
         """
-        return to_tensor(observation, self.observation_space, self.device, dispensable=self._dispensable)
+        return to_tensor(observation, self.observation_space, self.device, optional=self._optional_entries)
 
     def predict(
         self,
@@ -525,10 +525,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """Actions that the environment's action space contains.
 
-        :param observation: one observation, or a batch; of Dict observations what the actor sees
-        :param state: what the call before returned; ``None``: nothing is remembered. Without memory returned as it is
-        :param episode_start: which observations begin an episode, shape ``(B,)``; held noise is renewed there, and
-            nothing is remembered
+        :param observation: one observation, or a batch; of Dict observations the entries that the actor sees
+        :param state: the state that the previous call returned; ``None``: empty memory. Returned unchanged by policies
+            without memory
+        :param episode_start: which observations begin an episode, shape ``(B,)``: their noise is drawn again, and their
+            memory is reset
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks (:mod:`ppo_plus.policy.masking`), ``(M,)`` or for a batch ``(B, M)``
         :return: action of shape ``action_space.shape`` (for a batch ``(B, *shape)``, or for Dict and Tuple spaces a
@@ -572,14 +573,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.mlp_extractor.forward_actor(features.actor), self.mlp_extractor.forward_critic(features.critic)
 
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
-        """The memory that :meth:`predict` was given."""
+        """The memory of the ``state`` that :meth:`predict` takes."""
         return {}
 
     def _state_of(self, memory: Memory, state: Any) -> Any:
-        """What :meth:`predict` returns of the memory; ``state`` is what it was given."""
+        """The state that :meth:`predict` returns; ``state`` is the one that it took."""
         return state
 
-    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: Held) -> tuple[th.Tensor, Held]:
+    def _explore(self, params: th.Tensor, latent_pi: th.Tensor, noise: NoiseState) -> tuple[th.Tensor, NoiseState]:
         """Sampled actions, and the noise for the next step."""
         log_std = self._log_std
         log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
@@ -592,14 +593,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.action_dist.params(self.action_net(latent_pi), std, masks)
 
     def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:
-        """The masks, from the observations if they are there."""
+        """The masks, or those in the observations."""
         if masks is not None or self.action_mask_key is None:
             return masks
         assert isinstance(obs, dict)
         return obs[self.action_mask_key].flatten(1).bool()
 
     def _mask_tensor(self, action_masks: Any) -> th.Tensor | None:
-        """Masks that somebody has passed, checked.
+        """Masks as a tensor, checked.
 
         :raises ValueError: they do not fit the action space, or allow nothing
         """
@@ -621,9 +622,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.mlp_extractor.latent_dim_pi, self.action_dist.noise_dim
 
     def _fit_noise(self, rows: th.Tensor, episode_start: np.ndarray | None = None) -> None:
-        """Make the noise that the policy holds for itself fit a batch."""
-        held = next(iter(self._noise.values()), None)
-        if held is None or len(held) != len(rows) or held.device != rows.device:
+        """Make the noise of :meth:`predict` and :meth:`forward` fit a batch."""
+        noise = next(iter(self._noise.values()), None)
+        if noise is None or len(noise) != len(rows) or noise.device != rows.device:
             self.reset_noise(len(rows))
         elif episode_start is not None and np.any(episode_start):
             self._noise = self.renew_noise(Carry(noise=self._noise), np.flatnonzero(episode_start)).noise
@@ -643,7 +644,7 @@ class MultiInputPolicy(ActorCriticPolicy):
 
 MlpPolicy = ActorCriticPolicy
 
-#: SB3's own policy classes, and ours in their place.
+#: SB3's policy classes, and ours that replace them.
 _OURS: dict[type, type[ActorCriticPolicy]] = {
     sb3.ActorCriticPolicy: ActorCriticPolicy,
     sb3.ActorCriticCnnPolicy: CnnPolicy,
@@ -652,5 +653,5 @@ _OURS: dict[type, type[ActorCriticPolicy]] = {
 
 
 def our_class(policy_class: type) -> type[ActorCriticPolicy] | None:
-    """Our class in place of one of SB3's own; ``None`` for a custom one."""
+    """The class that replaces one of SB3's; ``None`` for a custom one."""
     return _OURS.get(policy_class)

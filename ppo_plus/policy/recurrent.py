@@ -4,8 +4,8 @@ A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMem
 initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
 of the layers is an argument and a result (:class:`~ppo_plus.policy.carry.Carry`).
 
-A recurrent layer here is torch's, with its weights and their names, used in two ways: one :meth:`Recurrent.step` for
-acting, and whole :meth:`Recurrent.sequences` for learning. Its state is a tuple of tensors of shape
+A recurrent layer here is torch's, with its weights and their names, used in two ways: one ``Recurrent.step`` for
+acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of tensors of shape
 ``(N, layers, hidden)``, first dimension the environment: :math:`(h, c)` for an LSTM (Hochreiter and Schmidhuber 1997),
 :math:`(h,)` for a GRU (Cho et al. 2014, arXiv:1406.1078). It is reset to zero where an episode starts.
 """
@@ -24,27 +24,27 @@ from ppo_plus.policy.carry import Features, Memory, State
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
 from ppo_plus.require import require_int, require_kind
 
-#: Input, negative, of a gate that is to be shut: its sigmoid is 0.
+#: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
 
 
 class Layout:
-    """How sequences in which episodes start are laid out for torch's loop over time, which cannot forget on the way.
+    """Layout of sequences with episode starts for torch's loop over time, which cannot reset its state on the way.
 
-    Before each start (but at the first step, where the given state is left out) a *reset* step is put in, at which
-    the layer shuts its gates and so forgets everything. Sequences with fewer starts end earlier; what follows is not
-    read. A layout is at most twice as long as its sequences.
+    A *reset* step is inserted before each start, at which the layer closes its gates, so that its state becomes 0; at
+    the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
+    not read. A layout is at most twice as long as its sequences.
 
     :param starts: whether an episode starts there, ``n_sequences`` sequences one after another, booleans of ``(B,)``
     :param n_sequences: number of sequences, all of the same length
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int):
-        # Numpy, because its operations on a few numbers take a tenth of the time; the length is read anyway.
+        # NumPy takes a tenth of the time for a few numbers; the length is read in any case.
         marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
-        #: 0 where the state before the sequence is to be forgotten, else 1; shape ``(n_sequences, 1, 1)``.
-        self.remembers = _floats(~marks[:, :1, None], starts.device)
+        #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
+        self.keep = _floats(~marks[:, :1, None], starts.device)
         #: 1 at reset steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
         self.resets: th.Tensor | None = None
         later = marks.copy()
@@ -84,11 +84,11 @@ def _of_layer(state: State, i: int) -> State:
 class Recurrent(nn.RNNBase):
     """A recurrent layer with an explicit state: :class:`LSTM` or :class:`GRU`."""
 
-    #: Tensors that its state consists of.
+    #: Number of tensors in its state.
     n_states: int
 
     def init(self, n_envs: int) -> State:
-        """Nothing remembered by ``n_envs`` environments."""
+        """The state of ``n_envs`` environments before their first step: zeros."""
         shape = n_envs, self.num_layers, self.hidden_size
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
@@ -97,12 +97,12 @@ class Recurrent(nn.RNNBase):
 
         :param x: shape ``(N, input_size)``
         :param state: before the step
-        :param starts: whether an episode starts with it, booleans of shape ``(N,)``; ``None``: nowhere
+        :param starts: which environments begin an episode, booleans of shape ``(N,)``; ``None``: none
         :return: output ``(N, hidden_size)`` and the state after the step
         """
         if starts is not None:
-            remembers = (~starts)[:, None, None].to(x.dtype)
-            state = tuple(part * remembers for part in state)
+            keep = (~starts)[:, None, None].to(x.dtype)
+            state = tuple(part * keep for part in state)
         layers: list[State] = []
         for i, weights in enumerate(self._weights):
             if i:
@@ -120,7 +120,7 @@ class Recurrent(nn.RNNBase):
         :return: outputs, shape ``(B, hidden_size)``
         """
         x = layout.pad(x)
-        state = tuple(part * layout.remembers for part in state)
+        state = tuple(part * layout.keep for part in state)
         for i, weights in enumerate(self._weights):
             if i:
                 x = F.dropout(x, self.dropout, self.training)
@@ -132,11 +132,11 @@ class Recurrent(nn.RNNBase):
 
     @property
     def _weights(self) -> list[list[th.Tensor]]:
-        """The weights of each layer, also where others stand in for the module's own."""
+        """The weights of each layer, also while they are replaced by other tensors."""
         return [[weight for weight in layer] for layer in self.all_weights]
 
     def _reset_weights(self, weights: list[th.Tensor]) -> th.Tensor:
-        """The weights of one more input, which is 1 at reset steps: they leave the state at 0."""
+        """The weights of one more input, which is 1 at reset steps: they set the state to 0."""
         raise NotImplementedError
 
     def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
@@ -147,9 +147,9 @@ class Recurrent(nn.RNNBase):
         """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
         raise NotImplementedError
 
-    def _options(self) -> tuple[bool, int, float, bool, bool, bool]:
-        """The further arguments of torch's loop, for one layer with the environment first."""
-        # What is needed for gradients is kept only "in training".
+    def _loop_options(self) -> tuple[bool, int, float, bool, bool, bool]:
+        """The other arguments of torch's loop, for one layer with the environment first."""
+        # Torch stores what gradients need only "in training".
         return self.bias, 1, 0.0, th.is_grad_enabled(), False, True
 
 
@@ -159,7 +159,7 @@ class LSTM(Recurrent, nn.LSTM):
     n_states = 2
 
     def _reset_weights(self, weights: list[th.Tensor]) -> th.Tensor:
-        # With input, forget and output gates at 0, c and h are 0, whatever the candidate is.
+        # With input, forget and output gates at 0, c and h are 0 for any candidate.
         i, f, g, o = weights[0].new_full((4, self.hidden_size), -CLOSED)
         return th.cat([i, f, th.zeros_like(g), o])
 
@@ -168,7 +168,7 @@ class LSTM(Recurrent, nn.LSTM):
         return h, c
 
     def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
-        return th.lstm(x, [part[None] for part in state], weights, *self._options())[0]
+        return th.lstm(x, [part[None] for part in state], weights, *self._loop_options())[0]
 
 
 class GRU(Recurrent, nn.GRU):
@@ -185,26 +185,26 @@ class GRU(Recurrent, nn.GRU):
         return (th.gru_cell(x, *state, *weights),)
 
     def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
-        return th.gru(x, state[0][None], weights, *self._options())[0]
+        return th.gru(x, state[0][None], weights, *self._loop_options())[0]
 
 
 class WithMemory(ActorCriticPolicy):
-    """Gives a policy class memory when it comes first among the base classes: :class:`LSTMMemory`, :class:`GRUMemory`.
+    """Adds memory to a policy class, as the first of its base classes: :class:`LSTMMemory`, :class:`GRUMemory`.
 
     The names of the arguments are sb3-contrib's, for GRUs as well.
 
     :param args: arguments of the policy class, by position
     :param lstm_hidden_size: units of each recurrent layer, at least 1
     :param n_lstm_layers: recurrent layers on top of each other, at least 1
-    :param shared_lstm: the critic sees what the actor's layers remember (and sends no gradient into them); needs
+    :param shared_lstm: the critic uses the output of the actor's layers (without a gradient into them); needs
         ``enable_critic_lstm=False`` and a shared features extractor
-    :param enable_critic_lstm: the critic has layers of its own. Without them, and without sharing, it remembers nothing
+    :param enable_critic_lstm: the critic has separate layers. Without them, and without sharing, it has no memory
     :param lstm_kwargs: ``bias`` and ``dropout`` of torch's layers
     :param kwargs: arguments of the policy class, by name
     :raises ValueError: an argument that does not fit another, or is not supported
     """
 
-    #: The kind of layer, and what its attributes are called.
+    #: The kind of layer, and the prefix of its attributes.
     layer: Callable[..., Recurrent]
     layer_name: str
     remembers = True
@@ -240,7 +240,7 @@ class WithMemory(ActorCriticPolicy):
             )
 
     def _build_mlp_extractor(self) -> None:
-        # What is behind the recurrent layers sees their output as features.
+        # For the layers after them, the output of recurrent layers are the features.
         self._input_dims = {"actor": int(self.features_dim), "critic": int(self.vf_features_dim)}
         self.features_dim = self.vf_features_dim = self.lstm_hidden_size
         super()._build_mlp_extractor()
@@ -261,7 +261,7 @@ class WithMemory(ActorCriticPolicy):
 
     @property
     def _layers(self) -> dict[str, Recurrent]:
-        """The recurrent layers by whose they are."""
+        """The recurrent layers by owner."""
         owners = ("actor", "critic") if self.enable_critic_lstm else ("actor",)
         return {owner: getattr(self, f"{self.layer_name}_{owner}") for owner in owners}
 
@@ -282,11 +282,11 @@ class WithMemory(ActorCriticPolicy):
     def _run_layers(
         self, inputs: dict[str, th.Tensor], memory: Memory, starts: th.Tensor | None
     ) -> tuple[dict[str, th.Tensor], Memory]:
-        """What the recurrent layers make of their inputs, by owner, and the memory afterwards.
+        """The outputs of the recurrent layers, by owner, and the memory afterwards.
 
         :param inputs: ``B`` rows for each owner
         :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another (then no
-            memory is returned); empty: nothing is remembered, and each row is a step of its own
+            memory is returned); empty: each row is a step with empty memory
         :param starts: which rows begin an episode
         """
         n_rows = len(inputs["actor"])
@@ -302,14 +302,14 @@ class WithMemory(ActorCriticPolicy):
 
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
         n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        # Actions depend on what the actor remembers alone.
+        # Actions depend on the actor's memory alone.
         return self.init_memory(n_envs) | {"actor": self._from_arrays(state, n_envs)}
 
     def _state_of(self, memory: Memory, state: Any) -> Any:
         return tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
 
     def _from_arrays(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> State:
-        """The actor's memory from what :meth:`predict` returned."""
+        """The actor's memory from a state that :meth:`predict` returned."""
         empty = self._layers["actor"].init(n_envs)
         if state is None:
             return empty
@@ -317,7 +317,7 @@ class WithMemory(ActorCriticPolicy):
         if len(state) != len(empty) or any(np.shape(part) != shape for part in state):
             raise ValueError(
                 f"state has arrays of shapes {[np.shape(part) for part in state]}, but {n_envs} observations need "
-                f"{len(empty)} of shape {shape}: pass what predict returned for as many, or None at the beginning"
+                f"{len(empty)} of shape {shape}: pass what predict returned for as many, or None at the start"
             )
         return tuple(th.as_tensor(part, dtype=th.float32, device=self.device).transpose(0, 1) for part in state)
 
@@ -360,7 +360,7 @@ class MultiInputGruPolicy(GRUMemory, MultiInputPolicy):
     """:class:`~ppo_plus.policy.policies.MultiInputPolicy` with GRUs."""
 
 
-#: The policies with memory by name.
+#: Policies with memory, by name.
 RECURRENT: dict[str, type[BasePolicy]] = {
     policy.__name__: policy
     for policy in (

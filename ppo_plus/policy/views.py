@@ -1,7 +1,7 @@
-"""Which entries of Dict observations the actor sees, and which the critic: an asymmetric actor-critic.
+"""The entries of Dict observations that the actor sees, and those that the critic sees: an asymmetric actor-critic.
 
-The critic only helps to train, so it may see what the actor will have to do without: in a simulation the exact state,
-where the robot has a camera (Pinto et al. 2017, "Asymmetric Actor Critic for Image-Based Robot Learning",
+The critic is needed in training only, so it may see entries that the actor will not have: in a simulation the exact
+state, while the robot has a camera (Pinto et al. 2017, "Asymmetric Actor Critic for Image-Based Robot Learning",
 arXiv:1710.06542).
 """
 
@@ -13,10 +13,10 @@ from ppo_plus.require import nearest
 
 
 class Views(NamedTuple):
-    """What actor and critic see of the observations.
+    """The parts of the observations that actor and critic see.
 
-    :param actor: the space of what the actor sees
-    :param critic: the space of what the critic sees
+    :param actor: the space of the actor's part
+    :param critic: the space of the critic's part
     """
 
     actor: spaces.Space
@@ -27,8 +27,8 @@ class Views(NamedTuple):
         """Whether they see different entries."""
         return self.actor is not self.critic
 
-    def dispensable(self, observation_space: spaces.Space, mask_key: str | None) -> frozenset[str]:
-        """The entries of the observations that no action depends on.
+    def optional_entries(self, observation_space: spaces.Space, mask_key: str | None) -> frozenset[str]:
+        """The entries of the observations that actions do not depend on.
 
         :param observation_space: the environment's
         :param mask_key: the entry that is the action mask, if there is one
@@ -37,26 +37,26 @@ class Views(NamedTuple):
             return frozenset()
         return frozenset(observation_space.spaces.keys() - self.actor.spaces.keys() - {mask_key})
 
-    def lacks_critics(self, observations: Any) -> bool:
-        """Whether observations are without an entry that the critic sees."""
+    def lacks_critic_entries(self, observations: Any) -> bool:
+        """Whether an entry that the critic sees is missing from observations."""
         return isinstance(self.critic, spaces.Dict) and not all(key in observations for key in self.critic.spaces)
 
 
 def make_views(space: spaces.Space, actor_keys: Any, critic_keys: Any, mask_key: str | None = None) -> Views:
-    """What actor and critic see, in the order of the space.
+    """The parts that actor and critic see, in the order of the space.
 
-    :param space: the observations' without the action mask
-    :param actor_keys: all that the actor sees, a list of names; ``None``: everything
-    :param critic_keys: all that the critic sees; ``None``: everything
+    :param space: the observation space without the action mask
+    :param actor_keys: names of all entries that the actor sees; ``None``: everything
+    :param critic_keys: names of all entries that the critic sees; ``None``: everything
     :param mask_key: the entry that is the action mask, if there is one
-    :raises TypeError: no list of names
-    :raises ValueError: the observations are no Dict; there is no name, or one that is unknown, the mask's or there
-        twice; or it is not said what the actor sees
+    :raises TypeError: not a list of names
+    :raises ValueError: the observations are not a Dict; a list is empty, or has a name that is unknown, the mask's or
+        repeated; or ``critic_keys`` without ``actor_keys``
     """
     if actor_keys is None:
         if critic_keys is not None:
             raise ValueError(
-                f"policy_kwargs: critic_keys={critic_keys!r} is all that the critic sees, and without actor_keys the "
+                f"policy_kwargs: critic_keys={critic_keys!r} needs actor_keys: without, the "
                 "actor would see everything: name what it sees, actor_keys=[...]"
             )
         return Views(space, space)
@@ -73,14 +73,14 @@ def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> sp
     if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
         raise TypeError(f"{given} must be a list of names, such as {list(space)[:1]}")
     if not keys:
-        raise ValueError(f"{given} leaves nothing to see: name one or more of {list(space)}")
+        raise ValueError(f"{given} is empty: name one or more of {list(space)}")
     for key in keys:
         if key == mask_key:
-            raise ValueError(f"{given} names the action mask (action_mask_key), which is no feature: leave it out")
+            raise ValueError(f"{given} names the action mask (action_mask_key), which is not a feature: leave it out")
         if key not in space.spaces:
             likely = nearest(key, space)
             remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
-            raise ValueError(f"{given} names {key!r}, which is no entry of the observations: {remedy}")
+            raise ValueError(f"{given} names {key!r}, which is not an entry of the observations: {remedy}")
     if len(set(keys)) < len(keys):
         raise ValueError(f"{given} names an entry twice: leave one out")
     # Pairs, not a dict: Gymnasium would sort its keys.

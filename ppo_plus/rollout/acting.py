@@ -69,4 +69,4 @@ def prepare_act(
         return without_gradients(compiled.bind(tensors, plain=acting.plain))
     # Weights may be moved, and the policy changed, between the steps.
     in_place = still_in_place(policy)
-    return without_gradients(compiled.bind(tensors, watched=True, in_place=in_place, plain=acting.plain))
+    return without_gradients(compiled.bind(tensors, in_place=in_place, plain=acting.plain))

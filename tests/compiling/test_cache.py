@@ -31,7 +31,7 @@ def test_a_form_is_kept_while_what_it_reads_is_the_same(get):
     assert current() is form
 
 
-def test_a_form_is_made_anew_where_what_it_reads_has_changed(get):
+def test_a_new_form_is_made_after_a_constant_has_changed(get):
     current, owner = get
     form = current()
     owner.scale = 3.0
@@ -45,7 +45,7 @@ def test_a_form_is_made_anew_where_what_it_reads_has_changed(get):
         th.set_num_threads(n_threads)
 
 
-def test_what_changes_all_the_time_runs_as_it_is(get):
+def test_constants_that_keep_changing_run_uncompiled(get):
     current, owner = get
     for i in range(MAX_TRACES + 1):
         owner.scale = float(i)

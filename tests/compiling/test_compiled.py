@@ -62,7 +62,7 @@ def test_constants_among_the_results_stay_what_they_are():
 
 
 @pytest.mark.slow
-def test_a_binding_notices_that_the_form_was_made_anew_for_another():
+def test_a_binding_notices_a_new_form_made_for_another():
     compiled = Compiled(lambda x, y: x.sum() * y, "a product", strict=True)
     short, y = compiled.bind(th.ones(3)), th.ones(2)
     for call, total in ((short, 3), (compiled.bind(th.ones(5)), 5), (short, 3)):
@@ -70,10 +70,10 @@ def test_a_binding_notices_that_the_form_was_made_anew_for_another():
 
 
 @pytest.mark.slow
-def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
+def test_a_moved_argument_is_read_in_its_new_layout():
     compiled = Compiled(lambda x, y: x[0] + y, "a sum", strict=True)
     x, y = th.arange(9.0).view(3, 3), th.zeros(3)
-    call = compiled.bind(x, watched=True)
+    call = compiled.bind(x, in_place=lambda: True)
     assert th.equal(call(y), th.tensor([0.0, 1.0, 2.0]))
     x.data = x.data.t().contiguous().t() + 1.0
     assert th.equal(call(y), th.tensor([1.0, 2.0, 3.0])) and compiled.n_traces == 2
@@ -81,15 +81,15 @@ def test_a_moved_argument_of_a_watched_binding_is_read_in_its_new_layout():
     assert th.equal(call(y), th.tensor([1.0, 4.0, 7.0])) and compiled.n_traces == 3
 
 
-def test_arguments_without_memory_of_their_own_run_the_function_itself():
+def test_arguments_without_storage_run_uncompiled():
     compiled = Compiled(lambda table, x: th.sparse.mm(table, x), "a product", n_mutable=0)
     table, x = th.eye(3).to_sparse(), th.ones(3, 2)
     with pytest.warns(RuntimeWarning, match="a product runs uncompiled"):
-        assert th.equal(compiled.bind(table, watched=True)(x), x)
-    assert th.equal(compiled.bind(table, watched=True)(x), x)
+        assert th.equal(compiled.bind(table, in_place=lambda: True)(x), x)
+    assert th.equal(compiled.bind(table, in_place=lambda: True)(x), x)
 
 
-def test_what_may_change_and_cannot_be_copied_as_it_lies_is_not_compiled():
+def test_mutable_arguments_with_odd_layouts_run_uncompiled():
     compiled = Compiled(lambda table: table.add_(1.0), "a table", n_mutable=1)
     part = th.zeros(10, 100)[:, :3]
     with pytest.warns(RuntimeWarning, match="a table runs uncompiled.*another layout"):
@@ -107,7 +107,7 @@ def test_other_shapes_run_the_function_itself(compiled, monkeypatch):
     assert len(calls) == 1
 
 
-def test_agrees_notices_a_changed_function_and_leaves_arguments_and_generator_alone(compiled, monkeypatch):
+def test_agrees_notices_a_changed_function_and_has_no_effects(compiled, monkeypatch):
     state, inputs = arguments()
     generator = th.get_rng_state()
     assert compiled.agrees(state, inputs)
@@ -180,7 +180,7 @@ def no_such_name(graph, tensors):
     raise ImportError("cannot import name")
 
 
-def test_a_form_that_computes_something_else_is_refused(monkeypatch):
+def test_a_form_that_computes_something_else_is_not_used(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (wrong, wrong))
     with pytest.warns(RuntimeWarning, match="does not reproduce"):
         assert Compiled(lambda x: x * 1, "identity").bind()(th.ones(1)).item() == 1.0
@@ -193,14 +193,14 @@ def test_where_one_way_to_compile_fails_the_next_is_taken(monkeypatch, first):
     assert compiled.bind()(th.ones(1)).item() == 1.0 and compiled.is_compiled
 
 
-def test_arguments_that_were_one_tensor_when_traced_may_be_two_later():
+def test_arguments_that_were_one_tensor_may_be_two_later():
     call = Compiled(lambda x, y: x + 2 * y, "a sum", strict=True).bind()
     once = th.ones(3)
     assert call(once, once).tolist() == [3.0] * 3
     assert call(once, th.zeros(3)).tolist() == [1.0] * 3
 
 
-def test_inputs_of_another_dtype_or_layout_run_the_function_itself():
+def test_inputs_of_another_dtype_or_layout_run_uncompiled():
     compiled = Compiled(lambda x: x.float() * 2 + 1, "an affine map", strict=True)
     call = compiled.bind()
     assert call(th.ones(2, 3)).tolist() == [[3.0] * 3] * 2
@@ -220,10 +220,10 @@ def test_results_are_compared_to_their_very_end(size):
     assert not _close(a, th.zeros(size + 1))
 
 
-def test_memory_of_an_argument_that_is_reached_by_another_way_is_refused():
+def test_an_alias_of_an_argument_raises_an_error():
     """As a constant, it would stay what it was, or be changed beside the argument."""
     buffer = th.ones(3)
     alias = [buffer]
     compiled = Compiled(lambda given, x: given[0] + alias[0] * x, "it", strict=True)
-    with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) elsewhere"):
+    with pytest.raises(CompileError, match=r"reads a buffer or frozen weight of shape \(3,\) not from its module"):
         compiled.bind([buffer])(th.ones(3))

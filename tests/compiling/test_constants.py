@@ -197,7 +197,7 @@ def test_code_that_bears_the_name_of_a_librarys_is_custom_code(monkeypatch):
     def wrapping():
         return cell[0]
 
-    # A file of one's own hides the standard library's of that name.
+    # A custom file hides the standard library's of that name.
     own = types.ModuleType("code")
     own.__file__ = "/home/me/code.py"
     exec("SCALE = 1.0\ndef function(): return SCALE", vars(own))
@@ -247,7 +247,7 @@ def test_what_a_network_reads_is_compared(case):
     layer = Layer()
     before = of_network(layer)
     with th.no_grad():
-        layer.linear.weight.add_(1.0)  # handed in anew each time
+        layer.linear.weight.add_(1.0)  # given in each call
     assert of_network(layer) == before
     NETWORKS[case](layer)
     assert of_network(layer) != before
@@ -373,12 +373,12 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("function", UNKNOWN)
-def test_what_cannot_be_compared_is_refused(function):
+def test_incomparable_code_raises_an_error(function):
     with pytest.raises(NotComparable):
         constants_of(function=function)
 
 
-def test_large_and_opaque_objects_are_refused():
+def test_large_and_opaque_objects_raise_an_error():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
         with pytest.raises(NotComparable, match="thing"):
             constants_of(thing=value)
@@ -389,7 +389,7 @@ class Alike:
         return "alike"
 
 
-def test_keys_that_read_alike_are_refused():
+def test_keys_that_read_alike_raise_an_error():
     with pytest.raises(NotComparable, match="table has keys that read alike"):
         constants_of(table={Alike(): 1, Alike(): 2})
 
@@ -398,7 +398,7 @@ class OwnTensor(th.Tensor):
     """A tensor that may mean something else than its numbers."""
 
 
-def test_tensors_of_other_kinds_are_refused():
+def test_tensors_of_other_kinds_raise_an_error():
     with pytest.raises(NotComparable, match="mask is a OwnTensor"):
         constants_of(mask=th.ones(2).as_subclass(OwnTensor))
 

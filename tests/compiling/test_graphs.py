@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import sample
 
-from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, settle_scalars, small_addmm, small_mm
+from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, materialize_scalars, small_addmm, small_mm
 from ppo_plus.compiling.torch_private import COMPILERS, compile_directly, trace
 
 sizes = st.integers(1, 70)
@@ -57,7 +57,7 @@ def test_scaled_sums_are_left_to_the_library():
     assert small_addmm(c, a, b, beta=2) is NotImplemented and small_addmm(c, a, b, alpha=0.5) is NotImplemented
 
 
-def test_only_what_large_loops_read_is_settled_and_nothing_else_changes():
+def test_only_scalars_that_large_loops_read_are_stored():
     large, small, scalar = th.randn(LOOP), th.randn(3), th.tensor(2.0)
 
     def function(large, small, scalar):
@@ -66,7 +66,7 @@ def test_only_what_large_loops_read_is_settled_and_nothing_else_changes():
 
     graph = trace(function, [large, small, scalar])
     before = graph(large, small, scalar)
-    settle_scalars(graph)
+    materialize_scalars(graph)
     settled = [node for node in graph.graph.nodes if node.target is th.ops.aten.as_strided.default]
     assert len(settled) == 1 and [user.meta["val"].numel() for user in settled[0].users] == [LOOP]
     for one, other in zip(before, graph(large, small, scalar), strict=True):
@@ -93,7 +93,7 @@ def test_a_layer_with_few_inputs_is_compiled_to_what_it_computes(shape):
 
 @pytest.mark.parametrize("compile_graph", COMPILERS)
 @pytest.mark.slow
-def test_a_compiled_graph_computes_changes_and_draws_what_the_function_does(compile_graph):
+def test_a_compiled_graph_does_what_the_function_does(compile_graph):
     def function(weights, x, step):
         loss = (th.addmm(weights[0], x, weights.t()).tanh() * 0.9**step).square().mean()
         weights.sub_(0.1 * loss)

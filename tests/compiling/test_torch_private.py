@@ -36,7 +36,7 @@ def publicly(wanted=True):
     """Take the public ways, as with a torch whose private parts answer otherwise."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if wanted:
-            monkeypatch.setattr(torch_private, "_answer_alike", lambda *_: False)
+            monkeypatch.setattr(torch_private, "_have_same_results", lambda *_: False)
         for each in DIRECT:
             each.chosen.cache_clear()
         yield
@@ -64,11 +64,11 @@ def no_way(x):
 
 
 @pytest.mark.parametrize("function", [wrong_way, no_way])
-def test_a_direct_way_that_fails_or_answers_otherwise_is_replaced(function):
+def test_a_direct_function_that_fails_or_differs_is_replaced(function):
     assert direct(lambda x: x, lambda f: f(th.ones(2)))(function)(3) == 3
 
 
-def test_which_way_is_taken_is_settled_before_something_is_traced():
+def test_direct_functions_are_checked_before_a_trace():
     with publicly(False):
         trace(lambda x: [gradient((2 * x.requires_grad_()).sum(), [x])[0]], [th.ones(2)])
         assert all(each.chosen() is each.__wrapped__ for each in DIRECT)
@@ -176,7 +176,7 @@ def test_hooks_of_all_optimizers_are_called():
     assert len(calls) == 3
 
 
-def test_hooks_that_wait_for_accumulation_see_and_change_the_gradient():
+def test_post_accumulate_hooks_see_and_change_the_gradient():
     weights = [nn.Parameter(th.ones(2)) for _ in range(4)]
     weights[0].register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3.0))
     weights[1].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -276,7 +276,7 @@ def test_without_gradients_only_inside(before):
         assert th.is_grad_enabled() is before
 
 
-def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
+def test_swapped_replaces_tied_parameters_under_all_names():
     linear = nn.Linear(2, 2)
     module = nn.Sequential(linear, linear, nn.BatchNorm1d(2))
     own = [linear.weight, module[2].running_mean]
@@ -289,7 +289,7 @@ def test_swapped_replaces_tied_parameters_under_all_names_and_restores():
     assert isinstance(linear.weight, nn.Parameter)
 
 
-def test_a_buffer_that_is_replaced_while_others_stand_in_is_written_into_its_stand_in():
+def test_a_replaced_buffer_is_written_into_its_replacement():
     module = nn.BatchNorm1d(2)
     own, other = module.running_mean, th.ones(2)
     with swapped(module, [own], [other]):

@@ -56,7 +56,7 @@ EXACT = {"rtol": 1e-11, "atol": 1e-11}
 
 @given(rollouts(), st.floats(0, 1), st.floats(0, 1))
 @settings(deadline=None, max_examples=60)
-def test_gae_is_the_discounted_sum_of_td_errors_within_the_episode(rollout, gamma, gae_lambda):
+def test_gae_is_the_discounted_sum_of_td_errors(rollout, gamma, gae_lambda):
     expected = discounted_sums(td_errors(rollout, gamma), rollout[3], gamma * gae_lambda)
     np.testing.assert_allclose(run_gae(rollout, gamma, gae_lambda), expected, **EXACT)
 
@@ -103,7 +103,7 @@ def test_gae_keeps_the_dtype_of_the_values():
         assert gae(zeros, zeros, zeros[0], th.zeros(3, 1), th.tensor([False]), 0.9, 0.9).dtype == dtype
 
 
-def test_bootstrap_adds_the_discounted_value_where_episodes_were_cut_and_nowhere_else():
+def test_bootstrap_adds_the_discounted_value_only_at_truncation():
     rewards = th.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     result = bootstrap_timeouts(rewards, th.tensor([0, 2]), th.tensor([1, 0]), th.tensor([10.0, -20.0]), 0.5)
     assert result.tolist() == [[1, 7], [3, 4], [-5, 6]]

@@ -87,8 +87,8 @@ def test_gsde_noise_is_a_function_of_the_state_while_held(with_log_std):
 
 
 @pytest.mark.parametrize("process", GSDE, ids=str)
-def test_gsde_noise_times_std_is_the_features_times_a_held_matrix(process):
-    # Raffin et al. 2021, eq. 7, but for the small held noise that keeps the marginal exact.
+def test_gsde_noise_times_std_is_features_times_a_matrix(process):
+    # Raffin et al. 2021, eq. 7, except for the small noise that keeps the marginal exact.
     log_std, features, carry = log_std_of(process), th.randn(5, F), process.init(5, F, D)
     z, _ = process.sample(carry, features, log_std)
     sb3 = StateDependentNoiseDistribution(D, process.full_std, process.use_expln)
@@ -217,7 +217,7 @@ def test_colored_noise_repeats_without_a_seam():
         ({"horizon": -8}, "horizon=-8 must be even and at least 4"),
     ],
 )
-def test_colored_noise_refuses_impossible_arguments(arguments, message):
+def test_colored_noise_raises_for_impossible_arguments(arguments, message):
     with pytest.raises(ValueError, match=f"ColoredNoise: {message}"):
         ColoredNoise(**arguments)
 
@@ -229,26 +229,26 @@ def test_colored_noise_refuses_impossible_arguments(arguments, message):
 def test_renew_draws_again_for_the_named_environments_only(process):
     carry = process.init(5, F, D)
     _, carry = process.sample(carry, th.randn(5, F), None)
-    copies = {name: held.clone() for name, held in carry.items()}
+    copies = {name: part.clone() for name, part in carry.items()}
     renewed = process.renew(carry, th.tensor([3, 1]), F, D)
     assert renewed.keys() == carry.keys()
-    for name, held in renewed.items():
-        changed = (held != carry[name]).flatten(1).all(dim=1) if held.ndim > 1 else held != carry[name]
+    for name, part in renewed.items():
+        changed = (part != carry[name]).flatten(1).all(dim=1) if part.ndim > 1 else part != carry[name]
         assert changed.tolist() == [False, True, False, True, False], name
-        assert th.equal(held[~changed], carry[name][~changed])
+        assert th.equal(part[~changed], carry[name][~changed])
         assert th.equal(carry[name], copies[name])
 
 
 @pytest.mark.parametrize("process", [StateDependentNoise(), ColoredNoise(horizon=8)], ids=str)
 def test_sample_changes_no_argument(process):
     carry, features = process.init(5, F, D), th.randn(5, F)
-    copies = {name: held.clone() for name, held in carry.items()} | {"features": features.clone()}
+    copies = {name: part.clone() for name, part in carry.items()} | {"features": features.clone()}
     process.sample(carry, features, None)
-    assert all(th.equal(held, copies[name]) for name, held in {**carry, "features": features}.items())
+    assert all(th.equal(part, copies[name]) for name, part in {**carry, "features": features}.items())
 
 
 @pytest.mark.parametrize("process", [NoiseProcess(), WhiteNoise()], ids=str)
-def test_white_noise_holds_nothing_and_leaves_drawing_to_the_distribution(process):
+def test_white_noise_is_drawn_by_the_distribution(process):
     carry = process.init(4, F, D)
     assert carry == {} == process.renew(carry, th.tensor([0]), F, D)
     assert process.sample(carry, th.zeros(4, F), th.zeros(D)) == (None, {})
@@ -267,5 +267,5 @@ def test_the_same_seed_gives_the_same_noise(process):
     for _ in range(2):
         th.manual_seed(7)
         draws.append(process.init(3, F, D))
-    assert all(th.equal(held, draws[1][name]) for name, held in draws[0].items())
-    assert all(len(held) == 3 for held in draws[0].values())
+    assert all(th.equal(part, draws[1][name]) for name, part in draws[0].items())
+    assert all(len(part) == 3 for part in draws[0].values())

@@ -152,7 +152,7 @@ def test_adaptive_controls_recover_from_a_bound(control):
 
 
 @pytest.mark.parametrize("control", [AdaptivePenalty(), AdaptiveLearningRate()])
-def test_adaptive_controls_change_nothing_at_a_kl_that_is_no_number(control):
+def test_adaptive_controls_change_nothing_at_a_nan_kl(control):
     assert after(control, "after_update", float("nan")) == control.init()
 
 
@@ -180,7 +180,7 @@ def test_hooks_change_no_argument(control):
         (AdaptiveLearningRate, {"max_scale": 1.0}, r"AdaptiveLearningRate: max_scale=1\.0 must be above 1"),
     ],
 )
-def test_impossible_arguments_are_refused(control, arguments, message):
+def test_impossible_arguments_raise_an_error(control, arguments, message):
     with pytest.raises(ValueError, match=message):
         control(**arguments)
 
@@ -206,7 +206,7 @@ def test_make_by_name_needs_a_target(name):
         make_kl_control(name, has_target=False)
 
 
-def test_make_refuses_an_unknown_name():
+def test_make_raises_for_an_unknown_name():
     with pytest.raises(
         ValueError, match=r"kl_control='early' is unknown: use one of \['adaptive_lr', 'penalty', 'stop'\]"
     ):
@@ -214,6 +214,6 @@ def test_make_refuses_an_unknown_name():
 
 
 @pytest.mark.parametrize("value", [None, 0.01, EarlyStop])
-def test_make_refuses_what_is_neither_name_nor_control(value):
+def test_make_raises_for_neither_name_nor_control(value):
     with pytest.raises(TypeError, match="kl_control=.* must be one of"):
         make_kl_control(value, has_target=True)

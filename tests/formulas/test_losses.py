@@ -75,7 +75,7 @@ def test_policy_loss_gradient_by_finite_differences(clip_range):
         (-0.1, -1.0, True),
     ],
 )
-def test_policy_loss_stops_learning_only_beyond_the_clip_in_the_advantages_direction(log_ratio, advantage, learns):
+def test_policy_loss_has_no_gradient_beyond_the_clip(log_ratio, advantage, learns):
     x = f64([log_ratio], requires_grad=True)
     policy_loss(x, f64([advantage]), 0.2).backward()
     assert x.grad.item() == (pytest.approx(-advantage * np.exp(log_ratio), rel=1e-12) if learns else 0.0)
@@ -155,7 +155,7 @@ def test_value_loss_gradient_by_finite_differences(clip_range_vf, value_clip):
         (5.0, False, True),  # past the target
     ],
 )
-def test_plain_clip_learns_nothing_from_a_value_that_moved_away_and_max_does(value, plain_learns, max_learns):
+def test_max_clip_learns_from_a_value_that_moved_away(value, plain_learns, max_learns):
     for value_clip, learns in (("plain", plain_learns), ("max", max_learns)):
         x = f64([value], requires_grad=True)
         value_loss(x, f64([0.0]), f64([1.0]), 0.2, value_clip).backward()
@@ -171,7 +171,7 @@ def test_value_loss_still_learns_exactly_at_the_bound(value, clip_range_vf, valu
     assert x.grad.item() == -2 * (1 - value)
 
 
-def test_max_clip_takes_half_of_the_gradient_where_a_clipped_value_and_its_mirror_image_are_equally_wrong():
+def test_max_clip_takes_half_of_the_gradient_at_a_tie():
     # Clipped to 0.25, and 1.75, are 0.75 from the target 1: one side learns, the other not.
     x = f64([1.75], requires_grad=True)
     value_loss(x, f64([0.0]), f64([1.0]), f64(0.25)).backward()
@@ -248,7 +248,7 @@ def test_the_objective_weighs_its_terms(entropy_bonus, beta):
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def test_losses_plus_adds_a_term_with_its_gradient_and_logs_it_without():
+def test_losses_plus_adds_a_term_and_logs_it_detached():
     x = th.tensor(3.0, requires_grad=True)
     losses = Losses(total=2 * x, diagnostics={"policy_loss": th.tensor(1.0)})
     more = losses.plus("weight_decay", x**2)

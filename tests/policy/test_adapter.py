@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:policy=.*overrides:UserWarning")
 
 
 class Scaled(SB3Policy):
-    """Values ten times as large, and an entropy of its own."""
+    """Values ten times as large, and a custom entropy."""
 
     def forward(self, obs, deterministic=False):
         actions, values, log_prob = super().forward(obs, deterministic)
@@ -108,7 +108,7 @@ def test_it_is_saved_loaded_and_evaluated(case, tmp_path):
     loaded.learn(32)
 
 
-def test_it_is_said_once_what_is_missing():
+def test_a_warning_says_once_what_is_missing():
     with pytest.warns(UserWarning, match="policy=Scaled overrides forward, evaluate_actions, predict_values") as record:
         learned(PPO_Plus, "box")
     assert len([each for each in record if "overrides" in str(each.message)]) == 1
@@ -123,7 +123,7 @@ def test_it_is_said_once_what_is_missing():
         (dict(use_sde=True, sde_sample_freq="episode"), "does not reach policy="),
     ],
 )
-def test_what_it_cannot_do_is_refused(arguments, message):
+def test_what_it_cannot_do_raises_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         learned(PPO_Plus, "box", **arguments)
 

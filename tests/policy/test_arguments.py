@@ -1,4 +1,4 @@
-"""Arguments of policies: what is refused before a policy is built, and in which words."""
+"""Arguments of policies: invalid ones raise an error before a policy is built."""
 
 import re
 from functools import partial
@@ -36,7 +36,7 @@ def make(policy="MlpPolicy", **policy_kwargs):
         ("64", TypeError, "net_arch='64' must be a list of sizes"),
     ],
 )
-def test_hidden_layers_that_cannot_be_are_refused(net_arch, error, message):
+def test_impossible_hidden_layers_raise_an_error(net_arch, error, message):
     with pytest.raises(error, match=f"^policy_kwargs: .*{re.escape(message)}"):
         make(net_arch=net_arch)
 
@@ -69,7 +69,7 @@ def test_other_hidden_layers_are_built(net_arch, hidden):
         (None, "torch.nn.ReLU"),
     ],
 )
-def test_an_activation_that_is_no_class_is_refused_with_the_class(activation_fn, advice):
+def test_an_activation_must_be_a_class(activation_fn, advice):
     with pytest.raises(
         TypeError, match=rf"policy_kwargs: activation_fn={re.escape(repr(activation_fn))}.*use {advice}$"
     ):
@@ -77,12 +77,12 @@ def test_an_activation_that_is_no_class_is_refused_with_the_class(activation_fn,
 
 
 @pytest.mark.parametrize("activation_fn", [nn.ReLU, partial(nn.LeakyReLU, 0.1), lambda: nn.ELU()])
-def test_whatever_makes_an_activation_is_accepted(activation_fn):
+def test_any_factory_of_activations_is_accepted(activation_fn):
     assert isinstance(make(activation_fn=activation_fn).policy.mlp_extractor.policy_net[1], nn.Module)
 
 
 @pytest.mark.parametrize(("optimizer_class", "advice"), [("adam", "Adam"), ("torch.optim.adamw", "AdamW"), (5, "Adam")])
-def test_an_optimizer_that_is_no_class_is_refused_with_the_class(optimizer_class, advice):
+def test_an_optimizer_must_be_a_class(optimizer_class, advice):
     with pytest.raises(
         TypeError, match=f"policy_kwargs: optimizer_class={optimizer_class!r}.*use torch.optim.{advice}$"
     ):
@@ -99,14 +99,14 @@ def test_an_optimizer_that_is_no_class_is_refused_with_the_class(optimizer_class
         ("MlpLstmPolicy", "lstm_hidden", "did you mean lstm_hidden_size?"),
     ],
 )
-def test_an_unknown_argument_is_answered_with_the_nearest_name(policy, name, advice):
-    with pytest.raises(TypeError, match=rf"policy_kwargs: {name}=8 is no argument of \w+: {re.escape(advice)}"):
+def test_an_unknown_argument_raises_with_the_nearest_name(policy, name, advice):
+    with pytest.raises(TypeError, match=rf"policy_kwargs: {name}=8 is not an argument of \w+: {re.escape(advice)}"):
         make(policy, **{name: 8})
 
 
 @pytest.mark.parametrize("name", ["use_sde", "lr_schedule"])
-def test_what_ppo_plus_hands_over_itself_is_refused(name):
-    with pytest.raises(TypeError, match=f"policy_kwargs: {name}=True is handed to the policy by PPO_Plus"):
+def test_arguments_that_ppo_plus_passes_raise_an_error(name):
+    with pytest.raises(TypeError, match=f"policy_kwargs: {name}=True is passed to the policy by PPO_Plus"):
         make(**{name: True})
 
 
@@ -129,13 +129,13 @@ class NamesAll(MlpPolicy):
 
 
 @pytest.mark.parametrize("policy", [TakesItsOwn, NamesItsOwn, NamesAll])
-def test_a_custom_policy_may_have_arguments_of_its_own(policy):
+def test_a_custom_policy_may_have_further_arguments(policy):
     assert make(policy, scale=3).policy.scale == 3
 
 
-def test_a_custom_policy_that_names_all_its_arguments_is_held_to_them():
+def test_a_policy_with_named_arguments_takes_no_others():
     assert accepted_names(NamesItsOwn) is None
-    with pytest.raises(TypeError, match=r"scales=3 is no argument of NamesAll: did you mean scale\?"):
+    with pytest.raises(TypeError, match=r"scales=3 is not an argument of NamesAll: did you mean scale\?"):
         make(NamesAll, scales=3)
 
 

@@ -196,7 +196,7 @@ def test_gradients_by_finite_differences(family, scale):
 
 @choice_families
 @pytest.mark.parametrize("scale", [30.0, 1000.0])
-def test_nearly_deterministic_choices_have_finite_numbers_and_gradients(family, scale):
+def test_nearly_deterministic_choices_have_finite_gradients(family, scale):
     net = random_net(family, seed=4, scale=scale, dtype=th.float32)[0].requires_grad_()
     params = family.params(net, None)
     actions = random_actions(family, seed=4).float()
@@ -265,7 +265,7 @@ def test_squashed_entropy_adds_up_over_components():
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.7), (-1.5, 1.0)])
-def test_squashed_entropys_gradient_is_that_of_reparametrized_samples(mean, std):
+def test_squashed_entropy_has_the_reparametrized_gradient(mean, std):
     family = FAMILIES["squashed_box_0d"]
     samples = th.tensor([[mean, std]], dtype=th.float64).repeat(100_000, 1).requires_grad_()
     actions = family.from_noise(samples, th.randn(100_000, 1, dtype=th.float64))
@@ -315,7 +315,7 @@ def test_sample_draws_torchs_bits(family, dtype, batch):
 
 
 @pytest.mark.parametrize("name", ["box", "discrete", "multi_discrete", "multi_discrete_single", "multi_binary"])
-def test_draws_and_their_log_probs_are_sb3s_bit_for_bit_and_entropies_nearly(name):
+def test_draws_and_log_probs_equal_sb3s_bit_for_bit(name):
     family = FAMILIES[name]
     net = random_net(family, seed=7, batch=64, dtype=th.float32)[0]
     log_std = [th.linspace(-1, 0.5, 3)] if name == "box" else []
@@ -516,7 +516,7 @@ def test_start_is_added_to_choices():
     assert FAMILIES["multi_discrete_2d_start"].to_env(np.array([[0, 0, 0, 0], [1, 2, 3, 1]])).tolist() == expected
 
 
-def test_integer_reals_are_rounded_then_clipped_and_floats_only_clipped():
+def test_integers_are_rounded_then_clipped_floats_only_clipped():
     assert FAMILIES["box_int8"].to_env(np.float32([[-1.7, 0.6], [150, -150]])).tolist() == [[-2, 1], [100, -100]]
     assert FAMILIES["box"].to_env(np.float32([[-1.75, 0.625, 0.0]])).tolist() == [[-1, 0.625, 0]]
 
@@ -710,7 +710,7 @@ def test_a_mask_has_an_entry_for_every_alternative(name):
     assert FAMILIES[name].choices == nvec(CHOICES[name])
 
 
-def test_masks_of_a_product_follow_each_other_and_boxes_have_no_entries():
+def test_masks_of_a_product_are_concatenated_without_boxes():
     assert PRODUCTS["mixed"].choices == [3, 2, 2, 2, 4]
     assert PRODUCTS["boxes"].choices == FAMILIES["box"].choices == []
 
@@ -786,7 +786,7 @@ def test_gradients_under_masks_by_finite_differences(family, scale):
 
 @maskable_families
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_the_loss_under_masks_has_finite_gradients_and_none_for_what_is_forbidden(family, scale):
+def test_masked_alternatives_have_no_gradient_and_others_finite(family, scale):
     masks = random_masks(family, seed=4, batch=50)
     net, std = random_net(family, seed=4, scale=scale, batch=50, dtype=th.float32)
     net.requires_grad_()
@@ -848,13 +848,13 @@ def test_make_distribution_picks_the_family(space, squash, kind):
         (spaces.Dict(a=spaces.Dict(b=spaces.Text(3))), r"action_space=Text.* is not supported: use Box"),
         (spaces.Tuple([]), r"action_space=Tuple\(\) is empty"),
         (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict()), r"action_space=Dict\(\) is empty"),
-        (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space=Box.* no finite bounds"),
+        (spaces.Tuple([spaces.Box(0, np.inf, (1,))]), r"action_space=Box.* infinite bounds"),
         (
             spaces.Box(-np.inf, np.inf, (2,)),
-            r"action_space=Box\(-inf, inf.* no finite bounds: give the environment's Box a finite low",
+            r"action_space=Box\(-inf, inf.* infinite bounds: give the environment's Box a finite low",
         ),
-        (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* no finite bounds: .*finite low and high"),
-        (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* no finite bounds"),
+        (spaces.Box(0.0, np.inf, (2,)), r"action_space=Box\(0.0, inf.* infinite bounds: .*finite low and high"),
+        (spaces.Box(np.float32([0, -np.inf]), np.float32([1, 1])), r"action_space=Box.* infinite bounds"),
         (spaces.Box(-1.0, 1.0, (0,)), r"action_space=Box.* is empty"),
         (spaces.Box(-1.0, 1.0, (2, 0)), r"action_space=Box.* is empty"),
     ],

@@ -1,4 +1,4 @@
-"""Action masks: where they come from, what is refused, and that nothing forbidden is ever done.
+"""Action masks: their sources, invalid ones, and that no forbidden action is ever taken.
 
 ``MaskedEnv`` and ``KeyMaskedEnv`` raise at a forbidden action, so every test that plays in them also says that there
 was none.
@@ -91,7 +91,7 @@ def test_masks_are_copies():
         ([[1, 0, 2, 1, 0]], "a mask must be of zeros and ones"),
     ],
 )
-def test_what_is_no_mask_is_refused(given, message):
+def test_what_is_no_mask_raises_an_error(given, message):
     with pytest.raises(ValueError, match=f"name: .*{message}"):
         as_masks("name", given, [2, 3])
 
@@ -169,7 +169,7 @@ class NothingLeft(RandomEnv):
 
 
 @pytest.mark.parametrize("kind", MASKABLE)
-def test_a_mask_that_allows_nothing_is_named_with_environment_and_step(kind):
+def test_an_empty_mask_raises_with_environment_and_step(kind):
     def env(at):
         return lambda: NothingLeft(ACTIONS[kind], at)
 
@@ -191,7 +191,7 @@ def test_a_mask_need_not_allow_anything_once_an_episode_is_over():
 
 
 @pytest.mark.parametrize("n_entries", [2, 4])
-def test_a_mask_of_another_size_is_refused(n_entries):
+def test_a_mask_of_another_size_raises_an_error(n_entries):
     env = vec(ACTIONS["discrete"])
     for each in env.envs:
         each.action_masks = lambda: np.ones(n_entries)
@@ -199,7 +199,7 @@ def test_a_mask_of_another_size_is_refused(n_entries):
         make(env).learn(16)
 
 
-def test_masks_where_there_is_nothing_to_choose_are_refused():
+def test_masks_where_there_is_nothing_to_choose_raise_an_error():
     env = vec(ACTIONS["box"])
     for each in env.envs:
         each.action_masks = lambda: np.ones(0)
@@ -257,7 +257,7 @@ def test_environments_that_cannot_be_asked_have_no_masks():
     assert model.rollout_buffer.masks is None
 
 
-def test_environments_may_have_masks_in_one_run_and_none_in_the_next():
+def test_masks_may_come_and_go_between_runs():
     model = masked().learn(32)
     assert model.rollout_buffer.masks is not None
     model.set_env(vec(ACTIONS["discrete"]))
@@ -268,7 +268,7 @@ def test_environments_may_have_masks_in_one_run_and_none_in_the_next():
     assert model.rollout_buffer.masks is not None
 
 
-def test_a_buffer_class_written_for_sb3_refuses_masks():
+def test_a_buffer_class_written_for_sb3_takes_no_masks():
     with pytest.raises(ValueError, match="rollout_buffer_class=.* does not keep action masks"):
         masked(rollout_buffer_class=SB3RolloutBuffer).learn(32)
 
@@ -349,7 +349,7 @@ def float_masked(**kwargs):
         (lambda env: VecFrameStack(env, 2), "action_mask_key='mask' would be stacked by VecFrameStack"),
     ],
 )
-def test_wrappers_that_distort_a_mask_are_refused_by_name(wrap, message):
+def test_wrappers_that_distort_a_mask_raise_an_error(wrap, message):
     with pytest.raises(ValueError, match=message):
         make(wrap(float_masked()), "MultiInputPolicy", action_mask_key="mask")
     model = make(float_masked(), "MultiInputPolicy", action_mask_key="mask")
@@ -364,7 +364,7 @@ def test_normalization_that_leaves_the_mask_alone_is_fine():
         make(VecNormalize(float_masked(), **options), "MultiInputPolicy", action_mask_key="mask").learn(32).evaluate(2)
 
 
-def test_a_mask_that_an_environment_normalizes_is_refused():
+def test_a_mask_that_an_environment_normalizes_raises_an_error():
     env = float_masked()
     for each in env.envs:
         observe = each.observe
@@ -377,25 +377,25 @@ def test_a_mask_that_an_environment_normalizes_is_refused():
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is no entry of observation_space=Dict"),
-        ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is no mask for choices among"),
-        ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is no mask for choices"),
+        ({"action_mask_key": "other"}, ValueError, "action_mask_key='other' is not an entry of observation_space=Dict"),
+        ({"action_mask_key": "vector"}, ValueError, "action_mask_key='vector': Box.* is not a mask for choices among"),
+        ({"action_mask_key": "choice"}, ValueError, "action_mask_key='choice': Discrete.* is not a mask for choices"),
         ({"action_mask_key": 3}, TypeError, "action_mask_key=3 must be the name of an observation"),
     ],
 )
-def test_a_key_that_is_no_mask_is_refused(kwargs, error, message):
+def test_a_key_that_is_no_mask_raises_an_error(kwargs, error, message):
     with pytest.raises(error, match=message):
         key_masked(**kwargs)
 
 
 def test_a_key_needs_other_observations_and_choices():
     only = spaces.Dict(mask=spaces.MultiBinary(3))
-    with pytest.raises(ValueError, match="action_mask_key='mask' is all there is in observation_space=Dict"):
+    with pytest.raises(ValueError, match="action_mask_key='mask' is the only entry of observation_space=Dict"):
         make(vec(ACTIONS["discrete"], only), "MultiInputPolicy", action_mask_key="mask")
-    with pytest.raises(ValueError, match="action_mask_key='a' is no entry of observation_space=Box"):
+    with pytest.raises(ValueError, match="action_mask_key='a' is not an entry of observation_space=Box"):
         make(vec(ACTIONS["discrete"]), action_mask_key="a")
     empty = spaces.Dict(vector=VECTOR, mask=spaces.MultiBinary(1))
-    with pytest.raises(ValueError, match="action_mask_key='mask': .* is no mask for choices among \\[\\]"):
+    with pytest.raises(ValueError, match="action_mask_key='mask': .* is not a mask for choices among \\[\\]"):
         make(vec(ACTIONS["box"], empty), "MultiInputPolicy", action_mask_key="mask")
 
 
@@ -445,7 +445,7 @@ def test_the_policys_methods_take_masks():
         (np.zeros((2, 3)), "(?s)action_masks=.* allow nothing to choose from, for choices among"),
     ],
 )
-def test_predict_refuses_masks_that_do_not_fit(masks, message):
+def test_predict_raises_for_masks_that_do_not_fit(masks, message):
     model = masked()
     with pytest.raises(ValueError, match=message):
         model.predict(model.env.reset(), action_masks=masks)

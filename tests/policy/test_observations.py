@@ -136,7 +136,7 @@ def test_unsupported_spaces_are_named_with_the_remedy(space, message):
 
 
 @pytest.mark.parametrize("space", {**COMMON, **BEYOND}.values(), ids={**COMMON, **BEYOND})
-def test_to_tensor_makes_a_batch_of_one_observation_and_keeps_a_batch(space):
+def test_to_tensor_makes_or_keeps_a_batch(space):
     batch = batch_of(space, 3)
     one = {key: rows[0] for key, rows in batch.items()} if isinstance(batch, dict) else batch[0]
     batched, was_batch = to_tensor(batch, space, CPU)
@@ -161,7 +161,7 @@ def test_is_batched_goes_by_the_shape(ndim, n):
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (5, 2), (3, 1), ()])
-def test_an_observation_of_another_shape_is_refused(shape):
+def test_an_observation_of_another_shape_raises_an_error(shape):
     with pytest.raises(ValueError, match="does not fit observation_space=Box"):
         to_tensor(np.zeros(shape), COMMON["box"], CPU)
 
@@ -183,7 +183,7 @@ def test_a_reversed_view_is_an_observation():
 
 
 @pytest.mark.parametrize("in_dict", [False, True])
-def test_channel_last_images_are_accepted_for_a_channel_first_space(in_dict):
+def test_channel_last_images_fit_a_channel_first_space(in_dict):
     batch = batch_of(IMAGE, 2)
     space = spaces.Dict(image=IMAGE) if in_dict else IMAGE
     for images, channel_last in ((batch, batch.transpose(0, 2, 3, 1)), (batch[0], batch[0].transpose(1, 2, 0))):
@@ -205,7 +205,7 @@ def test_a_dict_space_needs_a_dict_with_its_keys(observation):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_by_name(bad):
+def test_what_is_not_finite_raises_with_its_name(bad):
     observation = batch_of(COMMON["box"], 2)
     observation[1, -1] = bad
     with pytest.raises(FloatingPointError, match=r"(?s)^observation=array.* is not finite"):

@@ -21,7 +21,7 @@ def images(model, n=4):
     return th.as_tensor(np.stack([model.observation_space.sample() for _ in range(n)]))
 
 
-def test_images_are_channels_last_where_gradients_are_wanted_and_as_sb3_has_them_elsewhere():
+def test_images_are_channels_last_only_with_gradients():
     model = image_model()
     obs = images(model)
     with_gradients = model.policy._preprocess(obs)
@@ -35,7 +35,7 @@ def test_images_are_channels_last_where_gradients_are_wanted_and_as_sb3_has_them
         th.testing.assert_close(one.detach(), other, rtol=1e-4, atol=1e-5)
 
 
-def test_autocast_changes_the_precision_of_features_and_of_nothing_else():
+def test_autocast_changes_only_the_precision_of_features():
     exact, rough = image_model(), image_model(policy_kwargs={"autocast": True})
     obs = images(exact)
     features, rough_features = exact.policy.extract_features(obs), rough.policy.extract_features(obs)
@@ -48,7 +48,7 @@ def test_autocast_changes_the_precision_of_features_and_of_nothing_else():
         assert weight.dtype == th.float32 and (weight.grad is None or weight.grad.dtype == th.float32), name
 
 
-def test_under_autocast_the_policy_of_the_update_is_the_policy_of_the_rollout():
+def test_autocast_has_ratio_one_at_the_first_minibatch():
     model = image_model(policy_kwargs={"autocast": True})
     model.learn(16)
     _, callback = model._setup_learn(16, reset_num_timesteps=False)
@@ -123,12 +123,12 @@ def test_a_packed_step_holds_all_parts_in_order(kind, n_envs):
     step, _ = policy.act(th.zeros(n_envs, *policy.observation_space.shape), policy.init_carry(n_envs))
     n, packed = step.actions.shape[1], step.packed()
     assert packed.shape == (n_envs, n + 2 + step.params.shape[1])
-    for part, held in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
-        assert th.equal(part, held)
+    for part, column in zip(step, (packed[:, :n], packed[:, n], packed[:, n + 1], packed[:, n + 2 :]), strict=True):
+        assert th.equal(part, column)
 
 
 class Shifted(ActorCriticPolicy):
-    """What is overridden in either half holds wherever the policy is asked."""
+    """Overrides of either half apply to every call of the policy."""
 
     def encode(self, obs, memory, episode_starts=None):
         features, memory = super().encode(obs, memory, episode_starts)
@@ -144,7 +144,7 @@ class ShiftedLstm(LSTMMemory, Shifted):
 
 
 @pytest.mark.parametrize("policy", [Shifted, ShiftedLstm])
-def test_overrides_of_encode_and_heads_reach_acting_learning_and_predict(policy):
+def test_overrides_of_encode_and_heads_apply_everywhere(policy):
     class First(PPO_Plus):
         def compute_loss(self, batch, coefficients):
             losses = super().compute_loss(batch, coefficients)

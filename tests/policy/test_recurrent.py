@@ -26,7 +26,7 @@ from ppo_plus.process import WORTH_THREADS
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_networks_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
+def test_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
     models = []
     for algorithm in (RecurrentPPO, PPO_Plus):
         env = vec(ACTIONS["discrete"], n_envs=2)
@@ -52,7 +52,7 @@ def test_names_of_gru_layers():
 
 
 @pytest.mark.parametrize("mixin", [LSTMMemory, GRUMemory])
-def test_a_policy_of_ones_own_gets_memory(mixin):
+def test_a_custom_policy_gets_memory(mixin):
     class Towers(ActorCriticPolicy):
         def _build_mlp_extractor(self):
             self.mlp_extractor = TwoTowers(self.features_dim)
@@ -118,7 +118,7 @@ def test_a_taken_over_recurrent_ppo_acts_alike(structure, observation):
     assert model.num_timesteps == before + 32
 
 
-def test_a_recurrent_policy_of_ones_own_is_refused():
+def test_a_custom_recurrent_policy_raises_an_error():
     class Own(RecurrentPPO.policy_aliases["MlpLstmPolicy"]):
         pass
 
@@ -144,7 +144,7 @@ def test_predict_remembers_through_its_state_only(policy, n_parts):
         model.predict(first, state)
 
 
-def test_sb3s_evaluate_policy_hands_the_state_on():
+def test_sb3s_evaluate_policy_passes_the_state_on():
     model = make(env=vec(ACTIONS["discrete"], env_class=Echo, n_envs=2, max_steps=6))
     weights = model.policy.state_dict()
     # The LSTM that counts: its first cell grows by about one each step, and forgets at the start of an episode only.
@@ -297,7 +297,7 @@ def test_gradient_of_the_loss_by_finite_differences(policy, exploration, kind):
 
 
 @pytest.mark.parametrize(("n_steps", "sequence_length", "batch_size"), [(16, 4, 16), (16, 16, 32), (12, 1, 6)])
-def test_an_epoch_holds_every_sequence_once(n_steps, sequence_length, batch_size):
+def test_an_epoch_has_every_sequence_once(n_steps, sequence_length, batch_size):
     model = make(n_envs=3, n_steps=n_steps, sequence_length=sequence_length, batch_size=batch_size)
     model.train = lambda: None
     model.learn(3 * n_steps)
@@ -316,7 +316,7 @@ def test_an_epoch_holds_every_sequence_once(n_steps, sequence_length, batch_size
 # --- collecting ----------------------------------------------------------------------------------------------------
 
 
-def test_memory_survives_between_rollouts_and_the_renewal_of_noise():
+def test_memory_is_kept_between_rollouts_and_noise_renewals():
     together = NoTraining("MlpLstmPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, seed=0, policy_kwargs=SMALL)
     apart = NoTraining("MlpLstmPolicy", vec(ACTIONS["box"]), n_steps=4, batch_size=4, seed=0, policy_kwargs=SMALL)
     for model in (together, apart):
@@ -383,7 +383,7 @@ def replayed_value(policy, episode):
 
 
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
-def test_a_checkpoint_goes_on_within_its_episodes(policy, tmp_path):
+def test_a_checkpoint_resumes_within_its_episodes(policy, tmp_path):
     model = make("box", policy, use_sde=True, sde_sample_freq="episode").learn(32)
     model.save(tmp_path / "model")
     env = copy.deepcopy(model.env)
@@ -400,7 +400,7 @@ def test_a_checkpoint_goes_on_within_its_episodes(policy, tmp_path):
     fresh.learn(32)
 
 
-def test_a_copy_of_a_model_goes_on_alike():
+def test_a_copy_of_a_model_continues_alike():
     model = make().learn(32)
     twin = copy.deepcopy(model)
     for each in (model, twin):
@@ -411,7 +411,7 @@ def test_a_copy_of_a_model_goes_on_alike():
         assert th.equal(a, b)
 
 
-def test_steps_at_which_an_environment_only_resets_are_no_part_of_the_loss():
+def test_steps_that_only_reset_are_not_part_of_the_loss():
     envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
 
     class Watching(PPO_Plus):
@@ -457,11 +457,11 @@ def test_arguments_are_checked(kwargs, message):
         make(**kwargs)
 
 
-def test_arguments_of_memory_are_refused_without_it():
+def test_arguments_of_memory_without_it_raise_an_error():
     env = gym.make("CartPole-v1")
     with pytest.raises(ValueError, match="sequence_length=8 has no effect on a policy without memory"):
         PPO_Plus("MlpPolicy", env, sequence_length=8)
-    with pytest.raises(TypeError, match="lstm_hidden_size=12 is no argument of ActorCriticPolicy"):
+    with pytest.raises(TypeError, match="lstm_hidden_size=12 is not an argument of ActorCriticPolicy"):
         PPO_Plus("MlpPolicy", env, policy_kwargs=SMALL)
 
 
@@ -473,7 +473,7 @@ def test_automatic_length_of_sequences(n_steps, batch_size, expected):
     assert model.settings.steps_per_sequence == expected
 
 
-def test_one_thread_where_threads_would_meet_after_every_small_step():
+def test_small_steps_use_one_thread():
     # 64 transitions of this many weights would be worth several threads, 4 of them are not.
     model = make(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
     n_weights = sum(weight.numel() for weight in model.policy.parameters())
@@ -481,8 +481,8 @@ def test_one_thread_where_threads_would_meet_after_every_small_step():
     assert model._choose_threads() == 1
 
 
-def test_evaluation_hands_in_masks_and_memory():
-    """Environments that refuse forbidden actions, and a policy that would not be itself without its state."""
+def test_evaluation_passes_masks_and_memory():
+    """Environments that raise on forbidden actions, and a policy that depends on its state."""
     model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True, sde_sample_freq="episode").learn(32)
     states = []
     predict = model.policy.predict

@@ -154,7 +154,7 @@ def test_dropout_is_between_layers_and_in_training_only(kind):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_each_layer_gets_a_contiguous_state(kind, monkeypatch):
-    """Some backends of torch refuse another one ("rnn: hx is not contiguous")."""
+    """Some backends of torch raise otherwise ("rnn: hx is not contiguous")."""
     layer = made(kind, num_layers=3)
     x, state, starts = inputs(layer, 2, 4, 0.3)
     received = []

@@ -74,12 +74,12 @@ def test_each_sees_what_is_named_in_the_order_of_the_space(actor_keys, critic_ke
         (
             dict(critic_keys=["critic"]),
             ValueError,
-            r"critic_keys=\['critic'\] is all that the critic sees.*actor_keys=",
+            r"critic_keys=\['critic'\] needs actor_keys.*actor_keys=",
         ),
         (dict(actor_keys=["polcy"]), ValueError, r"actor_keys=\['polcy'\] names 'polcy'.*did you mean 'policy'\?"),
         (dict(actor_keys=["xyz"]), ValueError, r"use some of \['policy', 'critic', 'both'\]"),
-        (KEYS | dict(critic_keys=["x"]), ValueError, r"critic_keys=\['x'\] names 'x', which is no entry"),
-        (dict(actor_keys=[]), ValueError, r"actor_keys=\[\] leaves nothing to see: name one or more of \['policy'"),
+        (KEYS | dict(critic_keys=["x"]), ValueError, r"critic_keys=\['x'\] names 'x', which is not an entry"),
+        (dict(actor_keys=[]), ValueError, r"actor_keys=\[\] is empty: name one or more of \['policy'"),
         (dict(actor_keys="policy"), TypeError, r"actor_keys='policy' must be a list of names, such as \['policy'\]"),
         (dict(actor_keys=[3]), TypeError, r"actor_keys=\[3\] must be a list of names"),
         (dict(actor_keys=["both", "both"]), ValueError, r"names an entry twice: leave one out"),
@@ -90,7 +90,7 @@ def test_each_sees_what_is_named_in_the_order_of_the_space(actor_keys, critic_ke
         ),
     ],
 )
-def test_what_cannot_be_is_refused(keys, error, message):
+def test_invalid_keys_raise_an_error(keys, error, message):
     with pytest.raises(error, match=message):
         make(keys=keys)
 
@@ -108,7 +108,7 @@ def test_as_arguments_of_the_model_they_are_named():
         PPO_Plus("MultiInputPolicy", vec(ACTIONS["box"], SPACE), critic_keys=["a"])
 
 
-def test_a_policy_class_that_runs_as_sb3_runs_it_cannot_have_them():
+def test_a_policy_class_that_runs_as_in_sb3_has_no_keys():
     class Overriding(SB3Policy):
         def predict_values(self, obs):
             return super().predict_values(obs)
@@ -117,7 +117,7 @@ def test_a_policy_class_that_runs_as_sb3_runs_it_cannot_have_them():
         make(policy=Overriding, env=vec(ACTIONS["box"]))
 
 
-def test_memory_that_is_shared_is_refused():
+def test_shared_memory_raises_an_error():
     with pytest.raises(ValueError, match="shared_lstm=True needs share_features_extractor=True, and actor and critic"):
         make(policy="MultiInputLstmPolicy", policy_kwargs=dict(shared_lstm=True, enable_critic_lstm=False))
 
@@ -149,7 +149,7 @@ def test_both_may_see_the_same_part_through_one_extractor():
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["box", "mixed"])
-def test_the_actor_depends_on_nothing_that_only_the_critic_sees_and_the_other_way_round(kind, policy):
+def test_actor_and_critic_depend_only_on_their_entries(kind, policy):
     model = make(kind, policy, use_sde=True).learn(32)
     obs, other = observations(), observations(seed=1)
     outcomes = []
@@ -186,7 +186,7 @@ def test_images_and_choices_may_be_seen_by_one_only():
 
 
 class Entries(BaseFeaturesExtractor):
-    """Takes all that it is given, and refuses what is not in its space."""
+    """Takes its entries, and raises for others."""
 
     def __init__(self, observation_space):
         super().__init__(observation_space, features_dim=6)
@@ -223,7 +223,7 @@ def test_networks_of_every_kind_take_what_each_sees(networks, ortho_init):
             assert model.policy.extract_features(tensors(observations()), extractor).shape == (4, 6)
 
 
-def test_a_policy_class_of_ones_own_with_an_extractor_of_equal_size():
+def test_a_custom_policy_with_an_extractor_of_equal_size():
     make(policy=Towers, policy_kwargs=dict(features_extractor_class=Entries)).learn(32)
 
 
@@ -261,7 +261,7 @@ def test_predict_without_what_the_actor_sees_is_an_error():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_without_what_the_critic_sees_there_are_actions_and_no_values(policy):
+def test_without_the_critics_entries_there_are_only_actions(policy):
     policy = make(policy=policy).policy
     obs = tensors(observations())
     lacking = only(obs)
@@ -275,7 +275,7 @@ def test_without_what_the_critic_sees_there_are_actions_and_no_values(policy):
 
 
 class Bold(ActorCriticPolicy):
-    """What is overridden in the encoder holds in ``predict`` as well."""
+    """An override of the encoder applies to ``predict`` as well."""
 
     default_features_extractor = Entries
 
