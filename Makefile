@@ -80,8 +80,7 @@ $(DEV): $(RUNTIME)
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
-# The tables are made by the scripts that measured them, which need what the extra dev has.
-$(DOCS): $(DEV)
+$(DOCS): $(RUNTIME)
 	$(INSTALL) --editable '.[docs]'
 	touch $@
 

@@ -10,47 +10,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch as th
-from machine import processor  # the scripts beside this one
-from report.results import ROOT, read_lines
-from runs import facts
+from machine import facts, processor  # the modules beside this one
+from report.plan import Job, read
+from report.results import ROOT
 
 from ppo_plus.files.lock import claim as claim
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: who learns what with which seed."""
-
-    arm: str
-    task: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.arm} {self.task} {self.seed}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Runs that differ by their seed only."""
-
-    arm: str
-    task: str
-    seeds: Sequence[int]
-
-
-def in_order(stages: Iterable[Iterable[Cell]]) -> list[Job]:
-    """All runs, each once: stage by stage, and within a stage the low seeds of every cell before the high ones, so that
-    whenever it ends, every cell has about as many seeds."""
-    jobs: list[Job] = []
-    for stage in stages:
-        # Sorting keeps the order of the cells.
-        jobs += sorted((Job(cell.arm, cell.task, seed) for cell in stage for seed in cell.seeds), key=lambda j: j.seed)
-    return list(dict.fromkeys(jobs))
 
 
 def running(results: Path) -> Path:
@@ -66,12 +33,6 @@ def lock_path(results: Path, job: Job) -> Path:
 def queue_path(results: Path) -> Path:
     """The file with the process group of the queue that was started last."""
     return running(results) / "queue.pid"
-
-
-def read(results: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
-    """The results of those runs that are done, in the order of the runs."""
-    found = {Job(each["arm"], each["task"], each["seed"]): each for each in read_lines(results)}
-    return {job: found[job] for job in jobs if job in found}
 
 
 def is_claimed(path: Path) -> bool:
@@ -108,10 +69,13 @@ def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job
     return failed
 
 
-def versions() -> dict[str, str | None]:
-    """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files."""
+def versions(*packages: str) -> dict[str, str | None]:
+    """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files.
+
+    :param packages: what simulates the environments
+    """
     return {
-        **facts(),
+        **facts("sb3_contrib", "gymnasium", "numpy", *packages),
         "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
         "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
         "package": _package(),

@@ -9,7 +9,6 @@ with the first of its column, uncompiled with uncompiled and compiled with compi
 
 import argparse
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from markdown_table import markdown  # the scripts beside this one
-from runs import facts
+from machine import facts  # the modules beside this one
+from report.reliability import determinism_table
+from report.results import write
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
@@ -157,16 +157,6 @@ def measure(jobs: int) -> dict[str, dict[str, dict[str, bool]]]:
         }
 
 
-def table(results: dict[str, dict[str, dict[str, bool]]]) -> list[str]:
-    """The results as lines of Markdown: uncompiled / compiled."""
-    words = {True: "same", False: "differs"}
-    rows = [
-        [name, *(" / ".join(words[same] for same in modes.values()) for modes in tasks.values())]
-        for name, tasks in results.items()
-    ]
-    return markdown(["uncompiled / compiled", *TASKS], rows)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
@@ -178,9 +168,9 @@ def main() -> None:
         print(digest(globals()[way](task, compiled == "True", *rest)))
         return
     results = measure(args.jobs)
-    print("\n".join(table(results)))
+    print("\n".join(determinism_table(results)))
     if args.json:
-        args.json.write_text(json.dumps({"versions": facts(), "results": results}, indent=1) + "\n", encoding="utf-8")
+        write(args.json, {"versions": facts(), "results": results})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from runs import Result, learn, parser, rows, run  # the script beside this one
+from report.scores import Result, rows
+from runs import learn, parser, run
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked

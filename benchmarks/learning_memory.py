@@ -14,7 +14,8 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers import TransformObservation
-from runs import COLUMNS, SPEED, Result, learn, parser, rows, run  # the script beside this one
+from report.scores import COLUMNS, SPEED, Result, rows
+from runs import learn, parser, run
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy

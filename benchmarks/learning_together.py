@@ -16,8 +16,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from learning_actions import Unmasked  # the scripts beside this one
-from runs import COLUMNS, SPEED, Result, learn, parser, rows, run
+from learning_actions import Unmasked  # the modules beside this one
+from report.scores import COLUMNS, SPEED, Result, rows
+from runs import learn, parser, run
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.env_util import make_vec_env

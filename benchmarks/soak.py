@@ -45,8 +45,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from markdown_table import markdown  # the scripts beside this one
-from runs import facts
+from machine import facts  # the modules beside this one
+from report.reliability import n_faults, soak_table
+from report.results import write
 
 from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
@@ -500,39 +501,9 @@ def main() -> None:
                 results.append({**result, "seconds": round(time.monotonic() - start)})
                 print(json.dumps(results[-1]), flush=True)
             seed += 1
-    print("\n".join(table(results)))
+    print("\n".join(soak_table(results)))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"versions": facts(), "results": results}, indent=1) + "\n")
-
-
-def n_faults(result: dict[str, Any]) -> int:
-    """How many faults a run survived, in both of its lives."""
-    return sum(result["injected"].values()) + sum(result["env_faults"].values())
-
-
-def _largest(runs: list[dict[str, Any]], name: str) -> Any:
-    """The largest growth of a kind of runs, where it was looked at."""
-    return max((run["growth"][name] for run in runs if run["growth"]), default="")
-
-
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """What came of all runs of a kind, as lines of Markdown."""
-    columns = ["injected", "survived", "updates lost", "files corrupted", "resumed runs that differ"]
-    columns += ["growth, MiB", "growth, descriptors"]
-    rows = []
-    for name in dict.fromkeys(result["run"] for result in results):
-        runs = [result for result in results if result["run"] == name]
-        n = sum(map(n_faults, runs))
-        cells = [
-            n,
-            n - sum(len(run["fatal"]) for run in runs),
-            sum(run["updates_lost"] for run in runs),
-            sum(len(run["files_corrupted"]) for run in runs),
-            f"{sum(bool(run['differing']) for run in runs)} of {len(runs)}",
-            *(_largest(runs, name) for name in ("memory_MiB", "descriptors")),
-        ]
-        rows.append([name, *map(str, cells)])
-    return markdown(["run", *columns], rows)
+        write(arguments.json, {"versions": facts(), "results": results})
 
 
 if __name__ == "__main__":
