@@ -75,6 +75,22 @@ def test_the_metadata_is_complete(sdist):
     assert set(metadata.get_all("Provides-Extra")) == extras
 
 
+def test_the_same_versions_of_python_are_named_everywhere():
+    config = setup()
+    start = "Programming Language :: Python :: 3."
+    versions = [line.split()[-1] for line in config["metadata"]["classifiers"].splitlines() if line.startswith(start)]
+    first, last = versions[0], versions[-1]
+    assert config["options"]["python_requires"] == f">={first}"
+    assert f"Python {first} to {last};" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Python {first} or newer" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ruff = f'target-version = "py{first.replace(".", "")}"'
+    assert ruff in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    workflow = ROOT / ".github" / "workflows" / "tests.yml"
+    if workflow.exists():  # not in a source distribution
+        jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+        assert jobs["linux"]["strategy"]["matrix"]["python"] == versions
+
+
 def test_every_folder_with_modules_is_a_package_that_ships():
     named = set(setup()["options"]["packages"].split())
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ppo_plus").rglob("*.py")}
