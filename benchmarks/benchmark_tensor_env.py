@@ -30,7 +30,7 @@ from report.results import write
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, TensorEnv, Transition, as_vec_env
-from ppo_plus.rollout.tensor_env import box
+from ppo_plus.envs.tensors.env import box
 
 #: Steps of an episode, of a rollout, and how a rollout is learned from.
 LIMIT, ROLLOUT, MINIBATCHES, EPOCHS = 250, 24, 4, 5

@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"ppo_plus\.ppo_plus\.SelfPPO_Plus|ppo_plus\.files\.lasting\.SelfLasting|VecEnv",
+        r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv",
     ),
     # What a model is made of inside.
     ("py:class", r"ppo_plus\.(rollout\.(collector|anew)|update\.learner|ranks)\.\w+"),

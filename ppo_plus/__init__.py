@@ -3,10 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ppo_plus.moved import MOVED, install
-
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.envs.make_vec import make_vec as make_vec
+    from ppo_plus.envs.normalization import VecNormalizeTransitions as VecNormalizeTransitions
+    from ppo_plus.envs.resumable.wrapper import Resumable as Resumable
+    from ppo_plus.envs.supervised.faults import EnvFault as EnvFault
+    from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv as SupervisedVecEnv
+    from ppo_plus.envs.tensors.env import TensorEnv as TensorEnv
+    from ppo_plus.envs.tensors.env import Transition as Transition
+    from ppo_plus.envs.tensors.jax_env import JaxEnv as JaxEnv
+    from ppo_plus.envs.vec_env import as_vec_env as as_vec_env
     from ppo_plus.files.checkpoint import Checkpoints as Checkpoints
     from ppo_plus.files.names import register as register
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
@@ -39,17 +46,8 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
     from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
-    from ppo_plus.ppo_plus import PPO_Plus as PPO_Plus
+    from ppo_plus.ppo import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
-    from ppo_plus.rollout.fastest import make_vec as make_vec
-    from ppo_plus.rollout.faults import EnvFault as EnvFault
-    from ppo_plus.rollout.jax_env import JaxEnv as JaxEnv
-    from ppo_plus.rollout.normalization import VecNormalizeTransitions as VecNormalizeTransitions
-    from ppo_plus.rollout.resumable import Resumable as Resumable
-    from ppo_plus.rollout.supervised import SupervisedVecEnv as SupervisedVecEnv
-    from ppo_plus.rollout.tensor_env import TensorEnv as TensorEnv
-    from ppo_plus.rollout.tensor_env import Transition as Transition
-    from ppo_plus.rollout.vec_env import as_vec_env as as_vec_env
     from ppo_plus.update.batch import Batch as Batch
 
 #: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
@@ -68,11 +66,11 @@ MODULES = {
     "ColoredNoise": "ppo_plus.formulas.exploration",
     "CompileError": "ppo_plus.compiling.compiled",
     "EarlyStop": "ppo_plus.formulas.kl_control",
-    "EnvFault": "ppo_plus.rollout.faults",
+    "EnvFault": "ppo_plus.envs.supervised.faults",
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.carry",
-    "JaxEnv": "ppo_plus.rollout.jax_env",
+    "JaxEnv": "ppo_plus.envs.tensors.jax_env",
     "KLControl": "ppo_plus.formulas.kl_control",
     "KLState": "ppo_plus.formulas.kl_control",
     "LSTMMemory": "ppo_plus.policy.recurrent",
@@ -85,35 +83,31 @@ MODULES = {
     "MultiInputPolicy": "ppo_plus.policy.policies",
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
-    "PPO_Plus": "ppo_plus.ppo_plus",
-    "Resumable": "ppo_plus.rollout.resumable",
+    "PPO_Plus": "ppo_plus.ppo",
+    "Resumable": "ppo_plus.envs.resumable.wrapper",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
-    "SupervisedVecEnv": "ppo_plus.rollout.supervised",
-    "TensorEnv": "ppo_plus.rollout.tensor_env",
-    "Transition": "ppo_plus.rollout.tensor_env",
-    "VecNormalizeTransitions": "ppo_plus.rollout.normalization",
+    "SupervisedVecEnv": "ppo_plus.envs.supervised.vec_env",
+    "TensorEnv": "ppo_plus.envs.tensors.env",
+    "Transition": "ppo_plus.envs.tensors.env",
+    "VecNormalizeTransitions": "ppo_plus.envs.normalization",
     "WhiteNoise": "ppo_plus.formulas.exploration",
-    "as_vec_env": "ppo_plus.rollout.vec_env",
+    "as_vec_env": "ppo_plus.envs.vec_env",
     "constant": "ppo_plus.formulas.schedules",
     "cosine": "ppo_plus.formulas.schedules",
     "linear": "ppo_plus.formulas.schedules",
-    "make_vec": "ppo_plus.rollout.fastest",
+    "make_vec": "ppo_plus.envs.make_vec",
     "register": "ppo_plus.files.names",
 }
 __all__ = list(MODULES)
-
-install()
 
 __version__: str
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used for the first time: a public name, a module under its former name, or the version."""
+    """Import what is used for the first time: a public name, or the version."""
     if name in MODULES:
         value = getattr(import_module(MODULES[name]), name)
-    elif f"{__name__}.{name}" in MOVED:
-        value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = _version()
     else:

@@ -31,21 +31,13 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         if unknown is None:
             return init(*args, **kwargs)
         of_policy = accepted_names(MlpLstmPolicy) or set()
-        likely = nearest(_written_out(unknown), [*own, *of_policy])
+        likely = nearest("learning_rate" if "lr" in unknown.split("_") else unknown, [*own, *of_policy])
         if likely is not None and likely not in own:
             likely = f"policy_kwargs=dict({likely}=...)"
         remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"
         raise TypeError(f"{unknown}={kwargs[unknown]!r} is no argument of PPO_Plus: {remedy}")
 
     return checked
-
-
-def _written_out(name: str) -> str:
-    """The rate that "lr" is short for in most of what is written about learning; other names as they are."""
-    words = set(name.split("_"))
-    if "lr" not in words:
-        return name
-    return "critic_learning_rate" if words & {"critic", "value", "vf"} else "learning_rate"
 
 
 def check_env(env: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
@@ -17,7 +18,6 @@ from ppo_plus.policy.arguments import check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.require import require_int, require_kind, require_number, require_one_of
-from ppo_plus.rollout.autoreset import NEXT_STEP
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
 from ppo_plus.rollout.tensor_collector import in_tensors
 
@@ -29,10 +29,22 @@ SCHEDULED: dict[str, tuple[float, bool]] = {
     "ent_coef": (-float("inf"), False),
     "vf_coef": (0.0, False),
     "target_kl": (0.0, True),
-    "critic_learning_rate": (0.0, False),
 }
 #: Those of them that may be ``None``.
-OPTIONAL = ("clip_range", "clip_range_vf", "target_kl", "critic_learning_rate")
+OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
+
+#: Attributes of the model that keep an argument under another name.
+ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+
+#: Arguments that the model is built with. Assigning them later would change nothing.
+FIXED = (
+    "exploration",
+    "use_sde",
+    "policy_kwargs",
+    "rollout_buffer_class",
+    "rollout_buffer_kwargs",
+    "action_mask_key",
+)
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -73,8 +85,6 @@ class Settings:
     seed: Any
     value_clip: str
     recompute_advantages: bool
-    critic_learning_rate: Any
-    critic_epochs: int
     kl_control: Any
     exploration: Any
     compile: bool | str
@@ -108,6 +118,29 @@ class Settings:
         _check_kl_control(self)
         _check_sequences(self)
 
+    @classmethod
+    def of(cls, model: Any) -> "Settings":
+        """The arguments as a model's attributes have them now.
+
+        :param model: a :class:`~ppo_plus.PPO_Plus`
+        :raises ValueError, TypeError: see :class:`Settings`
+        """
+        return cls(**{name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES})
+
+    def check_unchanged(self, before: "Settings") -> None:
+        """Check that the arguments are unchanged that the model is built with.
+
+        :param before: the arguments at the last check
+        :raises ValueError: one of them has been assigned
+        """
+        for name in FIXED:
+            value, built = getattr(self, name), getattr(before, name)
+            if value is not built:
+                raise ValueError(
+                    f"{name}={value!r}: the model is built with {name}={built!r}, and setting it would change nothing; "
+                    f"set it back, make a new model, or pass {name}= to load"
+                )
+
     @property
     def buffer_class(self) -> type[RolloutBuffer]:
         """What stores rollouts."""
@@ -140,13 +173,8 @@ class Settings:
         :param n_envs: how many environments there are
         """
         n_transitions = self.n_steps * n_envs
-        n_epochs = self.n_epochs + self.critic_epochs
-        return math.ceil(total_timesteps / n_transitions) * n_epochs * math.ceil(n_transitions / self.batch_size)
-
-    @property
-    def parts_critic(self) -> bool:
-        """Whether the critic's own weights are treated in another way than the rest."""
-        return self.critic_learning_rate is not None or self.critic_epochs > 0
+        n_minibatches = math.ceil(n_transitions / self.batch_size)
+        return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.
@@ -254,7 +282,6 @@ def _check_ranges(settings: Settings) -> None:
     require_int("n_steps", settings.n_steps, 1)
     require_int("batch_size", settings.batch_size, 1)
     require_int("n_epochs", settings.n_epochs, 1)
-    require_int("critic_epochs", settings.critic_epochs, 0)
     require_int("stats_window_size", settings.stats_window_size, 1)
     require_number("gamma", settings.gamma, 0, 1)
     require_number("gae_lambda", settings.gae_lambda, 0, 1)
@@ -335,7 +362,7 @@ def _check_kl_control(settings: Settings) -> None:
             'clip_range=None leaves the update unbounded: set kl_control="penalty" with a target_kl, '
             "or a clip_range such as 0.2"
         )
-    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).tells_params:
+    if control.measure == "kl" and not adapt_policy_class(settings.policy_class).has_params:
         raise ValueError(
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
             f"policy={settings.policy_class!r} does not return, because it overrides methods of SB3's: derive it "

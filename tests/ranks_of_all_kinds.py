@@ -27,7 +27,7 @@ from ppo_plus.ranks import Ranks, RanksError
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.runs import Options
 from ppo_plus.zoo.train import make_eval_envs
 
 

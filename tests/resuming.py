@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from ppo_plus import Resumable
-from ppo_plus.rollout.env_state import get_state, set_state
+from ppo_plus.envs.resumable.state import get_state, set_state
 
 PLAIN = (bool, int, float, str, bytes, type(None), np.number, np.bool_)
 

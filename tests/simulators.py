@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from ppo_plus.rollout.tensor_env import TensorEnv, Transition
+from ppo_plus.envs.tensors.env import TensorEnv, Transition
 
 VECTOR = spaces.Box(-3.0, 3.0, (3,), np.float32)
 LIMIT = 5

@@ -24,8 +24,8 @@ MEMORIES = ["", "Lstm", "Gru"]
 # Which entries of an observation are seen has little to do with the kind of action: one of each family.
 SEEING = ["discrete", "box", "multibinary", "mixed"]
 MASKABLE = [kind for kind, space in ACTIONS.items() if choices(space)]
-# The critic learns together with the actor, or also by itself.
-CRITICS = {"together": {}, "itself": {"recompute_advantages": True, "critic_learning_rate": 1e-2, "critic_epochs": 2}}
+# Advantages are estimated once, or again before each epoch.
+ADVANTAGES = {"once": {}, "recomputed": {"recompute_advantages": True}}
 
 # The rollout is computed two observations at a time, the minibatch sixteen: the sums may round differently, by some
 # 1e-7 per unit of log-probability, of which there are up to ten here.
@@ -84,12 +84,12 @@ def assert_first_minibatches_are_neutral(model, n_updates=2):
 
 
 @pytest.mark.parametrize(
-    ("kind", "observation", "exploration", "memory", "critic"),
-    all_pairs(KINDS, OBSERVATIONS, EXPLORATIONS | RENEWED, MEMORIES, CRITICS),
+    ("kind", "observation", "exploration", "memory", "advantages"),
+    all_pairs(KINDS, OBSERVATIONS, EXPLORATIONS | RENEWED, MEMORIES, ADVANTAGES),
 )
-def test_ratio_is_one_and_a_loaded_model_acts_alike(kind, observation, exploration, memory, critic):
+def test_ratio_is_one_and_a_loaded_model_acts_alike(kind, observation, exploration, memory, advantages):
     # Two updates: the second one works on a policy that has learned and a buffer that was used before.
-    model = make(kind, observation, exploration, memory=memory, **CRITICS[critic]).learn(32)
+    model = make(kind, observation, exploration, memory=memory, **ADVANTAGES[advantages]).learn(32)
     assert_first_minibatches_are_neutral(model)
     assert_loaded_acts_alike(model)
 

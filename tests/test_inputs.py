@@ -26,7 +26,6 @@ def make(**kwargs):
         ("cliprange", "did you mean clip_range?"),
         ("lr", "did you mean learning_rate?"),
         *((name, "did you mean learning_rate?") for name in ("actor_lr", "policy_lr", "lr_schedule")),
-        *((name, "did you mean critic_learning_rate?") for name in ("critic_lr", "lr_critic", "value_lr", "vf_lr")),
         ("net_arch", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("net_archi", "did you mean policy_kwargs=dict(net_arch=...)?"),
         ("lstm_hidden", "did you mean policy_kwargs=dict(lstm_hidden_size=...)?"),

@@ -44,8 +44,3 @@ def test_there_is_no_other_name():
 def test_the_package_loads_torch_only_when_it_is_used(code):
     code = f"import ppo_plus, sys; {code}\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_modules_are_attributes_without_being_imported():
-    code = "import ppo_plus; ppo_plus.schedules.linear; ppo_plus.losses"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

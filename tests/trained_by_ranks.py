@@ -66,10 +66,6 @@ CASES = {
     "Dict observations": {"policy": "MultiInputPolicy", "observation_space": OBSERVATIONS["dict"]},
     "memory, steps that only reset": {
         "policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "make_env": resetting},
-    "critic": {"critic_learning_rate": 3e-3, "critic_epochs": 2, "batch_size": 24},
-    "critic, compiled": {"critic_learning_rate": 3e-3, "critic_epochs": 2, "compile": True},
-    "critic, memory": {"policy": "MlpGruPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "critic_epochs": 2},
-    "critic, not packed": {"policy_kwargs": {"optimizer_class": two_groups}, "critic_learning_rate": 3e-3},
 }  # fmt: skip
 N_ENVS, N_STEPS = 2, 32
 

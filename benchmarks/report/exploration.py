@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppo_plus.zoo.style import COLORS
+from ppo_plus.zoo.plot import COLORS
 from ppo_plus.zoo.tune.statistics import iqm_interval
 from report.drawing import picture
 from report.markdown import markdown

@@ -7,7 +7,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.compiled import MAX_TRACES, Compiled
-from ppo_plus.compiling.constants import Constants, Unknown, constants_of, first_difference
+from ppo_plus.compiling.constants import Constants, NotComparable, constants_of, first_difference
 
 
 class Cache:
@@ -87,5 +87,5 @@ def _read(**reads: Any) -> Constants | str:
     """:func:`~ppo_plus.compiling.constants.constants_of`; in words where something cannot be compared."""
     try:
         return constants_of(**reads)
-    except Unknown as unknown:
+    except NotComparable as unknown:
         return str(unknown)

@@ -1,25 +1,24 @@
-"""What a trace takes for granted: everything that Python code reads besides the tensors it is given.
+"""The constants of a trace: everything that Python code reads besides the tensors it is given.
 
 A compiled form is a recording: a number that the recorded code read from an attribute, a nested object, a closure or a
-global of its module is a constant in it. :func:`constants_of` lists all of these by value, so that whoever keeps a
-compiled form can compare them before he uses it again. What cannot be listed, such as a generator of random numbers or
-a name that is made at run time, raises :class:`Unknown`: such code is to run as it is.
+global of its module is a constant in it. :func:`constants_of` lists all of these by value, so that they can be compared
+before the compiled form is used again. What cannot be listed, such as a generator of random numbers or a name that is
+made at run time, raises :class:`NotComparable`: such code has to run uncompiled.
 
-Code of libraries (:data:`LIBRARIES`) is taken as given; what their objects hold is compared. Of custom code it is
-compared what its functions name: their defaults, closures and globals, the classes and functions behind these, and so
-on. Of objects that change all the time, such as the algorithm, only the attributes are compared that some custom
-function names.
+The code of libraries (:data:`LIBRARIES`) is assumed not to change; the data in their objects is compared. For custom
+code, everything is compared that its functions name: their defaults, closures and globals, the classes and functions
+that these are, and so on. For objects that change all the time, such as the algorithm, only the attributes are compared
+that some custom function names.
 """
 
 import enum
 import functools
-import math
 import os
 import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,56 +35,70 @@ LIBRARIES = frozenset(
 )
 #: Where the standard library lies.
 STANDARD_LIBRARY = os.path.dirname(os.__file__)
-#: Modules whose functions answer otherwise each time.
-VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid", "numpy.random"})
+#: Modules whose functions return something else each time.
+VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
 #: Names by which code reads what it does not name, in the process or in files.
 DYNAMIC = frozenset(
+    """__dict__ __getattribute__ __import__ attrgetter eval exec getattr globals import_module input locals methodcaller
+    open read_bytes read_text vars""".split()
+)
+#: Types whose values are compared by ``==``.
+ATOMS = frozenset(
     {
-        "__dict__",
-        "__getattribute__",
-        "__import__",
-        "attrgetter",
-        "eval",
-        "exec",
-        "getattr",
-        "globals",
-        "import_module",
-        "input",
-        "locals",
-        "methodcaller",
-        "open",
-        "read_bytes",
-        "read_text",
-        "vars",
+        int,
+        str,
+        bytes,
+        bool,
+        type(None),
+        type(...),
+        range,
+        slice,
+        th.dtype,
+        th.device,
+        th.layout,
+        th.memory_format,
+        th.Size,
     }
 )
-#: What is compared as it is.
-ATOMS = (
-    int, str, bytes, bool, complex, type(None), type(...), range, slice, enum.Enum,
-    np.dtype, th.dtype, th.device, th.layout, th.memory_format, th.Size,
-)  # fmt: skip
+#: Numbers that are compared by their digits: NaN equals itself, and -0.0 is not 0.0.
+FLOATS = frozenset({float, complex})
+#: Tensors and arrays, which are compared by value; subclasses may mean something else.
+ARRAYS = frozenset({th.Tensor, nn.Parameter, np.ndarray})
+#: Functions and descriptors of compiled libraries, which equal themselves.
+BUILTINS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+)
+#: What other types consist of that keep nothing in ``__dict__``.
+PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
+    (list, tuple, deque): list,
+    (set, frozenset): functools.partial(sorted, key=repr),
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+    types.MethodType: lambda value: (value.__func__, value.__self__),
+    (classmethod, staticmethod): lambda value: (value.__func__,),
+    property: lambda value: (value.fget,),
+    functools.cached_property: lambda value: (value.func,),
+    weakref.ref: lambda value: (value(),),
+    np.generic: lambda value: (value.item(),),
+    int: lambda value: (int(value),),
+    float: lambda value: (float(value),),
+    complex: lambda value: (complex(value),),
+    str: lambda value: (str.__str__(value),),
+    bytes: lambda value: (bytes(value),),
+}
 #: Larger tensors and arrays are not copied for a comparison.
 MAX_NUMBERS = 1_000_000
 #: More objects than this are nobody's settings.
 MAX_OBJECTS = 50_000
-#: Attributes of modules that are listed apart: tensors, which may be handed in, and submodules.
-NOT_COMPARED = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+#: Attributes of modules that are listed apart: tensors, which may be given, and submodules.
+LISTED_APART = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
 
-class Unknown(Exception):
-    """Something that code reads cannot be compared; says what."""
-
-
-class _Same:
-    """Equal only to itself."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]
+class NotComparable(Exception):
+    """Something that code reads cannot be compared; the message says what."""
 
 
 class _Numbers:
@@ -115,13 +128,13 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     """What code reads that starts from these objects, in a form that can be compared.
 
     :param named: objects of which only those attributes count that some custom function names
-    :param given: tensors that the code is handed anew in each call, in this order
-    :param roots: functions and other objects, by what they are called in messages
+    :param given: tensors that the code is given in each call, in this order
+    :param roots: functions and other objects, by their names in messages
     :return: comparable values; equal where the code would do the same
-    :raises Unknown: something cannot be compared
+    :raises NotComparable: something cannot be compared
     """
     if are_hooks_on_all_modules():
-        raise Unknown("there are hooks on all modules")
+        raise NotComparable("there are hooks on all modules")
     walk = _Walk(named, given)
     constants = {name: walk.visit(value, name) for name, value in roots.items()}
     return constants | walk.named_attributes()
@@ -142,172 +155,148 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
 
 
 class _Walk:
+    """Visits objects, and what they consist of, once each."""
+
     def __init__(self, named: Iterable[Any], given: Iterable[th.Tensor]):
         self.named = {id(value): value for value in named}
-        self.given = {id(tensor): place for place, tensor in enumerate(given)}
-        #: Objects that have been seen, with their numbers; kept alive so that no other gets their address.
-        self.seen: dict[int, tuple[int, Any]] = {}
+        self.given = {id(tensor): index for index, tensor in enumerate(given)}
+        #: Objects that have been visited, with their numbers; kept alive so that no other gets their address.
+        self.visited: dict[int, tuple[int, Any]] = {}
         #: What custom functions name.
         self.names: set[str] = set()
-        #: Custom modules that custom functions use: of these, too, only what is named counts.
+        #: Custom modules that custom functions use: only the attributes that are named count here as well.
         self.modules: dict[int, types.ModuleType] = {}
 
     def visit(self, value: Any, path: str) -> Any:
-        kind = type(value)
-        if kind in _ATOMS or isinstance(value, ATOMS):
+        """A value in a form that can be compared; ``path`` says where it is, for messages."""
+        kind: type = type(value)
+        if kind in ATOMS:
             return kind, value
-        if kind is float:
-            return kind, "nan" if math.isnan(value) else value
+        if kind in FLOATS:
+            return kind, repr(value)
         if id(value) in self.named:
             return "named", kind.__qualname__
-        if id(value) in self.seen:
-            return "again", self.seen[id(value)][0]
-        if len(self.seen) >= MAX_OBJECTS:
-            raise Unknown(f"{path} is among more than {MAX_OBJECTS} objects")
-        self.seen[id(value)] = len(self.seen), value
-        return self._visit_new(value, kind, path)
-
-    def _visit_new(self, value: Any, kind: type, path: str) -> Any:
+        if id(value) in self.visited:
+            return "visited", self.visited[id(value)][0]
+        if len(self.visited) >= MAX_OBJECTS:
+            raise NotComparable(f"{path} is among more than {MAX_OBJECTS} objects")
+        self.visited[id(value)] = len(self.visited), value
         if isinstance(value, (th.Tensor, np.ndarray)):
             return self._numbers(value, path)
-        if isinstance(value, dict):
-            keys = tuple(self.visit(key, path) for key in value)
-            held = {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
-            if len(held) < len(keys):
-                raise Unknown(f"{path} has keys that read alike")
-            return kind, keys, held
-        if isinstance(value, (list, tuple, deque)):
-            return kind, tuple(self.visit(each, f"{path}[{i}]") for i, each in enumerate(value))
-        if isinstance(value, (set, frozenset)):
-            return kind, tuple(self.visit(each, path) for each in sorted(value, key=repr))
-        if isinstance(value, np.generic):
-            return kind, repr(value.item())
-        if isinstance(value, spaces.Space):
-            return _Same(value)
-        if isinstance(value, types.ModuleType):
-            return self._module(value, path)
-        if isinstance(value, type):
-            _refuse_volatile(value.__module__, path)
-            return _Same(value), self._class(value, path)
-        if isinstance(value, weakref.ref):
-            return kind, self.visit(value(), path)
-        if isinstance(value, functools.partial):
-            return kind, self.visit(value.func, path), self.visit((value.args, value.keywords), path)
-        if isinstance(value, types.MethodType):
-            return kind, self.visit(value.__func__, path), self.visit(value.__self__, f"{path}.__self__")
         if isinstance(value, types.FunctionType):
             return self._function(value, path)
-        if isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)):
-            return _Same(value)
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        if isinstance(value, types.ModuleType):
+            _refuse_volatile(value.__name__, path)
+            if not _is_library(value.__name__):
+                self.modules[id(value)] = value
+            return kind, value
+        if isinstance(value, type):
+            _refuse_volatile(value.__module__, path)
+            return kind, value, self._class(value, path)
+        if isinstance(value, BUILTINS):
             owner = getattr(value, "__self__", None)
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
-                raise Unknown(f"{path} is a method of {type(owner).__name__}, which may change")
+                raise NotComparable(f"{path} is a method of {type(owner).__name__}, which may change")
             _refuse_volatile(getattr(owner, "__name__", ""), path)
-            return _Same(value)
-        if isinstance(value, (property, classmethod, staticmethod, functools.cached_property)):
-            inner = [getattr(value, name, None) for name in ("fget", "__func__", "func")]
-            return kind, tuple(self.visit(each, path) for each in inner if each is not None)
-        return self._object(value, kind, path)
+            return kind, value
+        if isinstance(value, (enum.Enum, np.dtype, spaces.Space)):
+            return kind, value
+        content = self._content(value, path)
+        if content is not None and not _custom_bases(kind):
+            return kind, content
+        return kind, content, self._class(kind, path), self._attributes(value, kind, path, content is None)
 
     def _numbers(self, value: Any, path: str) -> Any:
         if id(value) in self.given:
             return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
-        if type(value) not in _NUMBERS:
-            raise Unknown(f"{path} is a {type(value).__name__}, of which nothing can be seen")
+        if type(value) not in ARRAYS:
+            raise NotComparable(f"{path} is a {type(value).__name__}, of which nothing can be seen")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
         if n_numbers > MAX_NUMBERS or value.dtype == object:
-            raise Unknown(f"{path} has {n_numbers} entries of {value.dtype}, too many to compare")
+            raise NotComparable(f"{path} has {n_numbers} entries of {value.dtype}, too many to compare")
         return _Numbers(value)
 
-    def _module(self, value: types.ModuleType, path: str) -> Any:
-        _refuse_volatile(value.__name__, path)
-        if not _is_library(value.__name__):
-            self.modules[id(value)] = value
-        return _Same(value)
-
-    def _class(self, value: type, path: str) -> Any:
-        """What the custom classes that it derives from hold."""
-        custom = _custom_bases(value)
-        if not custom:
-            return ()
-        skip = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__"}
-        skip |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "__init__", "__repr__", "__eq__"}
-        return tuple(
-            self.visit(each, f"{path}.{name}")
-            for base in custom
-            for name, each in vars(base).items()
-            if name not in skip and not isinstance(each, (types.MemberDescriptorType, types.GetSetDescriptorType))
-            if not name.startswith("_abc_")
-        )
-
     def _function(self, value: types.FunctionType, path: str) -> Any:
-        # Of what functools.wraps made, __module__ is that of the function inside.
+        # functools.wraps copies __module__ from the function inside.
         if _is_library(value.__module__ or "") and _is_library(value.__globals__.get("__name__", "")):
             _refuse_volatile(value.__module__ or "", path)
-            return _Same(value)
+            return types.FunctionType, value
         names = set(_names(value.__code__))
         dynamic = names & DYNAMIC
         if dynamic:
-            raise Unknown(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
+            raise NotComparable(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
         self.names |= names
         closure = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         read = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
         if "random" in names and np in read.values():
-            raise Unknown(f"{value.__qualname__} draws from numpy.random")
-        held = (value.__defaults__, value.__kwdefaults__, closure)
+            raise NotComparable(f"{value.__qualname__} draws from numpy.random")
+        parts = (value.__defaults__, value.__kwdefaults__, closure)
         return (
             value.__code__,
-            tuple(self.visit(each, path) for each in held),
+            tuple(self.visit(each, path) for each in parts),
             {name: self.visit(each, name) for name, each in read.items()},
         )
 
-    def _object(self, value: Any, kind: type, path: str) -> Any:
-        if kind.__module__ in VOLATILE or kind.__module__.startswith("numpy.random") or isinstance(value, th.Generator):
-            raise Unknown(f"{path} is a {kind.__name__}, which answers otherwise each time")
+    def _class(self, value: type, path: str) -> Any:
+        """The attributes of a class's custom bases."""
+        return tuple(
+            self.visit(each, f"{path}.{name}")
+            for base in _custom_bases(value)
+            for name, each in vars(base).items()
+            if name not in _OF_EVERY_CLASS and not name.startswith("_abc_")
+            if not isinstance(each, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        )
+
+    def _content(self, value: Any, path: str) -> Any:
+        """What an object consists of besides its attributes; ``None``: nothing."""
+        if isinstance(value, dict):
+            keys = tuple(self.visit(key, path) for key in value)
+            items = {repr(key): self.visit(each, f"{path}[{key!r}]") for key, each in value.items()}
+            if len(items) < len(keys):
+                raise NotComparable(f"{path} has keys that read alike")
+            return keys, self.visit(getattr(value, "default_factory", None), path), items
+        for types_, parts in PARTS.items():
+            if isinstance(value, types_):
+                return tuple(self.visit(each, f"{path}[{i}]") for i, each in enumerate(parts(value)))
+        return None
+
+    def _attributes(self, value: Any, kind: type, path: str, required: bool) -> Any:
+        """The attributes of an object; if ``required``, it must have some."""
+        if isinstance(value, th.Generator):
+            raise NotComparable(f"{path} is a Generator, which returns something else each time")
+        _refuse_volatile(kind.__module__, path)
         slots = [name for name in _slots(kind) if hasattr(value, name)]
-        if not hasattr(value, "__dict__") and not slots:
-            raise Unknown(f"{path} is a {kind.__name__}, of which nothing can be seen")
-        held = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
-        held |= getattr(value, "__dict__", {})
-        if not isinstance(value, nn.Module):
-            return kind, self._class(kind, path), {key: self.visit(each, f"{path}.{key}") for key, each in held.items()}
-        self._refuse_gradient_hooks(value, path)
-        if not hasattr(value, "_modules"):
-            raise Unknown(f"{path} is a module that was not initialized")
-        # Which of the tensors that are handed in stands where; those of a module beside the policy are constants.
+        if required and not hasattr(value, "__dict__") and not slots:
+            raise NotComparable(f"{path} is a {kind.__name__}, of which nothing can be seen")
+        found = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
+        found |= getattr(value, "__dict__", {})
+        if isinstance(value, nn.Module):
+            return self._module(value, found, path)
+        return {key: self.visit(each, f"{path}.{key}") for key, each in found.items()}
+
+    def _module(self, module: nn.Module, attributes: dict[str, Any], path: str) -> Any:
+        """A network or layer: its tensors, which may be given, its attributes and its submodules in their order."""
+        _refuse_gradient_hooks(module, path)
+        if not hasattr(module, "_modules"):
+            raise NotComparable(f"{path} is a module that was not initialized")
         tensors = {
             f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
             for table in ("_parameters", "_buffers")
-            for name, tensor in getattr(value, table).items()
+            for name, tensor in getattr(module, table).items()
         }
-        parts = dict(value.named_children())
-        skipped = NOT_COMPARED | _skipped(value)
-        # Most of what a module holds is empty tables of hooks: no path is made for these, nor for plain values.
+        skipped = LISTED_APART | getattr(type(module), "not_constant", frozenset())
+        # Most attributes of a module are empty tables of hooks: no path is made for these, nor for plain values.
         data = {
             key: each if _is_plain(each) else self.visit(each, f"{path}.{key}")
-            for key, each in held.items()
+            for key, each in attributes.items()
             if key not in skipped
         }
-        return (
-            kind,
-            self._class(kind, path),
-            tensors,
-            self.visit(getattr(kind, "forward", None), f"{path}.forward"),
-            tuple(parts),
-            data | {key: self.visit(each, f"{path}.{key}") for key, each in parts.items()},
-        )
-
-    def _refuse_gradient_hooks(self, module: nn.Module, path: str) -> None:
-        """Compiled code has no gradients on the way that hooks could see."""
-        if any(getattr(module, name, None) for name in MODULE_HOOKS if "backward" in name):
-            raise Unknown(f"{path} has a backward hook")
-        for name, weight in module.named_parameters(recurse=False):
-            if any(getattr(weight, table, None) for table in TENSOR_HOOKS):
-                raise Unknown(f"{path}.{name} has a hook on its gradient")
+        parts = {key: self.visit(each, f"{path}.{key}") for key, each in module.named_children()}
+        forward = self.visit(getattr(type(module), "forward", None), f"{path}.forward")
+        return tensors, forward, tuple(parts), data | parts
 
     def named_attributes(self) -> Constants:
-        """What custom functions name of the named objects and of custom modules, and what is behind that."""
+        """The attributes of the named objects and of custom modules that custom functions name, and what they read."""
         found: Constants = {}
         done: set[tuple[int, str]] = set()
         while True:
@@ -322,21 +311,32 @@ class _Walk:
                 for key, value in _attribute(owner, name):
                     found[f"{holder}.{key}"] = self.visit(value, f"{holder}.{key}")
                 if _is_computed(owner, name):
-                    raise Unknown(f"{holder}.{name} is computed from what is not seen here")
+                    raise NotComparable(f"{holder}.{name} is computed from what is not seen here")
+
+
+#: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.
+_OF_EVERY_CLASS = frozenset(
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __static_attributes__ __dataclass_fields__
+    __dataclass_params__ __match_args__ __init__ __repr__ __eq__""".split()
+)
 
 
 def _refuse_volatile(module: str, path: str) -> None:
-    if module in VOLATILE:
-        raise Unknown(f"{path} is of the module {module}, which answers otherwise each time")
+    if module in VOLATILE or module.startswith("numpy.random"):
+        raise NotComparable(f"{path} is of the module {module}, which returns something else each time")
 
 
-_ATOMS = frozenset(ATOMS)
-_TABLES = frozenset({dict, OrderedDict})
-_NUMBERS = frozenset({th.Tensor, nn.Parameter, np.ndarray})
+def _refuse_gradient_hooks(module: nn.Module, path: str) -> None:
+    """:raises NotComparable: there are hooks on gradients, which compiled code does not have"""
+    if any(getattr(module, name, None) for name in MODULE_HOOKS if "backward" in name):
+        raise NotComparable(f"{path} has a backward hook")
+    for name, weight in module.named_parameters(recurse=False):
+        if any(getattr(weight, table, None) for table in TENSOR_HOOKS):
+            raise NotComparable(f"{path}.{name} has a hook on its gradient")
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in _ATOMS or (type(value) in _TABLES and not value)
+    return type(value) in ATOMS or (type(value) in (dict, OrderedDict) and not value)
 
 
 @functools.cache
@@ -347,11 +347,6 @@ def _custom_bases(kind: type) -> tuple[type, ...]:
 @functools.cache
 def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
-
-
-def _skipped(module: nn.Module) -> frozenset[str]:
-    """Attributes of which a class says that what it computes does not depend on them."""
-    return getattr(type(module), "not_constant", frozenset())
 
 
 def _is_computed(owner: Any, name: str) -> bool:
@@ -370,7 +365,7 @@ def _is_library(module: str) -> bool:
 
 
 def _hides_a_library(name: str) -> bool:
-    """Whether a module of the user's own has the name of one of the standard library, as a file ``code.py`` does."""
+    """Whether a custom module has the name of one of the standard library, as a file ``code.py`` does."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return name in sys.stdlib_module_names and file is not None and not file.startswith(STANDARD_LIBRARY)
 

@@ -20,7 +20,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.rollout.env_state import get_state, set_state
+from ppo_plus.envs.resumable.state import get_state, set_state
 
 #: What every callback is given anew.
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}

@@ -20,15 +20,16 @@ import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus.files import container, log_state, model_file, random_state
+from ppo_plus.envs.resumable import state as env_state
+from ppo_plus.files import container, log_state, random_state
 from ppo_plus.files.call import Call
+from ppo_plus.files.encode import Undescribable
 from ppo_plus.files.from_sb3 import attributes_of_arguments
+from ppo_plus.files.model import assemble, state_of
 from ppo_plus.files.names import Damaged
-from ppo_plus.files.values import Undescribable
 from ppo_plus.generators import derived_seed
 from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number
-from ppo_plus.rollout import env_state
 
 #: The part of the time that taking the state again and again may cost, for the case of an interruption.
 SHARE = 0.01
@@ -71,7 +72,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment:
 
 def _copied_state(model: Any) -> dict[str, Any]:
     """:raises Undescribable: something that a model is made of can only be pickled"""
-    state = model_file.state_of(model)
+    state = state_of(model)
     needed = [reason for name, reason in state["missing"].items() if name in attributes_of_arguments(type(model))]
     if needed:
         raise Undescribable(f"a checkpoint cannot hold all of the model: {needed[0]}")
@@ -233,7 +234,7 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     ranks = Ranks.present()
     checkpoint = read_together(folder, ranks) if ranks.several else read(folder)
-    model = model_file.assemble(cls, checkpoint["model"], env, device, False, kwargs)
+    model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
     if "policy" in checkpoint:  # older ones have none
         _put_beside(model.policy, checkpoint["policy"])
     if checkpoint["ranks"] == ranks.size:

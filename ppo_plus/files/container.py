@@ -1,7 +1,7 @@
 """One value as one file: a zip archive of a text that people can read and the arrays that it names.
 
 ``description.json`` says what the file is, its version, the packages that wrote it, and the value
-(:mod:`ppo_plus.files.describing`); ``arrays.safetensors`` holds the numbers, and other programs read it too. Neither is
+(:mod:`ppo_plus.files.encode`); ``arrays.safetensors`` holds the numbers, and other programs read it too. Neither is
 compressed, so reading takes no more memory than a few times the file; the archive's checksums see every changed bit.
 """
 
@@ -20,9 +20,10 @@ import safetensors.torch
 import torch as th
 from stable_baselines3.common.save_util import open_path
 
+from ppo_plus.files.atomic import replacing
+from ppo_plus.files.decode import restore
+from ppo_plus.files.encode import describe
 from ppo_plus.files.names import Damaged, Refused
-from ppo_plus.files.values import describe, restore
-from ppo_plus.files.whole import replacing
 
 #: The newest version of the format, which is written; all up to it are read.
 VERSION = 1
@@ -39,7 +40,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
     :param path_or_file: its path, or an open file
     :param kind: what it is, such as ``"model"``; :func:`read` asks for it
-    :param value: see :func:`~ppo_plus.files.describing.describe`
+    :param value: see :func:`~ppo_plus.files.encode.describe`
     :raises Undescribable: something in it has no description
     :raises OSError: it cannot be written
     """

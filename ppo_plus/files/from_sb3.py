@@ -14,8 +14,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.files.old_models import adopt
-from ppo_plus.files.old_zip import check_unread, read_old_zip
+from ppo_plus.files.sb3_zip import check_unread, read_old_zip
 from ppo_plus.require import nearest, require_spaces
 
 Path = str | pathlib.Path | io.BufferedIOBase
@@ -30,6 +29,8 @@ OWN = (
     "policy",
     "_vec_normalize_env",
     "lr_schedule",
+    "_last_obs",
+    "_last_episode_starts",
     "_last_lstm_states",
 )
 
@@ -61,13 +62,12 @@ def from_sb3(
             if name not in OWN
         }
     )
-    adopt(model)
     trainer, name = _CONTRIB.get(_name(data["policy_class"]), ("PPO", ""))
     model.policy_class = model.policy_aliases.get(name, data["policy_class"])
     model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
-    if model.env is not source.env or trainer == "RecurrentPPO":
-        # Episodes begin anew: what was remembered of them does not come along.
-        model._last_obs = None
+    if model.env is source.env and trainer != "RecurrentPPO":
+        # Otherwise episodes start again: the memory of sb3-contrib's policies is not loaded.
+        model._last_obs, model._last_episode_starts = data.get("_last_obs"), data.get("_last_episode_starts")
     buffer_class = model.rollout_buffer_class
     if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
         model.rollout_buffer_class = None

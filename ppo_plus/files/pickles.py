@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch as th
 
-from ppo_plus.files.describing import MAX_DEPTH
+from ppo_plus.files.decode import make_object
 from ppo_plus.files.dtypes import ARRAY_KINDS
-from ppo_plus.files.names import OBJECTS, Damaged, Refused, find, find_class_of_objects, reading_a_value
-from ppo_plus.files.restoring import make_object
+from ppo_plus.files.encode import MAX_DEPTH
+from ppo_plus.files.names import Damaged, Refused, find, find_class_of_objects, reading_a_value
 from ppo_plus.files.spaces import ATTRIBUTES, SPACES, make_space
-from ppo_plus.moved import MOVED
 
 
 class Name:
@@ -207,13 +206,13 @@ class _Maker:
         if isinstance(plan, dict):
             return {self.make(key): self.make(each) for key, each in plan.items()}
         if isinstance(plan, Name):
-            return find(present_name(plan.text))
+            return find(plan.text)
         if isinstance(plan, Call):
             return self._call(plan)
         return type(plan)(map(self.make, plan))
 
     def _call(self, call: Call) -> Any:
-        name = present_name(call.name)
+        name = call.name
         if name in SPACES:
             cls = SPACES[name]
             return make_space(cls, {key: self.make(each) for key, each in _parts(call, ATTRIBUTES[cls]).items()})
@@ -281,12 +280,3 @@ def _parts(call: Call, names: tuple[str, ...]) -> dict[str, Any]:
     if type(state) is not dict:
         raise Refused(f"the state of {call.name} is no dict")
     return {name: state[name] for name in names if name in state}
-
-
-def present_name(name: str) -> str:
-    """The name that something has now, if it has moved since it was pickled."""
-    module, _, qualname = name.partition(":")
-    for home in MOVED.get(module, ()):
-        if f"{home}:{qualname}" in OBJECTS:
-            return f"{home}:{qualname}"
-    return name if module not in MOVED else f"{MOVED[module][0]}:{qualname}"

@@ -36,8 +36,6 @@ _LESS: dict[str, tuple[Any, Any]] = {
 _FIXED = {
     "value_clip": "plain",
     "recompute_advantages": False,
-    "critic_learning_rate": None,
-    "critic_epochs": 0,
     "kl_control": "stop",
     "exploration": None,
 }

@@ -205,19 +205,6 @@ class PPOLoss:
                 total = total + coefficients.kl_coef * kl
         return Losses(total, diagnostics)
 
-    def critic(self, values: th.Tensor, batch: Any, coefficients: Coefficients) -> Losses:
-        """The loss of one minibatch where the critic learns alone: the value loss, not weighed.
-
-        :param values: what the critic predicts, shape ``(B,)``
-        :param batch: the minibatch, a :class:`ppo_plus.Batch`
-        :param coefficients: of which only ``clip_range_vf`` has a part in it
-        :return: total loss and diagnostics
-        """
-        if batch.valid is not None:
-            values, batch = values[batch.valid], batch.only_valid()
-        error = value_loss(values, batch.old_values, batch.returns, coefficients.clip_range_vf, self.value_clip)
-        return Losses(error, {"value_loss": error.detach()})
-
 
 def _graph_if(needed: bool) -> th.set_grad_enabled:
     """Record gradients only where they are needed (and wanted at all)."""

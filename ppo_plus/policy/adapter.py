@@ -73,7 +73,7 @@ class CalledAsSB3:
     #: Whether compiled code may take its place.
     compilable = False
     #: Whether the parameters of its action distribution are known.
-    tells_params = False
+    has_params = False
 
     def __init__(
         self,

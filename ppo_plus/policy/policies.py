@@ -1,13 +1,13 @@
 """Actor-critic policies: SB3's networks and parameter names, for every action space and exploration.
 
-A policy is SB3's ``ActorCriticPolicy`` with three parts exchanged: the action distribution
-(:mod:`ppo_plus.policy.distributions`), the exploration (:mod:`ppo_plus.formulas.exploration`) and the conversion of
-observations (:mod:`ppo_plus.policy.observations`). Networks, their initialization, ``policy_kwargs`` and the names in
+A policy is an encoder (:meth:`ActorCriticPolicy.encode`) and heads (:meth:`ActorCriticPolicy.heads`) with an action
+distribution (:mod:`ppo_plus.policy.distributions`) and an exploration (:mod:`ppo_plus.formulas.exploration`). Its
+interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization, ``policy_kwargs`` and the names in
 ``state_dict()`` are SB3's.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -24,17 +23,15 @@ from stable_baselines3.common.torch_layers import (
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
-from torch import nn
+from torch import nn, optim
 
 from ppo_plus.formulas.exploration import Held, NoiseProcess, StateDependentNoise, WhiteNoise
 from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
+from ppo_plus.policy.networks import NetworkLike, check_extractor, split_network
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
 from ppo_plus.policy.views import make_views
-
-#: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
-NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 class Step(NamedTuple):
@@ -74,7 +71,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     :param use_expln: see :class:`~ppo_plus.formulas.exploration.StateDependentNoise`
     :param squash_output: squash Box actions by tanh
     :param features_extractor_class: network before the hidden layers; by default the policy class's own
-    :param args: SB3's further arguments, by position
+    :param features_extractor_kwargs: further arguments of that class
+    :param share_features_extractor: one features extractor for actor and critic; by default they share one, unless they
+        see different entries
+    :param normalize_images: divide image values by 255
+    :param optimizer_class: the optimizer
+    :param optimizer_kwargs: further arguments of the optimizer; by default ``eps=1e-5`` for Adam
     :param exploration: a noise process, in place of ``use_sde``
     :param actor: a network of your own from features to means or logits: a module (it is copied), or a function of its
         input and output size. It takes the place of SB3's hidden and output layers and keeps its own initialization.
@@ -88,7 +90,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         :mod:`ppo_plus.policy.views`); ``None``: everything. ``predict`` needs no others
     :param critic_keys: the same for the critic; ``None``: everything. It needs ``actor_keys``. Where the two see
         different entries they share no features extractor: each has one for what it sees
-    :param kwargs: SB3's further arguments, by name
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
 
@@ -96,10 +97,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     default_features_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
     #: Whether it has memory (:mod:`ppo_plus.policy.recurrent`).
     remembers = False
-    #: Whether compiled code may take its place.
+    #: Whether it may be compiled.
     compilable = True
     #: Whether the parameters of its action distribution are known.
-    tells_params = True
+    has_params = True
     #: Attributes that neither acting nor evaluating depends on.
     not_constant = frozenset({"optimizer", "optimizer_class", "optimizer_kwargs", "_noise", "lr_schedule", "_networks"})
 
@@ -117,7 +118,12 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         use_expln: bool = False,
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
-        *args: Any,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[optim.Optimizer] = optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        *,
         exploration: NoiseProcess | None = None,
         actor: NetworkLike | None = None,
         critic: NetworkLike | None = None,
@@ -125,7 +131,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         action_mask_key: str | None = None,
         actor_keys: Sequence[str] | None = None,
         critic_keys: Sequence[str] | None = None,
-        **kwargs: Any,
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
@@ -136,82 +141,90 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if action_mask_key is not None:
             check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
         features_space = without_mask(observation_space, action_mask_key)
-        self.views = make_views(features_space, actor_keys, critic_keys, action_mask_key)
-        if self.views.differ and kwargs.get("share_features_extractor"):
+        views = make_views(features_space, actor_keys, critic_keys, action_mask_key)
+        if views.differ and share_features_extractor:
             raise ValueError(
-                f"policy_kwargs: share_features_extractor=True cannot be where actor_keys={actor_keys!r} and "
+                f"policy_kwargs: share_features_extractor=True is not possible where actor_keys={actor_keys!r} and "
                 f"critic_keys={critic_keys!r} differ: leave it out"
             )
         extractor = features_extractor_class or self.default_features_extractor
-        _check_extractor(extractor, features_space, kwargs.get("normalize_images", True))
-        # Plain attributes may be set before nn.Module's __init__; SB3's __init__ calls _build, which reads these.
+        check_extractor(extractor, features_space, normalize_images)
+        if optimizer_kwargs is None:
+            optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
+        # SB3's own constructor makes distributions and networks, for fewer spaces.
+        sb3.BasePolicy.__init__(
+            self,
+            observation_space,
+            action_space,
+            extractor,
+            features_extractor_kwargs,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            squash_output=squash_output,
+        )
+        if net_arch is None:
+            net_arch = [] if extractor is NatureCNN else dict(pi=[64, 64], vf=[64, 64])
+        elif isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):
+            net_arch = net_arch[0]
+        self.net_arch = net_arch
+        self.activation_fn = activation_fn
+        self.ortho_init = ortho_init
+        self.log_std_init = log_std_init
+        self.use_sde = use_sde
+        self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
         if exploration is None:
             exploration = StateDependentNoise(full_std, use_expln) if use_sde else WhiteNoise()
         self.exploration = exploration
-        self.action_mask_key = action_mask_key
-        self.actor_keys, self.critic_keys = actor_keys, critic_keys
-        self._dispensable = self.views.dispensable(observation_space, action_mask_key)
-        self._build_spaces = features_space, action_space
-        self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
-        self._squash = squash_output
         self.autocast = autocast
-        super().__init__(
-            canonical_space(self.views.actor),
-            # SB3 makes a distribution for the action space here, and refuses many; a plain Box always passes.
-            spaces.Box(-1.0, 1.0, (1,)),
-            lr_schedule,
-            net_arch,
-            activation_fn,
-            ortho_init,
-            False,
-            log_std_init,
-            full_std,
-            use_expln,
-            False,
-            extractor,
-            *args,
-            **kwargs,
-        )
-        self.observation_space, self.action_space = observation_space, action_space
-        self.use_sde = use_sde
-        self.dist_kwargs = {"full_std": full_std, "use_expln": use_expln, "squash_output": squash_output}
-        self._squash_output = squash_output
+        self.action_mask_key = action_mask_key
+        self.actor_keys, self.critic_keys, self.views = actor_keys, critic_keys, views
+        self._dispensable = views.dispensable(observation_space, action_mask_key)
+        self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._noise: Held = {}
+        self.action_dist = make_distribution(action_space, squash_output)
+        self.share_features_extractor = not views.differ and share_features_extractor is not False
+        self._build_features_extractors()
+        self._build(lr_schedule)
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """Create a features extractor for what the actor sees."""
+        return self.features_extractor_class(canonical_space(self.views.actor), **self.features_extractor_kwargs)
+
+    def _build_features_extractors(self) -> None:
+        """Create the features extractor, or actor's and critic's, and the conversion of observations for them."""
+        self._preprocess = self._preprocess_critic = make_preprocess(self.views.actor, self.normalize_images)
+        self.features_extractor = self.pi_features_extractor = self.vf_features_extractor = (
+            self.make_features_extractor()
+        )
+        if self.views.differ:
+            space = canonical_space(self.views.critic)
+            self._preprocess_critic = make_preprocess(self.views.critic, self.normalize_images)
+            self.vf_features_extractor = self.features_extractor_class(space, **self.features_extractor_kwargs)
+        elif not self.share_features_extractor:
+            self.vf_features_extractor = self.make_features_extractor()
+        self.features_dim = self.features_extractor.features_dim
+        self.vf_features_dim = self.vf_features_extractor.features_dim
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
-        features_space, action_space = self._build_spaces
-        self.action_dist = make_distribution(action_space, self._squash)
-        self._preprocess = self._preprocess_critics = make_preprocess(self.views.actor, self.normalize_images)
-        self.vf_features_dim = self.features_dim
-        if self.views.differ:
-            self._build_critics_extractor()
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.parameters()):
-            self._settle_lazy_layers(features_space)
+            self._initialize_lazy_layers()
         self._build_mlp_extractor()
-        self.action_net = self._output_layer("actor", "pi", self.action_dist.net_dim)  # type: ignore[assignment]
+        self.action_net = self._make_last_layer("actor", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
             shape = self.exploration.log_std_shape(self.mlp_extractor.latent_dim_pi, self.action_dist.gaussian_dim)
             self.log_std = nn.Parameter(th.ones(shape) * self.log_std_init)
-        self.value_net = self._output_layer("critic", "vf", 1)  # type: ignore[assignment]
+        self.value_net = self._make_last_layer("critic", 1)  # type: ignore[assignment]
         if self.ortho_init:
-            for module, gain in self._initial_gains():
-                module.apply(partial(self.init_weights, gain=gain))
+            self._initialize_orthogonally()
         self._build_memory()
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
-    def _build_critics_extractor(self) -> None:
-        """Give the critic, which sees other entries than the actor, a features extractor for these."""
-        self._preprocess_critics = make_preprocess(self.views.critic, self.normalize_images)
-        # SB3 makes extractors for this attribute; the constructor sets it to the whole space in the end.
-        self.observation_space = canonical_space(self.views.critic)
-        self.share_features_extractor = False
-        self.vf_features_extractor = self.make_features_extractor()
-        self.vf_features_dim = self.vf_features_extractor.features_dim
-
-    def _settle_lazy_layers(self, features_space: spaces.Space) -> None:
-        """Let layers such as ``nn.LazyLinear`` learn their sizes from an observation, before their weights are used."""
-        obs, _ = to_tensor(copy.deepcopy(features_space).sample(), features_space, self.device)
+    def _initialize_lazy_layers(self) -> None:
+        """Give layers such as ``nn.LazyLinear`` their sizes by an observation, before their weights are used."""
+        space = without_mask(self.observation_space, self.action_mask_key)
+        obs, _ = to_tensor(copy.deepcopy(space).sample(), space, self.device)
         # In eval mode one row is enough for batch norm.
         self.eval()
         with th.no_grad():
@@ -228,53 +241,44 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def _build_memory(self) -> None:
         """Add recurrent layers, if the policy has any."""
 
-    def _output_layer(self, name: str, short: str, output_dim: int) -> nn.Module:
-        """The last layer of actor or critic. A network of one's own fills the hidden layers' slot as well, so that
-        everything else sees SB3's four parts in either case."""
+    def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
+        """The last layer of actor or critic. The other layers of a custom network replace SB3's hidden layers, so that
+        a policy has SB3's four parts in either case."""
+        hidden, latent, input_dim = {
+            "actor": ("policy_net", "latent_dim_pi", self.features_dim),
+            "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
+        }[name]
         given = self._networks[name]
         if given is None:
-            return nn.Linear(getattr(self.mlp_extractor, f"latent_dim_{short}"), output_dim)
-        network = copy.deepcopy(given)
-        input_dim = {"pi": self.features_dim, "vf": self.vf_features_dim}[short]
-        if not isinstance(given, nn.Module) and callable(given):
-            network = given(input_dim, output_dim)
-        if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
-            raise TypeError(
-                f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
-                "(input_dim, output_dim) -> module"
-            )
-        layers = list(network) if isinstance(network, nn.Sequential) else [network]
-        hidden, last = nn.Sequential(*layers[:-1]).to(self.device), layers[-1].to(self.device)
-        latent = _output_of(name, hidden, th.zeros(1, input_dim, device=self.device))
-        output = _output_of(name, last, latent)
-        if output.shape != (1, output_dim):
-            raise ValueError(
-                f"policy_kwargs: {name} maps one row of {input_dim} features to shape {tuple(output.shape)}, "
-                f"but must map it to (1, {output_dim}): change its last layer"
-            )
-        setattr(self.mlp_extractor, {"pi": "policy_net", "vf": "value_net"}[short], hidden)
-        setattr(self.mlp_extractor, f"latent_dim_{short}", latent.shape[1])
-        return last
+            return nn.Linear(getattr(self.mlp_extractor, latent), output_dim)
+        network = split_network(name, given, input_dim, output_dim, self.device)
+        setattr(self.mlp_extractor, hidden, network.hidden)
+        setattr(self.mlp_extractor, latent, network.latent_dim)
+        return network.last
 
-    def _initial_gains(self) -> list[tuple[nn.Module, float]]:
-        """Modules with the gains of their orthogonal weights, in SB3's order, without networks of one's own."""
-        own_actor, own_critic = (self._networks[name] is not None for name in ("actor", "critic"))
-        hidden: list[nn.Module] = []
-        outputs: list[tuple[nn.Module, float]] = []
-        if not (own_actor or own_critic):
-            hidden.append(self.mlp_extractor)
-        elif not own_actor:
-            hidden.append(self.mlp_extractor.policy_net)
-        elif not own_critic:
-            hidden.append(self.mlp_extractor.value_net)
-        if not own_actor:
-            outputs.append((self.action_net, 0.01))
-        if not own_critic:
-            outputs.append((self.value_net, 1.0))
-        gains = [(module, np.sqrt(2)) for module in hidden] + outputs
+    def _initialize_orthogonally(self) -> None:
+        """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
+        gains: list[tuple[nn.Module, float]] = [
+            (self.mlp_extractor, np.sqrt(2)),
+            (self.action_net, 0.01),
+            (self.value_net, 1.0),
+        ]
         if self.share_features_extractor:
-            return [(self.features_extractor, np.sqrt(2)), *gains]
-        return [*gains, (self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
+            gains = [(self.features_extractor, np.sqrt(2)), *gains]
+        else:
+            gains += [(self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
+        custom: set[nn.Module] = set()
+        if self._networks["actor"] is not None:
+            custom |= {*self.mlp_extractor.policy_net.modules(), *self.action_net.modules()}
+        if self._networks["critic"] is not None:
+            custom |= {*self.mlp_extractor.value_net.modules(), *self.value_net.modules()}
+
+        def initialize(part: nn.Module, gain: float) -> None:
+            if part not in custom:
+                self.init_weights(part, gain=gain)
+
+        for module, gain in gains:
+            module.apply(partial(initialize, gain=gain))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
@@ -434,7 +438,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         extract = self._extract
         if features_extractor is not None:
             critics = self.views.differ and features_extractor is self.vf_features_extractor
-            return extract(features_extractor, (self._preprocess_critics if critics else self._preprocess)(obs))
+            return extract(features_extractor, (self._preprocess_critic if critics else self._preprocess)(obs))
         inputs = self._preprocess(obs)
         if self.share_features_extractor:
             return extract(self.features_extractor, inputs)
@@ -443,7 +447,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             if self.views.lacks_critics(obs):
                 # Values that nobody can take for the critic's, and actions all the same.
                 return features, features.new_full((len(features), self.vf_features_extractor.features_dim), th.nan)
-            inputs = self._preprocess_critics(obs)
+            inputs = self._preprocess_critic(obs)
         return features, extract(self.vf_features_extractor, inputs)
 
     def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
@@ -639,39 +643,3 @@ _OURS: dict[type, type[ActorCriticPolicy]] = {
 def our_class(policy_class: type) -> type[ActorCriticPolicy] | None:
     """Our class in place of one of SB3's own; ``None`` for a custom one."""
     return _OURS.get(policy_class)
-
-
-def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
-    """The output of a module of the user's, probed in eval mode so that one row is enough for batch norm."""
-    training = module.training
-    module.eval()
-    try:
-        with th.no_grad():
-            output = module(inputs)
-    except Exception as error:
-        raise ValueError(
-            f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
-            "Its first layer must take the features extractor's output"
-        ) from error
-    finally:
-        module.train(training)
-    if not isinstance(output, th.Tensor) or output.ndim != 2:
-        raise ValueError(
-            f"policy_kwargs: {name} must map rows of features to rows of a tensor, not to {type(output).__name__}"
-            f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
-        )
-    return output
-
-
-def _check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
-    """:raises ValueError: one of SB3's extractors that cannot take these observations"""
-    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
-        raise ValueError(
-            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
-            'use "MlpPolicy", or "CnnPolicy" for images'
-        )
-    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
-        raise ValueError(
-            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
-            "that are normalized already policy_kwargs=dict(normalize_images=False)"
-        )

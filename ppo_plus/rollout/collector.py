@@ -8,16 +8,16 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.autoreset import is_reset
+from ppo_plus.envs.errors import CheckedEnvs, check_reset, check_shape
+from ppo_plus.envs.normalization import Statistics
+from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.envs.vec_env import row_of
 from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.observations import to_network
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.acting import Act
-from ppo_plus.rollout.autoreset import is_reset
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.env_errors import Explained, check_reset, check_shape
-from ppo_plus.rollout.normalization import Statistics
-from ppo_plus.rollout.supervised import RESTART
-from ppo_plus.rollout.vec_env import row_of
 from ppo_plus.trees import tree_map
 
 
@@ -148,7 +148,7 @@ class Collector:
     def restart(self, env: VecEnv, step: int) -> None:
         """Reset the environments; parameters as for :meth:`begin`."""
         self._statistics = Statistics(env)
-        with Explained(env, lambda: step):
+        with CheckedEnvs(env, lambda: step):
             self.obs = env.reset()
         check_reset(env, self.obs, step, self._statistics)
         self.starts = np.ones((env.num_envs,), dtype=bool)

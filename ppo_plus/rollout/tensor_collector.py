@@ -12,6 +12,10 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
+from ppo_plus.envs.normalization import VecNormalizeTransitions
+from ppo_plus.envs.tensors.normalize import Normalizing
+from ppo_plus.envs.tensors.simulators import as_numpy
+from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import MaskSource
@@ -19,10 +23,6 @@ from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Task
 from ppo_plus.rollout.lazy import Lazy
-from ppo_plus.rollout.normalization import VecNormalizeTransitions
-from ppo_plus.rollout.simulators import as_numpy
-from ppo_plus.rollout.tensor_normalize import Normalizing
-from ppo_plus.rollout.tensor_vec_env import Stepped, TensorVecEnv
 from ppo_plus.trees import tree_leaves, tree_map
 
 

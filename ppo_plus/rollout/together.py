@@ -13,9 +13,9 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
+from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 from ppo_plus.ranks import Ranks, refuse_different, told
-from ppo_plus.rollout.normalization import running_statistics
 
 
 class _Told(NamedTuple):

@@ -4,7 +4,7 @@ Norm, clipping, optimizer (and, across processes, the reduction) are then one op
 layers. Outside of ``train()``, policy and optimizer are ordinary torch objects.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +43,11 @@ class Weights:
     :param params: the parameters
     :param optimizer: the optimizer to step
     :param vector: the vector that ``params`` are views of and that ``optimizer`` works on; ``None``: not packed
-    :param apart: what has a learning rate of its own, booleans: which elements of ``vector``, or where not packed which
-        of the optimizer's groups; ``None``: nothing
     """
 
     params: list[nn.Parameter]
     optimizer: Optimizer
     vector: th.Tensor | None = None
-    apart: th.Tensor | None = None
 
     @property
     def targets(self) -> list[nn.Parameter]:
@@ -75,7 +72,7 @@ def trainable(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 @contextmanager
-def packed(optimizer: Optimizer, apart: Collection[nn.Parameter] = ()) -> Iterator[Weights]:
+def packed(optimizer: Optimizer) -> Iterator[Weights]:
     """Lend the optimizer's parameters and its state as flat vectors.
 
     Inside, the parameters are views of one vector and the lent optimizer works on that vector; after it (also after
@@ -86,12 +83,10 @@ def packed(optimizer: Optimizer, apart: Collection[nn.Parameter] = ()) -> Iterat
     for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
 
     :param optimizer: a torch optimizer
-    :param apart: parameters that get a learning rate of their own
     """
     params = trainable(optimizer)
     if not _packable(optimizer, params):
-        with parted(optimizer, apart) as groups:
-            yield Weights(trainable(optimizer), optimizer, apart=groups)
+        yield Weights(params, optimizer)
         return
     vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
@@ -111,43 +106,12 @@ def packed(optimizer: Optimizer, apart: Collection[nn.Parameter] = ()) -> Iterat
     for p, part in zip(params, views(vector.data, params), strict=True):
         p.data = part
     try:
-        yield Weights(params, lent, vector.data, _elements(params, apart))
+        yield Weights(params, lent, vector.data)
     finally:
         _unpack_state(lent, vector, optimizer, params)
         grads = [None] * len(params) if vector.grad is None else views(vector.grad, params)
         for p, data, grad in zip(params, own, grads, strict=True):
             p.data, p.grad = data.copy_(p.data), grad
-
-
-@contextmanager
-def parted(optimizer: Optimizer, apart: Collection[nn.Parameter]) -> Iterator[th.Tensor | None]:
-    """Give some parameters groups of their own in an optimizer for a while; lends which groups these are.
-
-    :param optimizer: a torch optimizer
-    :param apart: the parameters; where there are none, nothing is done
-    """
-    if not apart:
-        yield None
-        return
-    mine = {id(p) for p in apart}
-    before = optimizer.param_groups
-    parts = [
-        (of_mine, group | {"params": [p for p in group["params"] if (id(p) in mine) == of_mine]})
-        for group in before
-        for of_mine in (False, True)
-    ]
-    parts = [(of_mine, group) for of_mine, group in parts if group["params"]]
-    optimizer.param_groups = [group for _, group in parts]
-    try:
-        yield th.tensor([of_mine for of_mine, _ in parts])
-    finally:
-        optimizer.param_groups = before
-
-
-def _elements(params: list[nn.Parameter], apart: Collection[nn.Parameter]) -> th.Tensor | None:
-    """Which elements of a vector of all parameters belong to some of them; ``None`` where there are none of these."""
-    mine = {id(p) for p in apart}
-    return th.cat([th.full((p.numel(),), id(p) in mine, device=p.device) for p in params]) if mine else None
 
 
 def new_optimizer(like: Optimizer, parameter: th.Tensor) -> Optimizer:

@@ -6,7 +6,6 @@ from typing import Any
 import torch as th
 
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
-from ppo_plus.update.critic import Moments
 from ppo_plus.update.update import Minibatch, Progress, Skipped, run_epochs
 
 
@@ -17,8 +16,6 @@ class Learner:
         #: The KL control of the last update, and what it remembers (running, beta, lr_scale).
         self.kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         self.skipped = Skipped()
-        #: What the optimizer of the critic's own passes remembers, by the names of the weights.
-        self.critic_moments: Moments = {}
 
     def kl_state(self, control: KLControl) -> KLState:
         """What a control remembers as an update begins: running, and otherwise what the last update left.
@@ -52,32 +49,16 @@ class Learner:
         self.kl_memory = control, tuple(float(value) for value in done.state)
         return done
 
-    def learn_critic(
-        self, minibatch: Minibatch, epochs: Iterable[Iterable[tuple[Any, th.Tensor | None]]], device: th.device
-    ) -> Progress:
-        """The critic's own passes, which no KL control ends; parameters and errors as for :meth:`learn`.
 
-        :param device: where they are made
-        """
-        control = KLControl()
-        state = KLState(*(value.to(device) for value in control.init()))
-        return run_epochs(minibatch, epochs, control, state, th.tensor(float("nan"), device=device), self.skipped)
-
-
-def metrics(
-    done: Progress, alone: Progress | None, control: KLControl, explained: float, policy: Any
-) -> dict[str, float]:
+def metrics(done: Progress, control: KLControl, explained: float, policy: Any) -> dict[str, float]:
     """What is logged of an update, as ``train/<name>``.
 
     :param done: the update
-    :param alone: the critic's own passes; ``None``: there were none
     :param control: its KL control
     :param explained: how much of the variance of returns the critic has predicted
     :param policy: the policy
     """
     found = done.records.means() | {"explained_variance": explained}
-    if alone is not None:
-        found["critic_loss"] = alone.records.mean("loss").item()
     if hasattr(policy, "log_std"):
         found["std"] = policy.log_std.detach().exp().mean().item()
     skipped = done.records.finite().count(False)

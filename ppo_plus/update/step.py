@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch as th
 from torch.optim import Optimizer
@@ -17,20 +17,8 @@ from ppo_plus.update.gradient import Gradient
 #: (it does until the one, included, at which the KL control stops the update).
 FLAGS = ("finite", "counted")
 
-#: Steps an optimizer: takes the gradient, the learning rate (0-d, or one for each of :attr:`OwnRate.where`) and whether
-#: the step is applied (0-d).
+#: Steps an optimizer: takes the gradient, the learning rate (0-d) and whether the step is applied (0-d).
 OptimizerStep = Callable[[Gradient, th.Tensor, th.Tensor], None]
-
-
-class OwnRate(NamedTuple):
-    """A learning rate for some of the weights alone, which no KL control scales.
-
-    :param rate: the learning rate, 0-d
-    :param where: for which, booleans (:attr:`~ppo_plus.update.flat.Weights.apart`)
-    """
-
-    rate: th.Tensor
-    where: th.Tensor
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,6 @@ def apply(
     state: KLState,
     learning_rate: th.Tensor,
     target_kl: th.Tensor,
-    own_rate: OwnRate | None = None,
 ) -> tuple[KLState, Columns, th.Tensor]:
     """One step along a gradient, unless it is not finite or the KL control has stopped the update.
 
@@ -76,7 +63,6 @@ def apply(
     :param state: its state
     :param learning_rate: before the control's scale, 0-d
     :param target_kl: the control's target, 0-d
-    :param own_rate: the learning rate of some weights alone; ``None``: all have the same
     :return: the control's next state, and a record of the minibatch: its columns and numbers
     :raises ValueError: a diagnostic is missing or not 0-d
     """
@@ -95,8 +81,7 @@ def apply(
         if next_state is not state:
             next_state = KLState(*(th.where(counted, new, old) for new, old in zip(next_state, state, strict=True)))
         applied = counted & next_state.running
-    rate = learning_rate * next_state.lr_scale
-    optimizer_step(grads, rate if own_rate is None else th.where(own_rate.where, own_rate.rate, rate), applied)
+    optimizer_step(grads, learning_rate * next_state.lr_scale, applied)
     columns = Columns((*FLAGS, "loss", *losses.diagnostics, "grad_norm"))
     record = (finite.to(total.dtype), counted.to(total.dtype), total, *losses.diagnostics.values(), norm)
     try:
@@ -146,23 +131,6 @@ def functional_step(like: Optimizer, vector: th.Tensor, moments: dict[str, th.Te
             moment.copy_(th.where(applied, new_moments[name], moment))
 
     return step
-
-
-def by_weight(step: OptimizerStep, vector: th.Tensor) -> OptimizerStep:
-    r"""A step with a learning rate for each weight, of one that has the same for all: made with 1 and scaled,
-    :math:`w + \eta (w_1 - w)`, as in :func:`functional_step`.
-
-    :param step: of an elementwise optimizer
-    :param vector: the weights, which it changes in place
-    """
-    one = vector.new_ones(())
-
-    def scaled(grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
-        before = vector.clone()
-        step(grads, one, applied)
-        vector.copy_(before + learning_rate * (vector - before))
-
-    return scaled
 
 
 class Records:

@@ -31,10 +31,8 @@ from ppo_plus.update.step import (
     FLAGS,
     Columns,
     OptimizerStep,
-    OwnRate,
     Records,
     apply,
-    by_weight,
     functional_step,
 )
 
@@ -48,13 +46,11 @@ class Scheduled(NamedTuple):
     :param coefficients: weights and bounds of the loss
     :param learning_rate: before the KL control's scale, 0-d
     :param target_kl: the KL control's target, 0-d; NaN without one
-    :param own_rate: the learning rate of some weights alone; ``None``: all have the same
     """
 
     coefficients: Coefficients
     learning_rate: th.Tensor
     target_kl: th.Tensor
-    own_rate: OwnRate | None = None
 
     @classmethod
     def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
@@ -64,22 +60,12 @@ class Scheduled(NamedTuple):
         :param device: where they are wanted
         """
         tensors = {
-            name: None if number is None else th.tensor(number, device=device)
-            for name, number in numbers.items()
-            # For an update of its own, or a part of the weights.
-            if name != "critic_learning_rate"
+            name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
         }
         rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
         assert rate is not None
         nowhere = th.tensor(float("nan"), device=device)
         return cls(Coefficients(**tensors), rate, nowhere if target is None else target)  # type: ignore[arg-type]
-
-    def with_own_rate(self, rate: float | None, where: th.Tensor | None) -> "Scheduled":
-        """The same with another learning rate for some weights; see :class:`~ppo_plus.update.step.OwnRate`."""
-        if rate is None or where is None:
-            return self
-        device = self.learning_rate.device
-        return self._replace(own_rate=OwnRate(th.tensor(rate, device=device), where.to(device)))
 
 
 #: What one minibatch leaves: the KL control's state, and a record.
@@ -97,7 +83,6 @@ class Update:
     :param control: the KL control
     :param max_grad_norm: bound on the norm of the gradient
     :param reduction: makes a minibatch of the parts that several processes have; ``None``: there is one process
-    :param name: what it is, for messages and for the compiled forms that are kept
     """
 
     policy: Any
@@ -105,7 +90,6 @@ class Update:
     control: KLControl
     max_grad_norm: float
     reduction: Reduction | None = None
-    name: str = "the update"
 
     def __call__(
         self,
@@ -184,7 +168,7 @@ class Update:
             )
         options = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "lr")}
         compiled = compilation.compiled(
-            self.name,
+            "the update",
             function,
             unable=unable,
             n_mutable=n_mutable,
@@ -324,10 +308,8 @@ class Update:
             if self.reduction is not None:
                 found = self.reduction(found, weights.targets, n)
             assert found is not None
-            return self._apply(take_step, *found, state, scheduled)
+            return self._apply(step, *found, state, scheduled)
 
-        vector = None if scheduled.own_rate is None else weights.vector
-        take_step = step if vector is None else by_weight(step, vector)
         return minibatch
 
     def _penalizing(self, coefficients: Coefficients, state: KLState) -> Coefficients:
@@ -336,7 +318,7 @@ class Update:
     def _apply(
         self, step: OptimizerStep, losses: Losses, grads: Gradient, state: KLState, scheduled: Scheduled
     ) -> Outcome:
-        rates = scheduled.learning_rate, scheduled.target_kl, scheduled.own_rate
+        rates = scheduled.learning_rate, scheduled.target_kl
         return apply(step, losses, grads, self.max_grad_norm, self.control, state, *rates)
 
 

@@ -11,10 +11,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import sync_envs_normalization
 from tqdm import tqdm
 
-from ppo_plus.files.whole import replacing
+from ppo_plus.files.atomic import replacing
 from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
-from ppo_plus.zoo.interrupts import raise_if_lost
+from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.models import save_statistics
 
 
@@ -204,10 +204,10 @@ class SavedModels(CheckpointCallback):
 
 
 class Interruptible(BaseCallback):
-    """Ends training by an interrupt that came and was lost; see :func:`ppo_plus.zoo.interrupts.raise_if_lost`."""
+    """Ends training when a signal has come; see :func:`ppo_plus.zoo.interrupts.check`."""
 
     def _on_step(self) -> bool:
-        raise_if_lost()
+        check()
         return True
 
 

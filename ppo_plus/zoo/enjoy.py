@@ -16,10 +16,10 @@ from ppo_plus import PPO_Plus
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, parse_settings
-from ppo_plus.zoo.folders import ALGO, RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES
 from ppo_plus.zoo.models import load_statistics
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.runs import ALGO, RunFolder, saved_arguments
 
 #: Viewers show faster GIFs slowly.
 MAX_GIF_FPS = 50
@@ -109,11 +109,6 @@ def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOW
         settings["env_kwargs"] = arguments["env_kwargs"]
     experiment = parse_settings(folder.env_id, settings, packages)
     return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
-
-
-def saved_arguments(folder: RunFolder) -> dict[str, Any]:
-    """What a run was started with, besides its settings; parameter and errors as for :func:`saved_experiment`."""
-    return read_mapping(folder.settings / "args.yml", RunLoader)
 
 
 def enjoy(player: Player, n_timesteps: int, verbose: bool = True, progress: bool = False) -> None:

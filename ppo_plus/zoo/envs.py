@@ -17,8 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
-from ppo_plus.rollout.fastest import BATCHED, pick
-from ppo_plus.rollout.normalization import VecNormalizeTransitions
+from ppo_plus.envs.make_vec import BATCHED, pick
+from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.mujoco import warnings_once
 from ppo_plus.zoo.registry import find_env, is_atari

@@ -2,37 +2,48 @@
 
 How a tuner uses it::
 
-    experiment = load_experiment("Pendulum-v1", seed=3)      # the YAML's entry, every name looked up
-    trial = experiment.with_hyperparams({"gamma": 0.95, "policy_kwargs": {"net_arch": [64]}})  # merged into the YAML's
+    experiment = load_experiment("Pendulum-v1", seed=3)      # the entry of the settings file, all names looked up
+    trial = experiment.with_hyperparams({"gamma": 0.95, "policy_kwargs": {"net_arch": [64]}})  # merged with the entry
     env = make_envs(trial)                                   # ppo_plus.zoo.envs: n_envs environments, normalized
-    eval_env = make_envs(trial, n_envs=5, evaluation=True)   # other seeds; statistics are the training ones
+    eval_env = make_envs(trial, n_envs=5, evaluation=True)   # other seeds, statistics of the training environments
     model = make_model(trial, env)                           # ppo_plus.zoo.models
     evaluation = EvalAfterUpdates(eval_env, eval_freq=10_000, n_eval_episodes=5)  # ppo_plus.zoo.callbacks
     model.learn(trial.n_timesteps, callback=[evaluation, *make_callbacks(trial)])
-    yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 reads as well
+    yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 can read as well
 """
 
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import stable_baselines3 as sb3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from ppo_plus.zoo.hyperparams import builtin_file, positive_int, read_entry, require_mapping
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_class
-from ppo_plus.zoo.literals import STRATEGIES, format_literal, parse_literal
-from ppo_plus.zoo.registry import is_atari
-from ppo_plus.zoo.signatures import ppo_plus_arguments, sb3_algorithms_with, vec_normalize_arguments
+from ppo_plus import PPO_Plus
+from ppo_plus.require import nearest
+from ppo_plus.zoo.hyperparams import (
+    STRATEGIES,
+    builtin_file,
+    format_literal,
+    parse_literal,
+    positive_int,
+    read_entry,
+    require_mapping,
+)
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
 
 
 @dataclass(frozen=True)
 class Part:
-    """A class that a settings file names, and the arguments that it is called with.
+    """A class named in a settings file, with the arguments to call it with.
 
-    :param name: its dotted name
+    :param name: dotted name
     :param cls: the class
     :param kwargs: keyword arguments
     """
@@ -47,14 +58,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that defines a training run. The first fields are keys of a settings file, with their names.
+    """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
 
     :param env_id: Gymnasium environment id
-    :param n_timesteps: environment steps to train for, over all environments together
-    :param n_envs: number of environments stepped side by side
+    :param n_timesteps: number of environment steps, over all environments together
+    :param n_envs: number of environments
     :param policy: name of the policy class, or the class itself
     :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
-    :param frame_stack: number of observations stacked; ``None`` for no stacking
+    :param frame_stack: number of observations to stack; ``None`` for no stacking
     :param env_wrapper: wrappers of each environment, the innermost first
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
     :param callback: callbacks of the training
@@ -65,9 +76,9 @@ class Experiment:
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
     :param seed: seed of environments, weights and exploration
     :param device: device of the model
-    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in processes of their own,
-        ``"gymnasium"`` and ``"envpool"`` all at once, where Gymnasium or EnvPool can (training environments only);
-        ``"auto"`` is the fastest of them that is the same task, by the rule in :mod:`ppo_plus.rollout.fastest`
+    :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
+        ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
+        backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
     """
 
     env_id: str
@@ -89,52 +100,64 @@ class Experiment:
     vec_env: str = "dummy"
 
     def replace(self, **changes: Any) -> "Experiment":
-        """The experiment with other values of some fields, which are taken as they are."""
+        """A copy with other values of some fields, which are not checked."""
         return replace(self, **changes)
 
     def with_hyperparams(
         self, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
     ) -> "Experiment":
-        """The experiment with some settings changed, each written as in a settings file.
+        """A copy with some settings changed.
 
-        :param settings: any keys of a settings file; ``policy_kwargs`` are merged into the experiment's, key by key
+        :param settings: keys and values as in a settings file; ``policy_kwargs`` are merged key by key
         :param packages: see :func:`parse_settings`
         :raises ValueError: unknown key or bad value
         """
+        _check_keys(settings)
         changed = parse_settings(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
         named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
         merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
-        result = self.replace(**{**named, **merged})
-        result.check()
-        return result
+        return self.replace(**{**named, **merged})
 
     def settings(self) -> dict[str, Any]:
-        """The experiment as plain data, in the format of a settings file: :func:`parse_settings` reads it back, and so
-        does rl_zoo3. Seed, device and kind of vector environment are no part of it."""
-        plain: dict[str, Any] = {
+        """The experiment as an entry of a settings file, which :func:`parse_settings` and rl_zoo3 can read. Seed,
+        device and kind of vector environment are not part of it."""
+        policy = self.policy
+        entry: dict[str, Any] = {
             "n_timesteps": self.n_timesteps,
             "n_envs": self.n_envs,
-            "policy": self.policy if isinstance(self.policy, str) else _dotted_name(self.policy),
+            "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
         }
-        if self.normalize is not None:
-            plain["normalize"] = _plain(self.normalize) or True
-        if self.frame_stack is not None:
-            plain["frame_stack"] = self.frame_stack
-        for name in PARTS:
-            if getattr(self, name):
-                plain[name] = [
-                    {part.name: _plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)
-                ]
-        if self.env_kwargs:
-            plain["env_kwargs"] = _plain(self.env_kwargs)
-        for name in ("monitor_kwargs", "policy_kwargs"):
-            if getattr(self, name):
-                plain[name] = format_literal(getattr(self, name))
-        return {**plain, **{name: _plain(value) for name, value in self.hyperparams.items()}}
+        optional = {
+            "normalize": self.normalize is not None and (_plain(self.normalize) or True),
+            "frame_stack": self.frame_stack,
+            **{
+                name: [{part.name: _plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)]
+                for name in PARTS
+            },
+            "env_kwargs": _plain(self.env_kwargs),
+            "monitor_kwargs": self.monitor_kwargs and format_literal(self.monitor_kwargs),
+            "policy_kwargs": self.policy_kwargs and format_literal(self.policy_kwargs),
+        }
+        entry.update({name: value for name, value in optional.items() if value})
+        return {**entry, **{name: _plain(value) for name, value in self.hyperparams.items()}}
 
-    def check(self) -> None:
-        """:raises ValueError: a hyperparameter that ``PPO_Plus`` does not have"""
-        _check_keys(self.hyperparams)
+    def for_each_process(self, n_processes: int) -> "Experiment":
+        """The part of one of several processes: its share of the environments and of each minibatch.
+
+        :param n_processes: how many processes train together
+        :raises ValueError: a number cannot be divided
+        """
+        if n_processes == 1:
+            return self
+        batch_size = self.hyperparams.get("batch_size", 64)
+        for name, value in (("n_envs", self.n_envs), ("batch_size", batch_size)):
+            if value % n_processes:
+                raise ValueError(
+                    f"{name}={value} cannot be divided among {n_processes} processes: use a multiple of {n_processes}, "
+                    f"such as {name}={-(-value // n_processes) * n_processes}, or fewer processes"
+                )
+        hyperparams = {**self.hyperparams, "batch_size": batch_size // n_processes}
+        return self.replace(n_envs=self.n_envs // n_processes, hyperparams=hyperparams)
 
     @property
     def deterministic_eval(self) -> bool:
@@ -143,19 +166,18 @@ class Experiment:
         return not is_atari(self.env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
-#: Keys of a settings file that are fields of their own; the others are arguments of ``PPO_Plus``.
+#: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
 SETTINGS = tuple(
     f.name
     for f in fields(Experiment)
     if f.name not in ("env_id", "hyperparams", "eval_env_kwargs", "seed", "device", "vec_env")
 )
-#: Those that name classes to import, and what each must be a subclass of. (By name: torch, which takes seconds to load,
-#: is not needed to find a mistake.)
-PARTS = {
-    "env_wrapper": "gymnasium.Wrapper",
-    "vec_env_wrapper": "stable_baselines3.common.vec_env.VecEnvWrapper",
-    "callback": "stable_baselines3.common.callbacks.BaseCallback",
-}
+#: Keys that name classes to import, and the base class of each.
+PARTS = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
+#: Arguments of ``PPO_Plus`` that the training run sets, not the settings file.
+SET_BY_RUN = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+#: SB3's other algorithms, whose arguments are recognized by name.
+SB3_ALGORITHMS = (sb3.A2C, sb3.DDPG, sb3.DQN, sb3.SAC, sb3.TD3)
 
 
 def load_experiment(
@@ -167,27 +189,27 @@ def load_experiment(
     packages: Collection[str] | None = ALLOWED_PACKAGES,
     **run: Any,
 ) -> Experiment:
-    """The experiment that a settings file describes for an environment, every name in it looked up and checked.
+    """The experiment that a settings file describes for an environment, with every name looked up and checked.
 
     :param env_id: Gymnasium environment id
     :param path: YAML file; ``None`` for the package's own
-    :param overrides: settings that replace those of the file, as a whole each
-    :param variant: take the entry ``env_id/variant`` of the file
-    :param packages: what the file may import wrappers, callbacks and policies from; ``None``: from anywhere
+    :param overrides: settings that replace those of the file
+    :param variant: use the entry ``env_id/variant`` of the file
+    :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
     :return: the experiment
-    :raises ValueError: broken YAML, no entry, unknown key or bad value; the message names the key, and file and entry
-        where it is theirs
+    :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names the key, and the file and
+        entry if the mistake is there
     :raises OSError: the file cannot be read
     """
-    source = builtin_file() if path is None else Path(path)
+    source, overrides = builtin_file() if path is None else Path(path), overrides or {}
     name, entry = read_entry(env_id, source, variant)
-    # By themselves first: the file is not to blame for them.
-    parse_settings(env_id, {"n_timesteps": 1, **(overrides or {})}, packages).check()
-    settings = {**entry, **(overrides or {})}
+    # Overrides are checked alone first, so that the message does not blame the file for them.
+    _check_keys(overrides)
+    parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages)
+    settings = {**entry, **overrides}
     try:
-        # First: what seems to be missing may be misspelled.
-        _check_keys(settings)
+        _check_keys(settings)  # first: a key that seems to be missing may be misspelled
         return parse_settings(env_id, settings, packages).replace(**run)
     except ValueError as error:
         raise ValueError(f"{source}, {name}: {error}") from None
@@ -196,33 +218,29 @@ def load_experiment(
 def parse_settings(
     env_id: str, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
 ) -> Experiment:
-    """Read one entry of a settings file. Whether ``PPO_Plus`` has the hyperparameters is not asked here: the files of
-    other algorithms are read as well.
+    """Read one entry of a settings file. Names of hyperparameters are not checked, so that entries of other algorithms
+    can be read.
 
     :param env_id: Gymnasium environment id
     :param settings: the entry
-    :param packages: what wrappers, callbacks and policies may be imported from; ``None``: from anywhere
+    :param packages: packages that wrappers, callbacks and policies may be imported from; ``None``: any
     :raises ValueError: bad value
     """
     rest = dict(settings)
-
-    def take(name: str, default: Any = None) -> Any:
-        return rest.pop(name, default)
-
-    frame_stack = take("frame_stack")
+    take = rest.pop
+    frame_stack = take("frame_stack", None)
+    parts: dict[str, Any] = {name: _parts(name, take(name, None), packages) for name in PARTS}
     return Experiment(
         env_id=env_id,
-        n_timesteps=positive_int("n_timesteps", take("n_timesteps")),
+        n_timesteps=positive_int("n_timesteps", take("n_timesteps", None)),
         n_envs=positive_int("n_envs", take("n_envs", 1)),
         policy=_policy(take("policy", "MlpPolicy"), packages),
-        normalize=_normalize(take("normalize", False)),
+        normalize=_normalize(take("normalize", None)),
         frame_stack=None if frame_stack is None else positive_int("frame_stack", frame_stack),
-        env_kwargs=_mapping("env_kwargs", take("env_kwargs")),
-        monitor_kwargs=_mapping("monitor_kwargs", take("monitor_kwargs")),
-        policy_kwargs=_policy_kwargs(take("policy_kwargs")),
-        env_wrapper=_parts("env_wrapper", take("env_wrapper"), packages),
-        vec_env_wrapper=_parts("vec_env_wrapper", take("vec_env_wrapper"), packages),
-        callback=_parts("callback", take("callback"), packages),
+        env_kwargs=_mapping("env_kwargs", take("env_kwargs", None)),
+        monitor_kwargs=_mapping("monitor_kwargs", take("monitor_kwargs", None)),
+        policy_kwargs=_policy_kwargs(take("policy_kwargs", None)),
+        **parts,
         hyperparams={
             name: _mapping(name, value) if str(name).endswith("_kwargs") else _hyperparameter(name, value)
             for name, value in rest.items()
@@ -231,34 +249,40 @@ def parse_settings(
 
 
 def hyperparameter_names() -> set[str]:
-    """What a file may set on ``PPO_Plus``: all but what the training run itself decides."""
-    return ppo_plus_arguments() - {"policy", "policy_kwargs"}
+    """Arguments of ``PPO_Plus`` that a settings file may set as hyperparameters."""
+    return _arguments(PPO_Plus) - {"policy", "policy_kwargs"}
+
+
+def _arguments(cls: type) -> set[str]:
+    return set(signature(cls).parameters) - SET_BY_RUN
 
 
 def _check_keys(names: Iterable[Any]) -> None:
-    """:raises ValueError: a key that no settings file has"""
-    _check_names("", names, hyperparameter_names(), SETTINGS)
+    """:raises ValueError: a key is not a valid key of settings files"""
+    valid = hyperparameter_names().union(SETTINGS)
+    for name in names:
+        others = [cls.__name__ for cls in SB3_ALGORITHMS if name in _arguments(cls)]
+        if name not in valid and others:
+            raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
+    _check_names(names, valid)
 
 
-def _check_names(owner: str, names: Iterable[Any], valid: Iterable[str], also: Iterable[str] = ()) -> None:
-    valid = sorted({*valid, *also})
+def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") -> None:
     for name in names:
         if name not in valid:
-            others = sb3_algorithms_with(name)
-            if others and not owner:
-                raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
-            nearest = get_close_matches(str(name), valid, n=1, cutoff=0.0)[0]
-            raise ValueError(f"unknown key {name!r}{owner}; the nearest valid key is {nearest!r}")
+            likely = nearest(name, valid)
+            remedy = f"valid keys are {', '.join(sorted(valid))}" if likely is None else f"did you mean {likely!r}?"
+            raise ValueError(f"unknown key {name!r}{where}: {remedy}")
 
 
 def _policy(value: Any, packages: Collection[str] | None) -> str | type:
     if isinstance(value, str) and "." in value:
-        return import_class(value, "stable_baselines3.common.policies.BasePolicy", packages)
+        return import_class(value, BasePolicy, packages)
     return value if isinstance(value, type) else str(value)
 
 
 def _parts(name: str, value: Any, packages: Collection[str] | None) -> tuple[Part, ...]:
-    """One class or a list of them, each a dotted name or a mapping from it to keyword arguments."""
+    """One class or a list of classes, each a dotted name or a mapping from it to keyword arguments."""
     items = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(_part(name, item, packages) for item in items)
 
@@ -281,12 +305,12 @@ def _normalize(value: Any) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     arguments = _mapping("normalize", value)
-    _check_names(" in normalize", arguments, vec_normalize_arguments())
+    _check_names(arguments, _arguments(VecNormalize) - {"venv"}, " in normalize")
     return arguments
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping given as one, as Python text, or not at all; ``nn.X`` in its values becomes the class."""
+    """A mapping, given as such, as Python text, or as ``None``; ``nn.X`` in its values becomes the class."""
     if isinstance(value, str):
         value = _literal(name, value)
     mapping = require_mapping(name, {} if value is None else value)
@@ -313,18 +337,14 @@ def _names_class(value: Any) -> bool:
 
 
 def _hyperparameter(name: Any, value: Any) -> Any:
-    """A number, a word, or a value that is written as a call, such as ``ColoredNoise(beta=0.5)``."""
-    is_call = isinstance(value, str) and value.partition("(")[0] in STRATEGIES
-    return _literal(name, value) if is_call else _number(name, value)
-
-
-def _number(name: Any, value: Any) -> Any:
-    """YAML reads ``1e-3`` as text; a file that says so means the number.
+    """A number, a word, or a call such as ``ColoredNoise(beta=0.5)``. YAML reads ``1e-3`` as text: it is a number here.
 
     :raises ValueError: a number in quotes
     """
     if not isinstance(value, str):
         return value
+    if value.partition("(")[0] in STRATEGIES:
+        return _literal(name, value)
     if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", value):
         raise ValueError(f"{name}={value!r} is a string: write the number without quotes")
     try:
@@ -334,7 +354,7 @@ def _number(name: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Data that YAML can hold as it is; anything else that settings may say, as Python text."""
+    """A value as YAML can store it: unchanged, or as Python text."""
     return value if _is_plain(value) else format_literal(value)
 
 
@@ -342,7 +362,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict | list):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _dotted_name(value: type) -> str:
-    return f"{value.__module__}.{value.__qualname__}"

@@ -1,43 +1,71 @@
-"""Settings files: YAML in the format of rl_zoo3. The package's own is ``hyperparams/ppo_plus.yml``."""
+"""Settings files: YAML in rl_zoo3's format, with Python values as text. Reading them never runs code.
 
+The package's own file is ``hyperparams/ppo_plus.yml``.
+"""
+
+import ast
+import keyword
+import math
+from dataclasses import fields
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
 
 from ppo_plus.zoo.registry import is_atari
 
-#: The most bytes of a file. Tuned files have some ten thousand.
+#: Maximum size of a file in bytes. Tuned files have some ten thousand.
 MAX_BYTES = 2**20
-#: The most keys and values that a file may have once its anchors and merges are written out. Tuned files have a few
-#: thousand.
+#: Maximum number of keys and values in a file, with anchors and merges written out. Tuned files have a few thousand.
 MAX_VALUES = 100_000
-#: The most characters of a number: reading a longer one can take time that grows with the square of its length.
+#: Maximum number of characters of a number: reading one can take time quadratic in its length.
 MAX_DIGITS = 100
-#: So many characters of a text count as one value: a long one may stand in many places by its anchor.
+#: Number of characters of a text that count as one value: anchors can repeat a long text many times.
 VALUE_LENGTH = 100
-#: The most characters that a message quotes.
+#: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500
-#: No number of anything is larger: 64 bits hold it.
+#: Maximum of any number of things: fits in 64 bits.
 MAX_NUMBER = 10**18
+
+#: Maximum number of characters of Python text, and maximum depth of its syntax tree.
+MAX_LENGTH = 10_000
+MAX_DEPTH = 20
+#: Modules whose classes Python text may name: the real module, and the required base class.
+MODULES = {
+    "nn": ("torch.nn", "Module"),
+    "th.nn": ("torch.nn", "Module"),
+    "torch.nn": ("torch.nn", "Module"),
+    "th.optim": ("torch.optim", "Optimizer"),
+    "torch.optim": ("torch.optim", "Optimizer"),
+}
+#: Classes that rl_zoo3's files name without a module, and their modules.
+NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
+#: Classes of ppo_plus that settings may call, with constants as arguments, and their modules.
+STRATEGIES = {
+    **dict.fromkeys(("WhiteNoise", "StateDependentNoise", "ColoredNoise"), "ppo_plus.formulas.exploration"),
+    **dict.fromkeys(("EarlyStop", "AdaptivePenalty", "AdaptiveLearningRate"), "ppo_plus.formulas.kl_control"),
+}
+ALLOWED = f"constants, lists, tuples, {{...}}, dict(...), nn.X, th.optim.X, {', '.join(NAMES)}, ColoredNoise(beta=...)"
 
 
 def builtin_file() -> Path:
-    """The package's own settings: inside the package where it is installed, beside it in a checkout."""
+    """The package's own settings: inside an installed package, next to the package in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "hyperparams" / "ppo_plus.yml"
     return installed if installed.is_file() else package.parent / "hyperparams" / "ppo_plus.yml"
 
 
 def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
-    """What a settings file says about an environment: its own entry, else ``atari`` for an ALE game, else ``default``.
+    """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``.
 
     :param env_id: Gymnasium environment id
     :param source: YAML file
-    :param variant: take the entry ``env_id/variant``, and no other
+    :param variant: use the entry ``env_id/variant``, and no other
     :return: name of the entry, and its settings
-    :raises ValueError: broken YAML, or no entry
+    :raises ValueError: invalid YAML, or no entry
     :raises OSError: the file cannot be read
     """
     entries = read_mapping(source)
@@ -54,30 +82,27 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
 
 
 class RunLoader(yaml.SafeLoader):
-    """Reads what rl_zoo3 keeps with a run: besides plain data, ordered dictionaries and tuples of it. As of YAML's safe
-    loader, no other object is made of it, and nothing in it runs."""
+    """YAML's safe loader, plus the ordered dictionaries and tuples in the files that rl_zoo3 keeps with a run."""
+
+    def make_dict(self, node: yaml.SequenceNode) -> dict[Any, Any]:
+        (pairs,) = self.construct_sequence(node, deep=True)
+        return dict(pairs)
+
+    def make_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
 
 
-def _ordered_dict(loader: RunLoader, node: yaml.SequenceNode) -> dict[Any, Any]:
-    (pairs,) = loader.construct_sequence(node, deep=True)
-    return dict(pairs)
-
-
-def _tuple(loader: RunLoader, node: yaml.SequenceNode) -> tuple[Any, ...]:
-    return tuple(loader.construct_sequence(node, deep=True))
-
-
-RunLoader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_dict)
-RunLoader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
+RunLoader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", RunLoader.make_dict)
+RunLoader.add_constructor("tag:yaml.org,2002:python/tuple", RunLoader.make_tuple)
 
 
 def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
-    """The contents of a YAML file that must be a mapping; no object other than plain data can be in it.
+    """Read a YAML file that contains a mapping of plain data.
 
-    :param source: YAML file, at most :data:`MAX_BYTES` long
-    :param loader: how it is read; :class:`RunLoader` for what is kept with a run
-    :raises ValueError: broken YAML, no mapping, a longer file, more than :data:`MAX_VALUES` values, or a number of more
-        than :data:`MAX_DIGITS` characters
+    :param source: YAML file
+    :param loader: loader to read it with; :class:`RunLoader` for the files of a run
+    :raises ValueError: invalid YAML, not a mapping, or larger than :data:`MAX_BYTES`, :data:`MAX_VALUES` or
+        :data:`MAX_DIGITS` allow
     :raises OSError: the file cannot be read
     """
     if not source.exists():
@@ -85,25 +110,26 @@ def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) 
     with source.open("rb") as file:
         text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
-        raise ValueError(f"{source} has more than {MAX_BYTES} bytes: that is no file of settings")
+        raise ValueError(f"{source} has more than {MAX_BYTES} bytes: it is not a settings file")
     try:
         entries = _parse(text, loader)
     except Exception as error:
-        # Any kind: of text that claims to be a number, PyYAML's constructors raise whatever their code runs into.
-        raise ValueError(f"{source} is no valid YAML: {_one_line(error)}") from None
+        # Any exception: PyYAML's constructors raise many kinds for text that claims to be a number.
+        message = shortened(" ".join(str(error).split()) or type(error).__name__)
+        raise ValueError(f"{source} is not valid YAML: {message}") from None
     return require_mapping(str(source), entries)
 
 
 def require_mapping(name: str, value: Any) -> dict[str, Any]:
-    """:raises ValueError: ``value`` is no mapping"""
+    """:raises ValueError: ``value`` is not a mapping"""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be a mapping of keys to values, not {shortened(repr(value))}")
     return value
 
 
 def _parse(text: bytes, kind: type[yaml.SafeLoader]) -> Any:
-    """Read YAML. Its size is known before anything is made of it: PyYAML copies what is merged (``<<``), so that a few
-    lines of nested merges would fill the memory."""
+    """Read YAML, after checking its size: PyYAML copies merged mappings (``<<``), so that a few lines of nested merges
+    could fill the memory."""
     loader = kind(text)
     try:
         node = loader.get_single_node()
@@ -117,36 +143,32 @@ def _parse(text: bytes, kind: type[yaml.SafeLoader]) -> Any:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Keys and values within a node, what is shared by anchors or merged counted wherever it stands.
+    """Number of keys and values in a node, where anchors and merges count at each place that uses them.
 
     :param node: the node
-    :param sizes: sizes of the nodes seen so far, by their ids
+    :param sizes: sizes of the nodes counted so far, by their ids
     :raises ValueError: a number with too many characters
     """
     if isinstance(node, yaml.ScalarNode):
         if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float")):
-            raise ValueError(f"a number has {len(node.value)} characters; the most are {MAX_DIGITS}")
+            raise ValueError(f"a number has {len(node.value)} characters; the maximum is {MAX_DIGITS}")
         return 1 + len(node.value) // VALUE_LENGTH
     if id(node) not in sizes:
-        sizes[id(node)] = MAX_VALUES  # seen again while it is being counted: it contains itself
+        sizes[id(node)] = MAX_VALUES  # reached again while it is being counted: it contains itself
         items = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         sizes[id(node)] = 1 + sum(_size(item, sizes) for item in items)
     return sizes[id(node)]
 
 
-def _one_line(error: Exception) -> str:
-    return shortened(" ".join(str(error).split()) or type(error).__name__)
-
-
-def shortened(text: str) -> str:
+def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     """A text, cut to what a message may quote."""
-    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def positive_int(name: str, value: Any) -> int:
-    """A whole number from one to :data:`MAX_NUMBER`, however it is written: ``100000``, ``1e5`` or ``"1e5"``.
+    """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``.
 
-    :param name: what it is called, for the error message
+    :param name: name for the error message
     :param value: the number
     :raises ValueError: anything else
     """
@@ -159,3 +181,127 @@ def positive_int(name: str, value: Any) -> int:
     if number > MAX_NUMBER:
         raise ValueError(f"{name} must be at most {MAX_NUMBER:.0e}, not {value!r}")
     return int(number)
+
+
+def parse_literal(text: str) -> Any:
+    """Read Python text of settings files, such as ``"dict(net_arch=[64, 64], activation_fn=nn.ReLU)"``.
+
+    The syntax tree is evaluated by hand, so that nothing in the text is run.
+
+    :param text: a Python expression made of :data:`ALLOWED` only
+    :return: its value
+    :raises ValueError: anything else, or more than :data:`MAX_LENGTH` characters or :data:`MAX_DEPTH` levels
+    """
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"{_quoted(text)} is longer than {MAX_LENGTH} characters")
+    try:
+        body = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{_quoted(text)} is not a Python expression ({error.msg})") from None
+    except (MemoryError, RecursionError):
+        raise ValueError(f"{_quoted(text)} is nested too deeply") from None
+    if _depth(body) > MAX_DEPTH:
+        raise ValueError(f"{_quoted(text)} is nested too deeply")
+    return _value(body)
+
+
+def format_literal(value: Any) -> str:
+    """Write a value as text that :func:`parse_literal` and rl_zoo3 read back.
+
+    :param value: a value that :func:`parse_literal` can return
+    :raises ValueError: any other value
+    """
+    match value:
+        case dict() if value and all(map(_is_keyword_argument, value)):
+            return f"dict({_format_arguments(value)})"
+        case dict():
+            return f"{{{', '.join(f'{format_literal(key)}: {format_literal(item)}' for key, item in value.items())}}}"
+        case list():
+            return f"[{', '.join(map(format_literal, value))}]"
+        case tuple():
+            return f"({''.join(f'{format_literal(item)}, ' for item in value).rstrip()})"
+        case None | bool() | int() | str():
+            return repr(value)
+        case float() if math.isfinite(value):
+            return repr(value)
+        case type():
+            return _class_name(value)
+        case _ if type(value).__module__ == STRATEGIES.get(type(value).__name__, ""):
+            arguments = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+            return f"{type(value).__name__}({_format_arguments(arguments)})"
+    raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
+
+
+def _value(node: ast.AST) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items):
+            return [_value(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_value(item) for item in items)
+        case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant | ast.UnaryOp) for key in keys):
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=pairs) if all(pair.arg for pair in pairs) and (
+            name == "dict" or name in STRATEGIES
+        ):
+            arguments = {str(pair.arg): _value(pair.value) for pair in pairs}
+            return arguments if name == "dict" else _strategy(name, arguments)
+        case ast.Name(id=name) if name in NAMES:
+            return getattr(import_module(NAMES[name]), name)
+        case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
+            return _class(ast.unparse(owner), name)
+    raise ValueError(f"{_quoted(ast.unparse(node))} is not allowed: write only {ALLOWED}")
+
+
+def _strategy(name: str, arguments: dict[str, Any]) -> Any:
+    try:
+        return getattr(import_module(STRATEGIES[name]), name)(**arguments)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _format_arguments(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={format_literal(value)}" for name, value in arguments.items())
+
+
+def _is_keyword_argument(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _class(owner: str, name: str) -> type:
+    module, parent = _module(owner)
+    found = vars(module).get(name)
+    if isinstance(found, type) and issubclass(found, parent):
+        return found
+    raise ValueError(f"{owner}.{name} is not a torch {parent.__name__.lower()} class")
+
+
+def _class_name(value: type) -> str:
+    for owner in MODULES:
+        if vars(_module(owner)[0]).get(value.__name__) is value:
+            return f"{owner}.{value.__name__}"
+    if value.__module__ == NAMES.get(value.__name__):
+        return value.__name__
+    raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
+
+
+def _module(owner: str) -> tuple[ModuleType, type]:
+    """A module whose classes may be named, and their required base class."""
+    path, parent = MODULES[owner]
+    module = import_module(path)
+    return module, getattr(module, parent)
+
+
+def _depth(root: ast.AST) -> int:
+    """Depth of a syntax tree, counted without recursion."""
+    depth, level = 0, [root]
+    while level:
+        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
+
+
+def _quoted(text: str) -> str:
+    return repr(shortened(text, 57))

@@ -1,24 +1,143 @@
-"""Ctrl-C and other early ends of a command: one line, and an exit code. It imports nothing slow, so that the handlers
-are in place before anything slow is imported."""
+"""Ctrl-C and SIGTERM: one handler, which sets a flag that loops ask for.
 
+Nothing is interrupted in the middle: training asks at each step, the tuner and its workers between their steps. What
+does not ask, because it hangs or takes long, is interrupted by a second signal, or :data:`PATIENCE` seconds after the
+first. This module imports nothing slow, so that the handler is in place before anything slow is imported.
+"""
+
+import os
 import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
-
-Handler = Callable[[int, FrameType | None], Any]
 
 #: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-#: Whether one has ever come in this process.
-_has_come = False
+#: Exit code of a command that was interrupted.
+INTERRUPTED = 130
+
+#: Seconds after which an interrupt is raised wherever the process is, if nothing has asked for it.
+PATIENCE = 5
+
+
+class _State:
+    """What the handler knows.
+
+    :ivar deferred: whether a signal sets the flag; else it ends the process at once
+    :ivar came: the flag: number of the first signal
+    :ivar raised: whether it was raised; further signals are ignored then, so that they do not disturb the cleanup
+    :ivar n_shields: in how many blocks of :func:`uninterrupted` the main thread is
+    """
+
+    deferred = False
+    came: int | None = None
+    raised = False
+    n_shields = 0
+
+
+def check() -> None:
+    """Raise what came. Training asks at each step, so it takes next to no time.
+
+    It is raised each time: code with a bare ``except:`` loses the first one, such as Python's own ``copyreg``, which
+    vector environments run at each step to copy observations.
+
+    :raises KeyboardInterrupt: a signal came
+    """
+    if _State.came is not None:
+        _State.raised = True
+        raise KeyboardInterrupt
+
+
+def came() -> int | None:
+    """Number of the signal that came; ``None`` if none did."""
+    return _State.came
+
+
+def _handle(number: int, _frame: object) -> None:
+    if not _State.deferred:
+        # Not by `print`, which cannot be entered a second time where the signal came within it.
+        os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)
+    if _State.came is None:
+        _State.came = number
+        _call_again(PATIENCE)
+    elif _State.n_shields:
+        _call_again(1)
+    elif not _State.raised:
+        check()
+
+
+def _call_again(seconds: int) -> None:
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.signal(signal.SIGALRM, _handle)
+        signal.alarm(seconds)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Within the block, Ctrl-C ends the process without raising ``KeyboardInterrupt``: there is nothing to save or to
+    clean up yet.
+
+    Some code would not let that one through: what NumPy and torch import from C makes an ``ImportError`` of it.
+    """
+    # A shell's background job ignores Ctrl-C, and other handlers are those of whoever calls us.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> Iterator[None]:
+    """Within the block, signals set a flag, which :func:`check` raises, as does the end of the block. Blocks may be
+    within each other; the outermost one counts.
+
+    :param numbers: the signals; one that is ignored stays so, as Ctrl-C in a shell's background job
+    :param ends_process: whether the process ends with the block. If it was interrupted, further signals are ignored
+        until then, because Python takes its own handlers away before the end.
+    :raises KeyboardInterrupt: a signal came, and nothing else was raised
+    """
+    if _State.deferred or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    _State.deferred = True
+    try:
+        for number in before:
+            signal.signal(number, _handle)
+        yield
+        check()
+    finally:
+        has_come = _State.came is not None
+        try:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if has_come and ends_process else handler)
+            if has_come and hasattr(signal, "alarm"):
+                signal.alarm(0)
+        finally:
+            _State.deferred, _State.came, _State.raised = False, None, False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within the block, nothing raises within :func:`deferred` but :func:`check`, not even a second signal."""
+    # Python handles signals in the main thread.
+    counts = int(threading.current_thread() is threading.main_thread())
+    _State.n_shields += counts
+    try:
+        yield
+    finally:
+        _State.n_shields -= counts
 
 
 @contextmanager
@@ -28,87 +147,16 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
     :param codes: exit code of each expected exception; any other one shows its traceback
     :param interrupted: printed on Ctrl-C and SIGTERM, whose exit code is 130
     """
-    before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
     try:
-        yield
+        with deferred(ends_process=True):
+            yield
     except KeyboardInterrupt:
-        # The handlers that ignore further signals stay: the exit takes a while, too.
         if interrupted:
             print(interrupted, file=sys.stderr, flush=True)
-        _ignore_for_good()
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except tuple(codes) as error:
         print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
         sys.exit(next(code for kind, code in codes.items() if isinstance(error, kind)))
-    finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def raise_if_lost() -> None:
-    """Raise ``KeyboardInterrupt`` again, where work goes on although one was raised. Code with a bare ``except:`` loses
-    it, such as Python's own ``copyreg``, which vector environments run at each step to copy observations.
-
-    :raises KeyboardInterrupt: a signal came
-    """
-    # The handlers know it, but training asks at each step, and asking them takes microseconds.
-    if _has_come and any(signal.getsignal(number) is _ignore for number in SIGNALS):
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def shielded_children() -> Iterator[None]:
-    """Start processes that Ctrl-C in the terminal does not reach. Nothing interrupts their start, or this process might
-    not know of one that runs: what arrives in the block does so when it ends."""
-    with _postponed(), _blocked():
-        yield
-
-
-@contextmanager
-def _postponed() -> Iterator[None]:
-    """Keep signals that have a handler in Python until the block ends.
-
-    Blocking them in this thread would not do: another thread takes them, and Python runs the handler in this one.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # which nothing interrupts
-        return
-    before: dict[int, Handler] = {n: handler for n in SIGNALS if callable(handler := signal.getsignal(n))}
-    arrived: list[tuple[int, FrameType | None]] = []
-
-    def postpone(number: int, frame: FrameType | None) -> None:
-        arrived.append((number, frame))
-
-    def put_back(number: int) -> None:
-        if signal.getsignal(number) is postpone:  # else one came before this, and all others are ignored
-            signal.signal(number, before[number])
-
-    def hand_over() -> None:
-        with ExitStack() as handed:
-            for number, frame in reversed(arrived):
-                handed.callback(before[number], number, frame)
-
-    # Stacks, since a handler may raise, and the rest is done nevertheless; what is put on them last is done first.
-    with ExitStack() as end:
-        end.callback(hand_over)
-        for number in before:
-            end.callback(put_back, number)
-            signal.signal(number, postpone)
-        yield
-
-
-@contextmanager
-def _blocked() -> Iterator[None]:
-    """Processes that start in the block inherit the blocked signal."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield  # Windows
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def this_command() -> str:
@@ -124,32 +172,3 @@ def without_password(word: str) -> str:
     :param word: any argument
     """
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))
-
-
-def interrupt_once(numbers: Iterable[int] = SIGNALS) -> NoReturn:
-    """What a handler does: raise ``KeyboardInterrupt``, and ignore further signals, which would interrupt the cleanup.
-
-    :param numbers: the signals that are ignored from now on
-    :raises KeyboardInterrupt: always
-    """
-    global _has_come
-    _has_come = True
-    # A function ignores them, not SIG_IGN: Python prints a traceback ("ignored due to race condition") for a signal
-    # that arrives while SIG_IGN takes the place of its handler.
-    for number in numbers:
-        signal.signal(number, _ignore)
-    raise KeyboardInterrupt
-
-
-def _interrupt(*_: object) -> NoReturn:
-    interrupt_once()
-
-
-def _ignore(*_: object) -> None:
-    """A handler that does nothing."""
-
-
-def _ignore_for_good() -> None:
-    """Ignore signals until the process has ended: Python takes its own handlers away before that."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)

@@ -11,11 +11,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
+from ppo_plus.envs.normalization import are_finite
 from ppo_plus.files import statistics
-from ppo_plus.files.values import Refused
-from ppo_plus.files.whole import replacing
+from ppo_plus.files.atomic import replacing
+from ppo_plus.files.names import Refused
 from ppo_plus.process import torch_threads
-from ppo_plus.rollout.normalization import are_finite
 from ppo_plus.zoo.experiment import Experiment
 
 

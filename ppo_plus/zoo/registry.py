@@ -1,24 +1,30 @@
-"""Environments by their Gymnasium id."""
+"""Environments by Gymnasium id, and classes by dotted name from the packages that settings files may use."""
 
+import sys
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import gymnasium as gym
 
-from ppo_plus.zoo.imports import import_packages
+#: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
+ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
 
 
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
-    """How Gymnasium makes an environment. Handed to worker processes as it is, so that they need no registration.
+    """Gymnasium's specification of an environment. Worker processes get the specification, not the id, so that they do
+    not have to register the environment.
 
     :param env_id: Gymnasium environment id; ``module:id`` imports the module first
-    :raises gymnasium.error.Error: there is no such environment, or its package is not installed
-    :raises ImportError: there is no such module
+    :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
+    :raises ImportError: the module does not exist
     """
     module, _, name = env_id.rpartition(":")
     if module:
         import_packages([module])
-    atari = is_atari(name)  # registers ALE's environments where they can be
+    atari = is_atari(name)  # registers ALE's environments if they are installed
     try:
         return gym.spec(name)
     except gym.error.Error as error:
@@ -32,7 +38,7 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether an environment is one of the Arcade Learning Environment (of ``ale-py``, where that is installed)."""
+    """Whether an environment belongs to the Arcade Learning Environment (``ale-py``)."""
     if env_id not in gym.registry:
         with suppress(ImportError):
             import ale_py
@@ -40,3 +46,54 @@ def is_atari(env_id: str) -> bool:
             gym.register_envs(ale_py)
     spec = gym.registry.get(env_id)
     return env_id.startswith("ALE/") or (spec is not None and "AtariEnv" in str(spec.entry_point))
+
+
+def import_packages(names: Iterable[str]) -> None:
+    """Import packages that register environments, from the current folder as well.
+
+    :param names: their names
+    :raises ImportError: a package does not exist
+    """
+    for name in names:
+        _search_current_folder()
+        import_module(name)
+
+
+def _search_current_folder() -> None:
+    """Let imports find modules in the current folder, last, so that they cannot hide a package."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def import_class(name: str, parent: type, packages: Collection[str] | None = ALLOWED_PACKAGES) -> type:
+    """Import a class by its dotted name.
+
+    :param name: such as ``"stable_baselines3.common.atari_wrappers.AtariWrapper"``
+    :param parent: required base class
+    :param packages: packages that the name, and the class itself, must come from; ``None``: any, which runs the code of
+        whatever the name says
+    :raises ValueError: another package, no such class, or not a subclass of ``parent``
+    """
+    module_name, _, class_name = name.rpartition(".")
+    if packages is None:
+        _search_current_folder()
+    elif not _is_within(module_name, packages):
+        raise ValueError(
+            f"{name!r} is in none of the packages that settings may import from ({', '.join(packages)}): "
+            "use --trust-config (packages=None) if you trust the file"
+        )
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name!r} cannot be imported ({error}): is its package installed?") from None
+    if not isinstance(found, type) or not issubclass(found, parent):
+        raise ValueError(f"{name!r} is not a subclass of {parent.__module__}.{parent.__qualname__}")
+    # A module of an allowed package may itself have imported the class from elsewhere.
+    if packages is not None and not _is_within(found.__module__, packages):
+        raise ValueError(f"{name!r} comes from {found.__module__}, which settings may not import from")
+    return found
+
+
+def _is_within(module_name: str, packages: Collection[str]) -> bool:
+    return any(module_name == package or module_name.startswith(f"{package}.") for package in packages)

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ppo_plus import PPO_Plus
-from ppo_plus.zoo.folders import ALGO
 from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.runs import ALGO
 
 SCRIPTS = ("train", "enjoy")
 

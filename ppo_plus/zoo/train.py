@@ -5,8 +5,9 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
+from ppo_plus.files import checkpoint
+from ppo_plus.files.atomic import write_text
 from ppo_plus.files.checkpoint import Checkpoints
-from ppo_plus.files.whole import write_text
 from ppo_plus.ranks import Ranks
+from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, Progress, SavedModels
+from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs, settle
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.folders import ALGO, RunFolder, file_name, new_folder
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
-from ppo_plus.zoo.options import Options
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted
-from ppo_plus.zoo.ranks import share
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, runs_of, saved_arguments
 from ppo_plus.zoo.torchrun import job
 
 
@@ -66,6 +69,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
             _write_settings(experiment, options, folder, model)
+        interrupts.check()
     except BaseException:
         if ranks.leads:
             shutil.rmtree(folder.path)
@@ -78,7 +82,7 @@ def _settled(experiment: Experiment, options: Options, ranks: Ranks) -> Experime
 
     :raises ValueError: the experiment cannot be divided among the processes
     """
-    part = share(experiment, ranks)
+    part = experiment.for_each_process(ranks.size)
     if experiment.vec_env != "auto":
         return experiment
     kind = settle(part, **options.supervision()).vec_env if ranks.leads else ""
@@ -183,7 +187,7 @@ def _beginning(run: Run) -> str:
 def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
     """The model with its training environments, and the evaluation environments, if there are to be any."""
     ranks = Ranks.present()
-    part = share(experiment, ranks)
+    part = experiment.for_each_process(ranks.size)
     first = ranks.rank * part.n_envs
     env = make_envs(part, monitor_dir=monitor_dir, first=first, **options.supervision())
     model = _make_model(part, options, env)
@@ -310,3 +314,58 @@ def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> s
     else:
         result = "no episode ended"
     return f"{run.experiment.env_id}: {result} {done}"
+
+
+def begun_by(job: str | None, log_folder: Path, env_id: str) -> RunFolder | None:
+    """The run that the same job of torchrun has begun, by the same command, before it was restarted.
+
+    :param job: its name; see :func:`ppo_plus.zoo.torchrun.job`
+    :param log_folder: folder of all runs
+    :param env_id: Gymnasium environment id
+    :return: the folder; ``None``: there is none that can be gone on with
+    """
+    runs = runs_of(log_folder / ALGO, env_id) if job is not None else {}
+    for _, path in sorted(runs.items(), reverse=True):
+        folder = RunFolder(path, env_id)
+        with suppress(FileNotFoundError):
+            same = saved_arguments(folder).get("job") == job and folder.command.read_text("utf-8") == command()
+            if same and checkpoint.files(folder.checkpoints):
+                return folder
+    return None
+
+
+def set_up_again(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
+    """A run as it stood at its last checkpoint, ready to go on.
+
+    :param folder: its folder
+    :param packages: what its settings may import from; ``None``: from anywhere
+    :param changes: what is to be shown, or survived, otherwise than before, of :class:`~ppo_plus.zoo.runs.Options`
+    :raises FileNotFoundError: it has no checkpoint, since it was trained to its end, or ended before its first
+    :raises ValueError: a file is damaged
+    :raises BlockingIOError: another process is training it
+    """
+    arguments = saved_arguments(folder)
+    run = {name: arguments[name] for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
+    experiment = saved_experiment(folder, packages).replace(**run)
+    options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
+    if not checkpoint.files(folder.checkpoints):
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {_why_there_is_none(folder)}")
+    ranks = Ranks.present()
+    part = experiment.for_each_process(ranks.size)
+    with folder.held() if ranks.leads else nullcontext():
+        first = ranks.rank * part.n_envs
+        env = make_envs(part, monitor_dir=folder.path, append=True, first=first, **options.supervision())
+        model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
+    return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
+
+
+def _why_there_is_none(folder: RunFolder) -> str:
+    """Why a run has no checkpoint, and what to do."""
+    if folder.was_trained_to_its_end:
+        return (
+            "A run that was trained to its end has none left: "
+            f"ppo-plus train -i {folder.last_model} --env {folder.env_id} trains its model on"
+        )
+    return (
+        f"It was ended before its first checkpoint: begin it anew with its command: {folder.command.read_text('utf-8')}"
+    )

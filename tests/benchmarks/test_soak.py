@@ -8,7 +8,7 @@ import pytest
 import torch as th
 
 from ppo_plus import PPO_Plus
-from ppo_plus.rollout.supervised import SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
 
 @pytest.fixture(scope="module")

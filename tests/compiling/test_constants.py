@@ -6,6 +6,7 @@ import sys
 import time
 import types
 import weakref
+from collections import defaultdict
 from datetime import datetime
 from os import getenv
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch as th
 from torch import nn
 
 from ppo_plus import ColoredNoise, PPOLoss
-from ppo_plus.compiling.constants import Unknown, constants_of, first_difference
+from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
 
 SCALE = 1.0
 TABLE = {"weights": [1.0, 2.0]}
@@ -272,7 +273,7 @@ def test_networks_beside_the_policy_are_compared_by_value():
         assert constants_of(given=given, policy=policy, teacher=teacher) == before
         tensor.add_(1.0)
         assert constants_of(given=given, policy=policy, teacher=teacher) != before
-    with pytest.raises(Unknown, match="too many to compare"):
+    with pytest.raises(NotComparable, match="too many to compare"):
         constants_of(teacher=nn.Linear(1_001, 1_000))
 
 
@@ -285,7 +286,7 @@ def test_hooks_on_gradients_are_not_compiled(case):
         layer.linear.register_full_backward_pre_hook(lambda *_: None)
     else:
         layer.linear.weight.register_hook(lambda grad: 0 * grad)
-    with pytest.raises(Unknown, match="hook"):
+    with pytest.raises(NotComparable, match="hook"):
         of_network(layer)
 
 
@@ -295,6 +296,32 @@ def test_values_are_compared_by_value():
     assert constants_of(noise=ColoredNoise(0.5)) != constants_of(noise=ColoredNoise(0.6))
     object_ = Config()
     assert constants_of(ref=weakref.ref(object_)) == constants_of(ref=weakref.ref(object_))
+
+
+class Number(float):
+    """A number of a custom class."""
+
+
+class Table(dict):
+    """A table with attributes."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Number(1.0), Number(2.0)),
+        (Table(1.0), Table(2.0)),
+        (defaultdict(lambda: 1.0), defaultdict(lambda: 2.0)),
+        (0.0, -0.0),
+    ],
+    ids=["subclass of float", "attributes of a dict", "default of a dict", "sign of zero"],
+)
+def test_values_that_seem_equal_are_distinguished(one, other):
+    assert constants_of(value=one) == constants_of(value=one)
+    assert constants_of(value=one) != constants_of(value=other)
 
 
 def test_circles_end():
@@ -347,13 +374,13 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("function", UNKNOWN)
 def test_what_cannot_be_compared_is_refused(function):
-    with pytest.raises(Unknown):
+    with pytest.raises(NotComparable):
         constants_of(function=function)
 
 
 def test_large_and_opaque_objects_are_refused():
     for value in (th.zeros(1_000_001), iter([1]), np.array([object()])):
-        with pytest.raises(Unknown, match="thing"):
+        with pytest.raises(NotComparable, match="thing"):
             constants_of(thing=value)
 
 
@@ -363,7 +390,7 @@ class Alike:
 
 
 def test_keys_that_read_alike_are_refused():
-    with pytest.raises(Unknown, match="table has keys that read alike"):
+    with pytest.raises(NotComparable, match="table has keys that read alike"):
         constants_of(table={Alike(): 1, Alike(): 2})
 
 
@@ -372,7 +399,7 @@ class OwnTensor(th.Tensor):
 
 
 def test_tensors_of_other_kinds_are_refused():
-    with pytest.raises(Unknown, match="mask is a OwnTensor"):
+    with pytest.raises(NotComparable, match="mask is a OwnTensor"):
         constants_of(mask=th.ones(2).as_subclass(OwnTensor))
 
 

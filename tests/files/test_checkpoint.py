@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.files import checkpoint, random_state
-from ppo_plus.files.values import Undescribable
+from ppo_plus.files.encode import Undescribable
 from ppo_plus.ranks import Ranks
 
 TOTAL = 400
@@ -68,12 +68,11 @@ CASES = {
     "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
     "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
-    "critic": (envs, {"critic_epochs": 2, "critic_learning_rate": "lin_1e-3", "recompute_advantages": True}),
     "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew", "critic"}
+FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew"}
 
 
 class Rows(KVWriter):

@@ -18,7 +18,8 @@ from gymnasium import spaces
 from ppo_plus import ColoredNoise, MlpPolicy, linear
 from ppo_plus.files import container
 from ppo_plus.files.container import ARRAYS, DESCRIPTION, read, write
-from ppo_plus.files.values import Damaged, Refused, Undescribable, describe
+from ppo_plus.files.encode import Undescribable, describe
+from ppo_plus.files.names import Damaged, Refused
 
 VALUE = {
     "weights": {"policy": {"0.weight": th.arange(40.0).reshape(8, 5), "0.bias": th.ones(8, dtype=th.bfloat16)}},

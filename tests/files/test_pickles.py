@@ -23,10 +23,11 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.files.old_zip import read_old_zip
+from ppo_plus.files.encode import describe
+from ppo_plus.files.names import Damaged, Refused
 from ppo_plus.files.pickles import parse, value_of
+from ppo_plus.files.sb3_zip import read_old_zip
 from ppo_plus.files.statistics import read_statistics, write_statistics
-from ppo_plus.files.values import Damaged, Refused, describe
 
 
 def read(data):

@@ -21,8 +21,9 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 
 from ppo_plus import AdaptivePenalty, Carry, ColoredNoise, KLState, MlpLstmPolicy, cosine, linear
 from ppo_plus.files import names
-from ppo_plus.files.describing import MAX_DEPTH
-from ppo_plus.files.values import Damaged, Refused, Undescribable, describe, register, restore
+from ppo_plus.files.decode import restore
+from ppo_plus.files.encode import MAX_DEPTH, Undescribable, describe
+from ppo_plus.files.names import Damaged, Refused, register
 from ppo_plus.formulas.schedules import make_schedule
 
 
@@ -390,9 +391,9 @@ HARM = [
     "numpy:load",
     "numpy:memmap",
     "numpy.lib.npyio:NpzFile",
-    "ppo_plus.ppo_plus:pathlib.os.system",
-    "ppo_plus.ppo_plus:PPO_Plus",
-    "ppo_plus.zoo.imports:import_class",
+    "ppo_plus.ppo:pathlib.os.system",
+    "ppo_plus.ppo:PPO_Plus",
+    "ppo_plus.zoo.registry:import_class",
     "ppo_plus.__main__:main",
     "ppo_plus.policy.policies:ActorCriticPolicy.load",
     "ppo_plus.formulas.schedules:make_schedule",

@@ -52,7 +52,6 @@ def test_hidden_layers_that_cannot_be_are_refused(net_arch, error, message):
         ([{"pi": [8], "vf": [8, 8]}], (1, 2)),
     ],
 )
-@pytest.mark.filterwarnings("ignore:As shared layers")
 def test_other_hidden_layers_are_built(net_arch, hidden):
     networks = make(net_arch=net_arch).policy.mlp_extractor
     assert (len(networks.policy_net) / 2, len(networks.value_net) / 2) == hidden

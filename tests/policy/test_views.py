@@ -86,7 +86,7 @@ def test_each_sees_what_is_named_in_the_order_of_the_space(actor_keys, critic_ke
         (
             KEYS | dict(share_features_extractor=True),
             ValueError,
-            r"share_features_extractor=True cannot be where actor_",
+            r"share_features_extractor=True is not possible where actor_",
         ),
     ],
 )

@@ -164,31 +164,6 @@ def test_parameters_of_another_precision_are_not_packed():
         assert lent.optimizer is optimizer and lent.vector is None and lent.moments == {}
 
 
-def test_weights_with_a_rate_of_their_own_are_known_by_their_elements():
-    module = network()
-    with packed(optim.Adam(module.parameters()), [module.p1, module.p3]) as lent:
-        # A number, 3 of p1, 6 of p2, 6 of p3.
-        assert lent.apart.tolist() == [False] + [True] * 3 + [False] * 6 + [True] * 6
-    with packed(optim.Adam(module.parameters())) as lent:
-        assert lent.apart is None
-
-
-def test_where_they_cannot_be_packed_they_have_groups_of_their_own_for_a_while():
-    module = network()
-    optimizer = two_groups(module)
-    names = {id(p): name for name, p in module.named_parameters()}
-
-    def groups():
-        return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-
-    with pytest.raises(KeyError), packed(optimizer, [module.p0, module.p1]) as lent:
-        assert groups() == [["p0"], ["p2", "p3"], ["p1"]] and lent.apart.tolist() == [True, False, True]
-        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 1e-3, 1e-3]
-        assert [names[id(p)] for p in lent.params] == ["p0", "p2", "p3", "p1"]
-        raise KeyError
-    assert groups() == [["p0"], ["p1", "p2", "p3"]]
-
-
 # --- within the algorithm --------------------------------------------------------------------------------------------
 
 

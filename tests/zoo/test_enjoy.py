@@ -30,8 +30,8 @@ from ppo_plus.zoo.enjoy import (
     saved_experiment,
 )
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.folders import RunFolder
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.runs import RunFolder
 from ppo_plus.zoo.train import Options, set_up, train
 
 EXPERIMENT = load_experiment(
@@ -208,14 +208,14 @@ def test_a_run_of_rl_zoo3_runs_no_code(tmp_path, tag):
     settings = tmp_path / "CartPole-v1"
     settings.mkdir()
     (settings / "config.yml").write_text(f"!!python/{tag}\n- touch {tmp_path}/ran\n")
-    with pytest.raises(ValueError, match="config.yml is no valid YAML"):
+    with pytest.raises(ValueError, match="config.yml is not valid YAML"):
         saved_experiment(RunFolder(tmp_path, "CartPole-v1"))
     assert not (tmp_path / "ran").exists()
 
 
 def test_broken_ordered_dictionaries(tmp_path):
     (tmp_path / "config.yml").write_text("!!python/object/apply:collections.OrderedDict\n- - [[a], b]\n")
-    with pytest.raises(ValueError, match="no valid YAML"):
+    with pytest.raises(ValueError, match="not valid YAML"):
         read_mapping(tmp_path / "config.yml", RunLoader)
 
 

@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import (
 )
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
-from ppo_plus.rollout.env_state import get_state, set_state
-from ppo_plus.rollout.vec_env import EnvPoolVecEnv, GymVectorEnv
+from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv
 from ppo_plus.zoo.envs import make_envs, settle
 from ppo_plus.zoo.experiment import load_experiment
 

@@ -197,21 +197,21 @@ def test_with_hyperparams_merges_policy_kwargs_and_leaves_the_rest():
 
 
 def test_with_hyperparams_checks_names():
-    with pytest.raises(ValueError, match="unknown key 'gama'; the nearest valid key is 'gamma'"):
+    with pytest.raises(ValueError, match="unknown key 'gama': did you mean 'gamma'"):
         load_experiment("CartPole-v1").with_hyperparams({"gama": 0.5})
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("gama: 0.9", "unknown key 'gama'; the nearest valid key is 'gamma'"),
-        ("n_timestep: 5", "unknown key 'n_timestep'; the nearest valid key is 'n_timesteps'"),
-        ("normalise: true", "unknown key 'normalise'; the nearest valid key is 'normalize'"),
-        ("env_wrappers: []", "unknown key 'env_wrappers'; the nearest valid key is 'env_wrapper'"),
+        ("gama: 0.9", "unknown key 'gama': did you mean 'gamma'"),
+        ("n_timestep: 5", "unknown key 'n_timestep': did you mean 'n_timesteps'"),
+        ("normalise: true", "unknown key 'normalise': did you mean 'normalize'"),
+        ("env_wrappers: []", "unknown key 'env_wrappers': did you mean 'env_wrapper'"),
         ("use_rms_prop: true", "'use_rms_prop' is an argument of A2C, which PPO_Plus does not have"),
         ("train_freq: 4", "'train_freq' is an argument of DDPG, DQN, SAC, TD3, which PPO_Plus does not have"),
-        ("normalize: {norm_observation: true}", "unknown key 'norm_observation' in normalize; .* 'norm_obs'"),
-        ("5: 6", "unknown key 5;"),
+        ("normalize: {norm_observation: true}", "unknown key 'norm_observation' in normalize: did you mean 'norm_obs'"),
+        ("5: 6", "unknown key 5: valid keys are .*, batch_size,"),
         ("seed: 5", "unknown key 'seed'"),
         ("tensorboard_log: x", "unknown key 'tensorboard_log'"),
         ('n_steps: "64"', "n_steps='64' is a string: write the number without quotes"),
@@ -224,12 +224,12 @@ def test_with_hyperparams_checks_names():
         ("policy_kwargs: \"__import__('os')\"", "policy_kwargs: .*__import__.* is not allowed"),
         ("normalize: \"__import__('os')\"", "normalize: .*__import__.* is not allowed"),
         ('policy_kwargs: "[1]"', "policy_kwargs must be a mapping"),
-        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: nn.Relu is no torch module class"),
+        ("policy_kwargs: {activation_fn: nn.Relu}", "policy_kwargs: nn.Relu is not a torch module class"),
         ("policy: os.system", "'os.system' is in none of the packages"),
         ("env_wrapper: subprocess.Popen", "env_wrapper: 'subprocess.Popen' is in none of the packages"),
         ("env_wrapper: [{a.B: {}, c.D: {}}]", "env_wrapper: .* must be a dotted name, or a mapping of one"),
         ("env_wrapper: [[a.B]]", "env_wrapper: .* must be a dotted name"),
-        ("callback: gymnasium.Wrapper", "callback: 'gymnasium.Wrapper' is no subclass of .*BaseCallback"),
+        ("callback: gymnasium.Wrapper", "callback: 'gymnasium.Wrapper' is not a subclass of .*BaseCallback"),
         ("vec_env_wrapper: Nope", "vec_env_wrapper: 'Nope' is in none of the packages"),
     ],
 )
@@ -266,3 +266,22 @@ def test_trusted_settings_import_from_anywhere(settings, tmp_path, monkeypatch):
 def test_evaluation_is_deterministic_but_for_atari():
     assert load_experiment("CartPole-v1").deterministic_eval
     assert not load_experiment("ALE/Pong-v5").deterministic_eval
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_several_processes_share_environments_and_minibatches(n):
+    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
+    part = whole.for_each_process(n)
+    assert (part.n_envs, part.hyperparams["batch_size"]) == (8 // n, 256 // n)
+    assert part.n_timesteps == whole.n_timesteps
+    assert whole.for_each_process(1) is whole
+
+
+def test_numbers_that_processes_cannot_share():
+    whole = load_experiment("CartPole-v1", overrides={"n_envs": 8, "batch_size": 256})
+    message = "n_envs=8 cannot be divided among 3 processes: use a multiple of 3, such as n_envs=9, or fewer processes"
+    with pytest.raises(ValueError, match=message):
+        whole.for_each_process(3)
+    # SB3's default batch size is divided, too.
+    with pytest.raises(ValueError, match="batch_size=64 cannot be divided among 24"):
+        load_experiment("Walker2d-v5", overrides={"n_envs": 24}).replace(hyperparams={}).for_each_process(24)

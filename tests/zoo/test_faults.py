@@ -19,7 +19,7 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.plot import read_training
-from ppo_plus.zoo.resume import find_run
+from ppo_plus.zoo.runs import find_run
 
 #: A package of the user's. Its environments fail in their 50th step, and not where their seed is that of a fresh one.
 ENVIRONMENTS = """

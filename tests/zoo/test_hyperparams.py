@@ -1,9 +1,28 @@
 """Settings files: which entry, and what is no file."""
 
-import pytest
-import yaml
+import importlib.util
+from pathlib import Path
 
-from ppo_plus.zoo.hyperparams import RunLoader, positive_int, read_entry, read_mapping
+import pytest
+import torch as th
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from torch import nn
+
+from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
+from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty
+from ppo_plus.zoo.hyperparams import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    RunLoader,
+    format_literal,
+    parse_literal,
+    positive_int,
+    read_entry,
+    read_mapping,
+)
 
 
 def test_an_exact_id_comes_first_then_atari_then_default(settings):
@@ -42,7 +61,7 @@ def test_entry_that_is_no_mapping(settings):
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t", "a: !!float x", "a: !!python/name:os.system", "a: \x01"])
 def test_broken_yaml(settings, text):
-    with pytest.raises(ValueError, match="settings.yml is no valid YAML"):
+    with pytest.raises(ValueError, match="settings.yml is not valid YAML"):
         read_entry("Foo-v0", settings(text))
 
 
@@ -55,7 +74,7 @@ def test_yaml_that_is_no_mapping(settings, text):
 def test_yaml_cannot_run_code(settings, tmp_path):
     target = tmp_path / "ran"
     for tag in ("apply", "new"):
-        with pytest.raises(ValueError, match="no valid YAML"):
+        with pytest.raises(ValueError, match="not valid YAML"):
             read_entry("Foo-v0", settings(f"Foo-v0: !!python/object/{tag}:os.mkdir ['{target}']"))
     assert not target.exists()
 
@@ -94,7 +113,7 @@ BOMBS = {
 @pytest.mark.parametrize("loader", [yaml.SafeLoader, RunLoader])
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
 def test_what_expands_too_much(settings, text, loader):
-    with pytest.raises(ValueError, match="no valid YAML: it has more than 100000 values") as error:
+    with pytest.raises(ValueError, match="not valid YAML: it has more than 100000 values") as error:
         read_mapping(settings(text), loader)
     assert "\n" not in str(error.value)
 
@@ -117,11 +136,11 @@ def test_nested_merges_are_refused_before_they_are_expanded(settings, monkeypatc
         ("a: 1" + ":1" * 20_000, "a number has 40001 characters"),
         ("a: 1" + ":1" * 1_000 + ".5", "a number has 2003 characters"),
         (f"a: !!float '{'9' * 5_000}'", "a number has 5000 characters"),
-        ("a: !!float ''", "no valid YAML"),
-        ("a: !!int ''", "no valid YAML"),
-        ("a: !!bool maybe", "no valid YAML"),
-        ("a: !!timestamp now", "no valid YAML"),
-        ("a: 2023-99-99", "no valid YAML"),
+        ("a: !!float ''", "not valid YAML"),
+        ("a: !!int ''", "not valid YAML"),
+        ("a: !!bool maybe", "not valid YAML"),
+        ("a: !!timestamp now", "not valid YAML"),
+        ("a: 2023-99-99", "not valid YAML"),
         ("? [1]\n: 2", "unhashable"),
         ("x" * 2**20 + "x", "has more than 1048576 bytes"),
         ("x" * 2**19, "settings.yml must be a mapping"),
@@ -162,3 +181,190 @@ def test_positive_int(value):
 def test_not_a_positive_int(value):
     with pytest.raises(ValueError, match="n must be a positive whole number"):
         positive_int("n", value)
+
+
+#: What rl_zoo3's files may name.
+NAMESPACE = {"nn": nn, "th": th, "RMSpropTFLike": RMSpropTFLike}
+#: What ours may name besides.
+OWN = {"ColoredNoise": ColoredNoise, "StateDependentNoise": StateDependentNoise, "AdaptivePenalty": AdaptivePenalty}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-2.5e-3", -2.5e-3),
+        ("'text'", "text"),
+        ("[1, (2, 3), None, True]", [1, (2, 3), None, True]),
+        ("{'norm_obs': True, 'clip_obs': 5.0}", {"norm_obs": True, "clip_obs": 5.0}),
+        ("dict(log_std_init=-3.29, ortho_init=False)", {"log_std_init": -3.29, "ortho_init": False}),
+        ("  dict(net_arch=dict(pi=[64], vf=[]),\n activation_fn=nn.ReLU) ", None),
+        ("nn.Tanh", nn.Tanh),
+        ("th.nn.Tanh", nn.Tanh),
+        ("torch.nn.Tanh", nn.Tanh),
+        ("th.optim.AdamW", th.optim.AdamW),
+        ("dict(optimizer_class=RMSpropTFLike)", {"optimizer_class": RMSpropTFLike}),
+        ("dict()", {}),
+        ("ColoredNoise(beta=0.5)", ColoredNoise(0.5)),
+        ("AdaptiveLearningRate()", AdaptiveLearningRate()),
+        ("dict(a=[WhiteNoise()])", {"a": [WhiteNoise()]}),
+    ],
+)
+def test_reads(text, value):
+    expected = {"net_arch": {"pi": [64], "vf": []}, "activation_fn": nn.ReLU} if value is None else value
+    assert parse_literal(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "dict(x=__import__('os'))",
+        "dict(**{'x': 1})",
+        "{**{}}",
+        "dict([('x', 1)])",
+        "dict.fromkeys('x')",
+        "().__class__.__bases__[0].__subclasses__()",
+        "nn.ReLU()",
+        "nn.ReLU.__init__.__globals__",
+        "nn.Module.__subclasses__()",
+        "[x for x in (1, 2)]",
+        "(lambda: 1)()",
+        "f'{1}'",
+        "9**9**9",
+        "'a' * 10**9",
+        "open",
+        "x := 1",
+        "{[]: 1}",
+        "{print: 1}",
+        "-'a'",
+        "dict(activation_fn=th.load)",
+        "th.optim.lr_scheduler.StepLR",
+        "nn.modules.activation.ReLU",
+        "torch.hub.load('x')",
+        "th.optim.AdamW.__init__",
+        "sb3.common.base_class.BaseAlgorithm",
+        "RMSpropTFLike()",
+        "ColoredNoise",
+        "ColoredNoise(0.5)",
+        "ColoredNoise(**{'beta': 0.5})",
+        "ColoredNoise(beta=open('x'))",
+        "exploration.ColoredNoise(beta=0.5)",
+        "getattr(nn, 'ReLU')",
+        "globals()",
+        "dict(a=(yield))",
+        "await x",
+        "[*[1]]",
+        "nn['ReLU']",
+        "1 if True else 2",
+        "{1, 2}",
+    ],
+)
+def test_refuses_code(text):
+    with pytest.raises(ValueError, match="not allowed|not a Python expression"):
+        parse_literal(text)
+
+
+@pytest.mark.parametrize("name", ["nope", "functional", "init", "Parameter", "__builtins__", "__name__"])
+def test_refuses_what_is_no_module_class(name):
+    with pytest.raises(ValueError, match=f"nn.{name} is not a torch module class"):
+        parse_literal(f"nn.{name}")
+
+
+@pytest.mark.parametrize("name", ["Optimizer2", "ReLU", "lr_scheduler", "os"])
+def test_refuses_what_is_no_optimizer_class(name):
+    with pytest.raises(ValueError, match=f"th.optim.{name} is not a torch optimizer class"):
+        parse_literal(f"th.optim.{name}")
+
+
+@pytest.mark.parametrize("text", ["", "dict(", "1; 2", "import os", "\0", "9" * 5000])
+def test_refuses_what_is_no_expression(text):
+    with pytest.raises(ValueError, match="not a Python expression"):
+        parse_literal(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000 + "]" * 10_000, "-" * 100_000 + "1", "1" + "+1" * 5000])
+def test_refuses_deep_nesting(text):
+    with pytest.raises(ValueError):
+        parse_literal(text)
+
+
+def test_message_is_short_and_says_what_is_allowed():
+    with pytest.raises(ValueError) as error:
+        parse_literal("f(" + "1, " * 1000 + ")")
+    assert len(str(error.value)) < 200
+    assert "dict(...)" in str(error.value)
+
+
+def test_length_and_depth_have_limits():
+    assert parse_literal(f"'{'x' * (MAX_LENGTH - 2)}'") == "x" * (MAX_LENGTH - 2)
+    with pytest.raises(ValueError, match="longer than"):
+        parse_literal(f"'{'x' * MAX_LENGTH}'")
+    parse_literal("[" * (MAX_DEPTH // 2 - 2) + "]" * (MAX_DEPTH // 2 - 2))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_literal("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("ColoredNoise(gamma=1)", "ColoredNoise: .*gamma"), ("ColoredNoise(beta=-1)", "beta=-1 must be")],
+)
+def test_wrong_arguments_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_literal(text)
+
+
+def zoo_texts():
+    """What rl_zoo3's files write as Python. The package is only looked up: importing it changes Gymnasium."""
+    found = importlib.util.find_spec("rl_zoo3")
+    if found is None:
+        pytest.skip("rl_zoo3 is not installed")
+    for path in sorted(Path(found.origin).with_name("hyperparams").glob("*.yml")):
+        for name, entry in yaml.safe_load(path.read_bytes()).items():
+            for key, value in entry.items():
+                if isinstance(value, str) and any(bracket in value for bracket in "({["):
+                    yield f"{path.stem}, {name}, {key}", value
+
+
+def test_reads_all_of_rl_zoo3_as_python_does():
+    texts = dict(zoo_texts())
+    assert sum(name.startswith("ppo,") for name in texts) >= 10
+    assert any("RMSpropTFLike" in text for text in texts.values())
+    for name, text in texts.items():
+        expected = eval(text, dict(NAMESPACE))
+        assert parse_literal(text) == expected, name
+        assert eval(format_literal(expected), dict(NAMESPACE)) == expected, name
+
+
+constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+classes = st.sampled_from([nn.ReLU, nn.Module, th.optim.Adam, RMSpropTFLike])
+strategies = (
+    st.floats(0, 2).map(ColoredNoise)
+    | st.booleans().map(lambda full_std: StateDependentNoise(full_std=full_std))
+    | st.just(AdaptivePenalty())
+)
+values = st.recursive(
+    constants | classes | strategies,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "net_arch", "class", "1x"]) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_what_is_written_reads_back_and_is_python(value):
+    text = format_literal(value)
+    assert eval(text, NAMESPACE | OWN) == value
+    try:
+        assert parse_literal(text) == value
+    except ValueError as error:
+        assert "nested too deeply" in str(error)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"x", 1j, float("nan"), float("inf"), int, print, {"a": object()}])
+def test_what_cannot_be_written(value):
+    with pytest.raises(ValueError, match="cannot be written"):
+        format_literal(value)

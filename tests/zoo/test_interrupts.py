@@ -1,45 +1,70 @@
-"""Ctrl-C is one line and exit code 130, whatever arrives when."""
+"""Ctrl-C and SIGTERM: one line and exit code 130, whatever arrives when."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from products import sample
 
 from ppo_plus.zoo import interrupts, tune
-from ppo_plus.zoo.interrupts import exit_codes, raise_if_lost, shielded_children, without_password
+from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted, without_password
 
 #: The module alone, without the package, which takes seconds to import.
-LOAD = f"import runpy; exit_codes = runpy.run_path({interrupts.__file__!r})['exit_codes']"
+LOAD = f"import runpy; module = runpy.run_path({interrupts.__file__!r}); exit_codes = module['exit_codes']"
 WORK = f"""
 {LOAD}
 with exit_codes({{}}, "interrupted"):
     try:
         print("ready", flush=True)
         while True:
-            pass
+            BODY
     finally:
         # Cleaning up takes a while, too.
         sum(range(100_000))
 """
 
 
+def start(body):
+    """A process whose loop has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", WORK.replace("BODY", body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
 @pytest.mark.parametrize("signals", [["SIGINT"], ["SIGINT"] * 2, ["SIGINT", "SIGTERM"], ["SIGTERM", "SIGINT"] * 20])
 @pytest.mark.parametrize("attempt", range(5))
 def test_one_line_whatever_arrives(signals, attempt):
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", WORK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
+    process = start("module['check']()")
     for name in signals:
         os.kill(process.pid, getattr(signal, name))
     _, err = process.communicate(timeout=600)
     assert (err, process.returncode) == ("interrupted\n", 130)
+
+
+@pytest.mark.parametrize("signals", [["SIGINT", "SIGTERM"], ["SIGTERM"]])
+def test_work_that_does_not_ask_is_interrupted(signals):
+    """By a second signal, or after a while."""
+    process = start("pass")
+    for name in signals:
+        os.kill(process.pid, getattr(signal, name))
+        time.sleep(0.1)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=600)
+    assert (err, process.returncode) == ("interrupted\n", 130)
+    assert len(signals) == 2 or time.monotonic() - began > interrupts.PATIENCE - 1
 
 
 def test_expected_errors_are_a_line_and_a_code(capsys):
@@ -52,14 +77,31 @@ def test_expected_errors_are_a_line_and_a_code(capsys):
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 def test_handlers_are_put_back(error):
     before = [signal.getsignal(number) for number in interrupts.SIGNALS]
-    try:
-        with exit_codes({}):
-            assert [signal.getsignal(number) for number in interrupts.SIGNALS] != before
-            if error:
-                raise error
-    except ZeroDivisionError:
-        pass
+    with suppress(ZeroDivisionError), exit_codes({}):
+        assert [signal.getsignal(number) for number in interrupts.SIGNALS] != before
+        if error:
+            raise error
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+def test_python_callers_get_keyboard_interrupt_and_their_handlers(handlers):
+    """At the end of the block at the latest, and the next one begins without a signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    with pytest.raises(KeyboardInterrupt), deferred([signal.SIGINT]), deferred():
+        signal.raise_signal(signal.SIGINT)
+        done.append(interrupts.came())
+    assert done == [signal.SIGINT] and interrupts.came() is None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with deferred():
+        check()
+
+
+def test_an_ignored_signal_stays_ignored(handlers):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with deferred():
+        signal.raise_signal(signal.SIGINT)
+        check()
 
 
 @pytest.fixture
@@ -74,79 +116,150 @@ def thread():
 
 
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
-def test_no_start_of_a_process_is_interrupted(number, handlers, thread):
-    """What arrives meanwhile interrupts when the block ends."""
-    started = []
-    with pytest.raises(SystemExit, match="130"), exit_codes({}), shielded_children():
-        os.kill(os.getpid(), number)
-        started.append(is_shielded())
-    assert started == [True]
-
-
-def test_all_that_arrived_is_handled(handlers):
-    """In its order, although each handler raises."""
-    handled = []
-
-    def handler(number, frame):
-        handled.append((number, frame is not None))
-        raise KeyboardInterrupt
-
-    for number in interrupts.SIGNALS:
-        signal.signal(number, handler)
-    with pytest.raises(KeyboardInterrupt), shielded_children():
-        for number in interrupts.SIGNALS:
-            signal.raise_signal(number)
-    # Ctrl-C is blocked in the block.
-    assert handled == [(signal.SIGTERM, True), (signal.SIGINT, True)]
-    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == [handler] * 2
-
-
-@pytest.mark.parametrize("n_calls", [1, 2])
-def test_one_that_comes_as_the_block_begins_is_the_only_one(n_calls, handlers, monkeypatch):
-    """Interrupted after any change of a handler, the way out is not interrupted again."""
-    install, calls = signal.signal, []
-
-    def signal_after(number, handler):
-        previous = install(number, handler)
-        calls.append(number)
-        if len(calls) == n_calls:
-            signal.raise_signal(signal.SIGTERM)
-        return previous
-
+def test_nothing_is_interrupted_in_a_shielded_block(number, handlers, thread):
+    """However often it comes; it is raised by whoever asks next."""
+    done = []
     with pytest.raises(SystemExit, match="130"), exit_codes({}):
-        monkeypatch.setattr(signal, "signal", signal_after)
+        with uninterrupted(), uninterrupted():
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+            done.append("started")
+        check()
+        done.append("not reached")
+    assert done == ["started"]
+
+
+def test_shields_of_other_threads_do_not_count(handlers):
+    inside, done = threading.Event(), threading.Event()
+
+    def shielded():
+        with uninterrupted():
+            inside.set()
+            done.wait()
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(shielded)
+        inside.wait()
         try:
-            with shielded_children():
-                pass
+            with pytest.raises(SystemExit, match="130"), exit_codes({}):
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGINT)
+                raise AssertionError("not interrupted")
         finally:
-            monkeypatch.undo()
+            done.set()
+        other.result()
+
+
+def test_nothing_interrupts_the_cleanup(handlers):
+    with pytest.raises(SystemExit, match="130"), exit_codes({}):
+        try:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGTERM)
+        finally:
             for number in interrupts.SIGNALS:
                 signal.raise_signal(number)
+    for number in interrupts.SIGNALS:
+        signal.raise_signal(number)
 
 
 def test_what_was_lost_is_raised_again(handlers):
     with pytest.raises(SystemExit, match="130"), exit_codes({}):
-        raise_if_lost()
+        check()
+        signal.raise_signal(signal.SIGINT)
         with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        raise_if_lost()
+            check()
+        check()
         raise AssertionError("lost")
 
 
-def test_processes_are_started_in_any_thread():
-    def start():
-        with shielded_children():
-            return is_shielded()
+def test_other_threads_have_no_handlers():
+    def work():
+        with deferred():
+            return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(start).result()
-    assert not is_shielded()
+        assert pool.submit(work).result() == signal.getsignal(signal.SIGINT)
 
 
-def is_shielded():
-    """Whether Ctrl-C does not reach a process that is started now."""
-    code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    return subprocess.check_output([sys.executable, "-S", "-c", code], text=True, timeout=600) == "True\n"
+#: A command that is sent Ctrl-C when it begins to import a module.
+COMMAND = """
+import os, signal, sys
+
+class Moment:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+
+moment, *sys.argv[1:] = sys.argv[1:]
+sys.meta_path.insert(0, Moment())
+from ppo_plus.zoo.cli import main
+main()
+"""
+
+#: Commands, and what they are about to import.
+MOMENTS = [
+    ("train", "argparse"),
+    ("train", "ppo_plus.zoo.cli.arguments"),
+    ("train", "numpy"),
+    ("train", "torch"),
+    ("train", "stable_baselines3"),
+    ("train", "gymnasium.envs.classic_control.cartpole"),  # when the run has its folder already
+    ("enjoy", "ppo_plus.zoo.cli.plot"),
+    ("enjoy", "gymnasium"),
+    ("plot", "ppo_plus.zoo.cli.tune"),
+    ("plot", "numpy"),
+    ("tune", "ppo_plus.zoo.cli.tune"),
+    ("tune", "optuna"),
+]
+
+
+@pytest.mark.parametrize("begun", sample(MOMENTS, 3), ids="-".join)
+def test_one_line_while_importing(tmp_path, begun):
+    command, moment = begun
+    env = "-e" if command == "plot" else "--env"
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, moment, command, env, "CartPole-v1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)
+    assert not list(tmp_path.glob("logs/*/*"))
+
+
+def test_code_that_catches_everything_does_not_stop_it():
+    code = f"""
+{LOAD}
+import os, signal
+with module["ending_at_once"]():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        input()
+    except BaseException as error:
+        raise ImportError("as NumPy's C code does") from error
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.stderr, done.returncode) == ("interrupted\n", 130)
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN, lambda *_: None])
+def test_early_handlers_leave_those_of_others_alone(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with ending_at_once():
+            assert (signal.getsignal(signal.SIGINT) is handler) == (handler is not signal.default_int_handler)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_mistake_is_one_line_outside_a_checkout(installed, tmp_path):
     code = "from ppo_plus.zoo.cli import main; main()"
     done = installed("-c", code, "train", "--env", "CartPole-v1", "-conf", "broken.yml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ppo-plus: error: broken.yml is no valid YAML") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ppo-plus: error: broken.yml is not valid YAML") and done.stderr.count("\n") == 1
 
 
 def test_a_checkout_uses_the_folder_at_its_top():

@@ -1,18 +1,23 @@
 """Learning curves."""
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 
 from ppo_plus.zoo.plot import (
+    COLORS,
+    SETTINGS,
     _draw,
     average,
+    finish_panel,
     moving_average,
+    new_figure,
     plot_curves,
     plot_learning_curve,
     read_curve,
     read_episodes,
+    style,
 )
-from ppo_plus.zoo.style import new_figure
 
 
 def write_monitor(path, t_start, rows):
@@ -155,3 +160,24 @@ def test_picture_of_curves(tmp_path, suffix, start):
     path = tmp_path / f"curves{suffix}"
     plot_curves({"Foo-v0": {"a": curve, "b": curve}, "Bar-v0": {"a": curve}}, path)
     assert path.read_bytes().startswith(start)
+
+
+def test_the_look_is_that_of_what_is_made_within_and_of_nothing_else():
+    before = dict(mpl.rcParams)
+    with style():
+        assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS
+        _, panels = new_figure(2)
+        (line,) = panels[1].plot([0, 1])
+    assert len(panels) == 2 and line.get_color() == COLORS[0]
+    assert dict(mpl.rcParams) == before
+
+
+def test_large_numbers_are_short_and_a_legend_is_there_where_it_says_something():
+    _, (axes,) = new_figure()
+    axes.plot([0, 1_000_000])
+    finish_panel(axes, "Foo-v0")
+    assert axes.get_legend() is None
+    assert axes.xaxis.get_major_formatter()(20_000) == "20k"
+    axes.plot([0], label="mine")
+    finish_panel(axes, "Foo-v0")
+    assert axes.get_legend() is not None

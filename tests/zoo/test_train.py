@@ -1,11 +1,19 @@
 """Training runs, in process."""
 
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch as th
 import yaml
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
@@ -13,9 +21,10 @@ from ppo_plus.files import checkpoint
 from ppo_plus.files.statistics import read_statistics
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.plot import read_episodes
-from ppo_plus.zoo.train import Options, set_up, train
+from ppo_plus.zoo.experiment import Part, load_experiment
+from ppo_plus.zoo.plot import read_episodes, read_evaluations, read_training
+from ppo_plus.zoo.runs import Options, find_run
+from ppo_plus.zoo.train import set_up, set_up_again, train
 
 SHORT = load_experiment("CartPole-v1", overrides={"n_timesteps": 512, "n_envs": 2, "n_epochs": 2, "compile": False})
 
@@ -181,3 +190,183 @@ def test_failed_set_up_leaves_no_folder(tmp_path, broken):
     with pytest.raises(Exception):  # noqa: B017  # each layer below has exceptions of its own
         set_up(broken, Options(log_folder=str(tmp_path)))
     assert list(tmp_path.glob("ppo_plus/*")) == []
+
+
+SETTINGS = {"n_timesteps": 1024, "n_envs": 2, "n_steps": 64, "batch_size": 64, "n_epochs": 2, "compile": False}
+NORMALIZED = load_experiment("Pendulum-v1", overrides={**SETTINGS, "normalize": True, "use_sde": True}).replace(seed=7)
+
+
+class Stop(BaseCallback):
+    """Raises after so many steps of each environment, once."""
+
+    left = 0
+
+    def _on_step(self):
+        Stop.left -= 1
+        if Stop.left == 0:
+            raise KeyboardInterrupt
+        return True
+
+
+STOPPING = NORMALIZED.replace(callback=(Part("tests.Stop", Stop, {}),))
+
+
+def options(tmp_path, **changes):
+    settings = {"eval_freq": 256, "eval_episodes": 1, "save_freq": 200, "progress": False, "log_folder": str(tmp_path)}
+    return Options(**settings | changes)
+
+
+def episodes(folder):
+    """Of each environment the episodes' returns and lengths, as they stand in its file."""
+    files = sorted(folder.path.glob("*.monitor.csv"))
+    return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
+
+
+def assert_same_results(folder, other):
+    model, expected = (PPO_Plus.load(each.last_model).get_parameters() for each in (folder, other))
+    for name in expected["policy"]:
+        assert th.equal(model["policy"][name], expected["policy"][name])
+    assert episodes(folder) == episodes(other) and any(episodes(folder))
+    with np.load(folder.path / "evaluations.npz") as ours, np.load(other.path / "evaluations.npz") as theirs:
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert {path.name for path in folder.path.iterdir()} == {path.name for path in other.path.iterdir()}
+
+
+@pytest.mark.parametrize("vec_env", ["dummy", pytest.param("subproc", marks=pytest.mark.slow)])
+def test_interrupted_in_the_middle_it_goes_on_as_if_it_had_not_been(vec_env, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    Stop.left = 0
+    whole = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "whole"))
+    assert train(whole)
+    cut = set_up(STOPPING.replace(vec_env=vec_env), options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb")))
+    for Stop.left in (150, 170):
+        assert not train(cut)
+        monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
+        cut = set_up_again(find_run(cut.folder.path))
+        assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
+    assert cut.model.num_timesteps == 512
+    assert train(cut)
+    assert_same_results(cut.folder, whole.folder)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "ppo_plus", "train", *arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_killed_at_any_moment_it_ends_the_same(vec_env, tmp_path):
+    given = ["--env", "CartPole-v1", *"-n 4000 --seed 3 --eval-freq 1000 --save-freq 400 --no-progress".split()]
+    given += ["--vec-env", vec_env, *"-params n_envs:2 n_steps:128 batch_size:64 compile:False".split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command(*given, "-f", str(tmp_path / "whole")), check=True, env=environment)
+    run = tmp_path / "cut" / "ppo_plus" / "CartPole-v1_1"
+    arguments = [*given, "-f", str(tmp_path / "cut")]
+    for wait in np.random.default_rng(sum(map(ord, vec_env))).uniform(0, 0.5, size=2):
+        process = subprocess.Popen(command(*arguments), env=environment, start_new_session=True)
+        # So that it comes further each time; then at any moment.
+        before = names_of(run / "checkpoints")
+        while names_of(run / "checkpoints") <= before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        arguments = ["--resume", str(run), "--no-progress"]
+    subprocess.run(command(*arguments), check=True, env=environment)
+    assert_same_results(find_run(run), find_run(tmp_path / "whole" / "ppo_plus" / "CartPole-v1_1"))
+
+
+def names_of(folder):
+    return {path.name for path in folder.glob("*.zip")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_command_that_goes_on(number, code, tmp_path):
+    # A signal that comes while something is compiled waits for its end.
+    given = f"--env CartPole-v1 -n 1000000 --no-progress --eval-freq -1 --save-freq 1024 -f {tmp_path}".split()
+    given += ["-params", "compile:False"]
+    process = subprocess.Popen(command(*given), stdout=subprocess.PIPE, text=True)
+    run = tmp_path / "ppo_plus" / "CartPole-v1_1"
+    while not names_of(run / "checkpoints") - {"checkpoint_000000000000.zip"}:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code
+    steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
+    assert f"go on from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
+    assert steps > 0
+
+
+def test_a_run_that_was_trained_to_its_end_has_nothing_to_go_on_from(tmp_path):
+    run = set_up(NORMALIZED.replace(n_timesteps=128), options(tmp_path))
+    assert train(run)
+    with pytest.raises(FileNotFoundError, match="no checkpoint. .*train -i .*Pendulum-v1.zip --env Pendulum-v1"):
+        set_up_again(find_run(run.folder.path))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_ended_before_its_first_checkpoint_is_begun_anew(begun, tmp_path):
+    run = set_up(NORMALIZED, options(tmp_path))
+    if begun:
+        with run.folder.held():
+            pass
+    with pytest.raises(FileNotFoundError, match="no checkpoint. It was ended before its first") as raised:
+        set_up_again(find_run(run.folder.path))
+    assert str(raised.value).endswith(f"with its command: {run.folder.command.read_text()}")
+
+
+def test_progress_of_a_run_that_goes_on_counts_from_its_beginning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    Stop.left = 400
+    run = set_up(STOPPING, options(tmp_path, progress=True, eval_freq=-1))
+    assert not train(run)
+    monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
+    capsys.readouterr()
+    assert train(set_up_again(find_run(run.folder.path)))
+    beginning, *lines = capsys.readouterr().err.splitlines()
+    assert beginning.startswith("Pendulum-v1: going on after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
+    assert [line.split(" timesteps")[0] for line in lines] == ["820 of 1,024", "922 of 1,024", "1,024 of 1,024"]
+
+
+def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
+    run = set_up(NORMALIZED, options(tmp_path))
+    checkpoint.write(run.folder.checkpoints, checkpoint.take(run.model))
+    with run.folder.held():
+        for resume in (set_up_again, lambda _: train(run)):
+            with pytest.raises(BlockingIOError, match=f"{run.folder.path}: another process is training this run"):
+                resume(run.folder)
+    assert set_up_again(run.folder).model.num_timesteps == 0
+
+
+def test_it_goes_on_with_the_vector_environment_that_was_picked(tmp_path):
+    """Not with the one that would be picked now."""
+    experiment = load_experiment("CartPole-v1", overrides={**SETTINGS, "n_envs": 8, "n_steps": 16})
+    picked = set_up(experiment.replace(vec_env="auto"), options(tmp_path))
+    assert picked.experiment == experiment.replace(vec_env="gymnasium")
+    picked.model.save_checkpoint(picked.folder.checkpoints)
+    again = set_up_again(picked.folder)
+    assert again.experiment.vec_env == "gymnasium"
+    assert train(again)
+
+
+def test_what_is_no_run_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: this is no run's folder"):
+        find_run(tmp_path)
+
+
+def test_trained_on_it_can_go_on_counting(tmp_path):
+    short = NORMALIZED.replace(n_timesteps=256)
+    first = set_up(short, options(tmp_path))
+    train(first)
+    kept = options(tmp_path, trained_agent=str(first.folder.last_model), keep_timesteps=True)
+    second = set_up(short, kept)
+    train(second)
+    third = set_up(short, options(tmp_path, trained_agent=str(second.folder.last_model)))
+    train(third)
+    assert [run.model.num_timesteps for run in (first, second, third)] == [256, 512, 256]
+    assert [read_evaluations(run.folder.path)[0].tolist() for run in (first, second, third)] == [[256], [512], [768]]
+    ends = [read_training(run.folder.path)[0] for run in (second, third)]
+    assert (ends[0] > 256).all() and (ends[0] <= 512).all() and (ends[1] > 512).all()

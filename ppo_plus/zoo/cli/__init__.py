@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ppo_plus.zoo.cli.interrupt import INTERRUPTED, ending_at_once
+from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.cli.arguments import Parser

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from ppo_plus.zoo.folders import ALGO
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
+from ppo_plus.zoo.runs import ALGO
 
 #: Kinds of devices that networks can be on.
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -125,7 +125,7 @@ def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as rl_zoo3 writes it; the value is Python text without code, or a plain word."""
     import yaml
 
-    from ppo_plus.zoo.literals import parse_literal
+    from ppo_plus.zoo.hyperparams import parse_literal
 
     key, colon, value = text.partition(":")
     if not key or not colon:

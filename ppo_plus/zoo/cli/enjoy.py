@@ -15,9 +15,9 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.folders import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing, require_screen
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
+from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.enjoy import Player

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli.arguments import add_algo_argument
-from ppo_plus.zoo.folders import ALGO, RL_ZOO3_ALGOS, runs_of
+from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, runs_of
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.plot import Curve

@@ -3,14 +3,13 @@
 import argparse
 import errno
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -24,16 +23,14 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.cli.interrupt import INTERRUPTED, cleaning_up
-from ppo_plus.zoo.imports import import_packages
-from ppo_plus.zoo.interrupts import SIGNALS, interrupt_once
-from ppo_plus.zoo.options import Options
+from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
+from ppo_plus.zoo.registry import import_packages
+from ppo_plus.zoo.runs import Options, find_run, saved_arguments
 from ppo_plus.zoo.torchrun import job, launch, launched
-from ppo_plus.zoo.tracking import run_name, track
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
-    from ppo_plus.zoo.folders import RunFolder
+    from ppo_plus.zoo.runs import RunFolder
     from ppo_plus.zoo.train import Run
 
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
@@ -147,9 +144,6 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     :raises gymnasium.error.Error: there is no such environment
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
-    import numpy as np
-
-    from ppo_plus.zoo.experiment import load_experiment
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.registry import find_env
 
@@ -161,6 +155,10 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
     if args.env_kwargs:
         overrides["env_kwargs"] = dict(args.env_kwargs)
     entry, _ = read_entry(args.env, source, args.variant)
+    import numpy as np
+
+    from ppo_plus.zoo.experiment import load_experiment
+
     experiment = load_experiment(
         args.env,
         source,
@@ -209,14 +207,14 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     if args.dry_run:
         check(experiment, options)
         return partial(print, describe(experiment, options), end="")
-    with cleaning_up():
+    with deferred():
         run = set_up(experiment, options)
 
     def work() -> None:
-        with _one_interrupt() as came:
+        with deferred(ends_process=True):
             if name and records:
                 track(args, experiment, name)
-            _train(train, run, args, came)
+            _train(train, run, args)
 
     return work
 
@@ -231,7 +229,7 @@ def _join(args: argparse.Namespace, device: str) -> bool:
         return True
     import numpy as np
 
-    from ppo_plus.zoo.ranks import join
+    from ppo_plus.zoo.torchrun import join
 
     ranks = join(device)
     if args.seed < 0:
@@ -242,17 +240,12 @@ def _join(args: argparse.Namespace, device: str) -> bool:
 
 def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     """Start the command anew, in several processes."""
-    from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.ranks import share
-
     if launched():
         raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
     # A mistake shows here, once.
     if args.resume is None:
-        share(make_experiment(args), Ranks(0, args.processes))
+        make_experiment(args).for_each_process(args.processes)
     else:
-        from ppo_plus.zoo.resume import find_run
-
         find_run(Path(args.resume))
     return partial(launch, args.processes, sys.argv[1:])
 
@@ -270,9 +263,6 @@ def _prepare_to_go_on(command: argparse.ArgumentParser, args: argparse.Namespace
     if others:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ValueError(f"--resume goes on with the run as it was begun: leave out {flags}")
-    from ppo_plus.zoo.enjoy import saved_arguments
-    from ppo_plus.zoo.resume import find_run
-
     folder = find_run(Path(args.resume))
     _join(args, saved_arguments(folder)["device"])
     return _go_on(folder, args)
@@ -284,7 +274,7 @@ def _begun(args: argparse.Namespace) -> "RunFolder | None":
     if name is None or args.dry_run:
         return None
     from ppo_plus.ranks import Ranks
-    from ppo_plus.zoo.resume import begun_by
+    from ppo_plus.zoo.train import begun_by
 
     ranks = Ranks.present()
     begun = begun_by(name, Path(args.log_folder), args.env) if ranks.leads else None
@@ -296,8 +286,7 @@ def _begun(args: argparse.Namespace) -> "RunFolder | None":
 
 def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
     """Build an interrupted run as it stood."""
-    from ppo_plus.zoo.resume import set_up_again
-    from ppo_plus.zoo.train import train
+    from ppo_plus.zoo.train import set_up_again, train
 
     import_packages(args.gym_packages)
     # What is not given stays as it was.
@@ -307,13 +296,13 @@ def _go_on(folder: "RunFolder", args: argparse.Namespace) -> Callable[[], None]:
     run = set_up_again(folder, allowed_packages(args), progress=args.progress, verbose=args.verbose, **survived)
 
     def work() -> None:
-        with _one_interrupt() as came:
-            _train(train, run, args, came)
+        with deferred(ends_process=True):
+            _train(train, run, args)
 
     return work
 
 
-def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace, came: list[int]) -> None:
+def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace) -> None:
     """Train, and say what can be done next, of several processes once.
 
     Where training does not reach its end the exit code says why: 128 plus the signal's number, or the operating
@@ -322,11 +311,10 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
     :param train: trains a run
     :param run: the run
     :param args: what it was asked for
-    :param came: the signal that came, once it has
     """
+    from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.files.checkpoint import files, steps_of
     from ppo_plus.ranks import RanksError
-    from ppo_plus.rollout.faults import DISK_FULL
 
     leads, size = run.model.ranks.leads, run.model.ranks.size
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
@@ -352,7 +340,8 @@ def _train(train: Callable[["Run"], bool], run: "Run", args: argparse.Namespace,
             resume = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
             print(f"go on from {steps_of(newest[0]):,} timesteps: {shlex.join(resume)}", flush=True)
     if not finished:
-        sys.exit(128 + came[0] if came else code)
+        number = came()
+        sys.exit(code if number is None else 128 + number)
 
 
 def _told(code: int, reason: str) -> int:
@@ -368,29 +357,6 @@ def _settings_file(name: str) -> Path:
         raise ValueError(f"-conf {name}: settings are YAML here, because reading them must run no code; write its "
                          "dictionary `hyperparams` as YAML")  # fmt: skip
     return path
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[list[int]]:
-    """Ctrl-C, or what a scheduler sends before it kills, ends the training. A second one does not end the saving.
-
-    :return: the signal that came, once it has
-    """
-    came: list[int] = []
-    # A shell's background job ignores Ctrl-C, which is left so.
-    numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-    def interrupt(number: int, _: object) -> NoReturn:
-        came.append(number)
-        interrupt_once(numbers)
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            # After one, others stay ignored: the exit takes a while, too.
-            signal.signal(number, signal.SIG_IGN if came else handler)
 
 
 def describe(experiment: "Experiment", options: Options) -> str:
@@ -504,3 +470,37 @@ def _add_tracking_arguments(group: Any) -> None:
     add("--wandb-entity", metavar="NAME", help="entity (team)")
     add("--wandb-group", metavar="NAME", help="group")
     add("-tags", "--wandb-tags", nargs="+", default=[], metavar="TAG", help="tags")
+
+
+if TYPE_CHECKING:
+    from ppo_plus.zoo.experiment import Experiment
+
+
+def run_name(experiment: "Experiment") -> str:
+    """Name of a tracked run, as rl_zoo3 names them.
+
+    :raises ImportError: Weights & Biases is not installed
+    """
+    if find_spec("wandb") is None:
+        raise ImportError("--track needs Weights & Biases: pip install wandb")
+    return f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
+
+
+def track(args: argparse.Namespace, experiment: "Experiment", name: str) -> None:
+    """Start tracking; what is written for TensorBoard from now on is uploaded.
+
+    :param args: the arguments of ``ppo-plus train``
+    :param experiment: what is trained
+    :param name: name of the run
+    """
+    import wandb
+
+    wandb.init(
+        name=name,
+        project=args.wandb_project_name,
+        entity=args.wandb_entity,
+        group=args.wandb_group,
+        tags=args.wandb_tags,
+        config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
+        sync_tensorboard=True,
+    )

@@ -19,8 +19,8 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.cli.train import OFF_POLICY, add_experiment_arguments, make_experiment
-from ppo_plus.zoo.folders import file_name
 from ppo_plus.zoo.interrupts import exit_codes, this_command
+from ppo_plus.zoo.runs import file_name
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -7,10 +7,10 @@ from pathlib import Path
 import yaml
 
 from ppo_plus import __version__
-from ppo_plus.files.whole import write_text
+from ppo_plus.files.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.folders import file_name
-from ppo_plus.zoo.literals import format_literal
+from ppo_plus.zoo.hyperparams import format_literal
+from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.plan import Task, counted
 from ppo_plus.zoo.tune.verdict import Verdict
 

@@ -18,7 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.style import COLORS
+from ppo_plus.zoo.plot import COLORS
 from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan, counted
 from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline, ranking

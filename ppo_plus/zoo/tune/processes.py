@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.interrupts import exit_codes, raise_if_lost, shielded_children
+from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
 from ppo_plus.zoo.tune.jobs import WORKER, Jobs, worker_name
 from ppo_plus.zoo.tune.plan import Task
 from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
@@ -87,7 +87,7 @@ def supervise(study: Study, task: Task, workers: Workers) -> None:
         raise
     finally:
         for process in processes:
-            _end(process, workers)
+            _end(process)
     if all(process.returncode for process in processes):
         error = study.attributes().get(ERROR)
         if error:
@@ -129,8 +129,8 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
         "packages": task.packages,
         "gym_packages": task.gym_packages,
     }
-    # Ctrl-C is the tuner's: it ends its workers, and says so once.
-    with shielded_children():
+    # Or the worker might have no orders, or not be known.
+    with uninterrupted():
         process = subprocess.Popen(
             [sys.executable, "-c", "from ppo_plus.zoo.tune.processes import run_worker; run_worker()"],
             # Not as arguments, which everybody on the machine can read: the URL may have a password.
@@ -138,8 +138,8 @@ def _start(study: Study, task: Task, workers: Workers, processes: list[Process])
             # Progress and errors are in the study.
             stdout=subprocess.DEVNULL,
             text=True,
-            # So that the processes of its environments can be killed with it.
-            start_new_session=workers.run_timeout is not None,
+            # Ctrl-C is the tuner's, which ends its workers; and the processes of environments can be killed with it.
+            start_new_session=True,
         )
         processes.append(process)
         assert process.stdin is not None
@@ -162,7 +162,7 @@ def _wait(study: Study, task: Task, workers: Workers, processes: list[Process]) 
                 for line in runs.end_overdue():
                     watch.tell(line)
             time.sleep(1)
-            raise_if_lost()
+            check()
         _tell_lost(watch, processes, told)
         with suppress(*STORAGE_ERRORS):
             watch.update()
@@ -219,7 +219,7 @@ class Runs:
         why = f"a run took longer than {self.workers.run_timeout:g} seconds (--run-timeout)"
         jobs.fail(trial, why)
         process = next(process for process in self.processes if process.pid == pid)
-        _kill(process, self.workers)
+        _kill(process)
         self.processes.remove(process)
         _start(self.study, self.task, self.workers, self.processes)
         # It may have gone on to the next trial in between.
@@ -230,17 +230,17 @@ class Runs:
         return f"{name(trial)} has failed: {why}; process {self.processes[-1].pid} takes the place of its worker, {pid}"
 
 
-def _end(process: Process, workers: Workers) -> None:
+def _end(process: Process) -> None:
     """Wait for a process that was asked to end, or ends by itself; one that hangs is killed."""
     try:
         process.wait(END_PATIENCE)
     except subprocess.TimeoutExpired:
-        _kill(process, workers)
+        _kill(process)
 
 
-def _kill(process: Process, workers: Workers) -> None:
-    """End a process for sure; with it, where runs have a limit, the processes of its environments."""
-    if workers.run_timeout is not None and hasattr(os, "killpg"):
+def _kill(process: Process) -> None:
+    """End a process for sure, and the processes of its environments with it."""
+    if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -4,16 +4,15 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from optuna.trial import Trial
 
 from ppo_plus import PPO_Plus
+from ppo_plus.require import nearest
 from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
-from ppo_plus.zoo.hyperparams import builtin_file, read_mapping, require_mapping
-from ppo_plus.zoo.literals import parse_literal
+from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_mapping
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
 SCALES = ("linear", "log", "near_one")
@@ -220,8 +219,9 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
         if not isinstance(name, str):
             raise ValueError(f"unknown key {name!r}: keys are names of settings")
         if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
-            nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
-            raise ValueError(f"unknown key {name!r}; the nearest one that can be searched for is {nearest!r}")
+            likely = nearest(name, known)
+            remedy = f"use some of {', '.join(sorted(known))}" if likely is None else f"did you mean {likely!r}?"
+            raise ValueError(f"unknown key {name!r}: {remedy}")
     space = Space({name: _dimension(name, entry) for name, entry in entries.items()})
     for name in set(COUNTS) & set(space.dimensions):
         for value in space.dimensions[name].examples():

@@ -12,9 +12,9 @@ from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus import CompileError
+from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES
-from ppo_plus.zoo.interrupts import raise_if_lost
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.attributes import undamaged
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
@@ -110,7 +110,7 @@ class Worker:
 
     def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
         while not all_done(jobs):
-            raise_if_lost()
+            interrupts.check()
             self._check()
             claimed = jobs.claim()
             if claimed is None:

@@ -22,7 +22,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from products import sample
 
 from ppo_plus import PPO_Plus, __version__
-from ppo_plus.zoo import envs
+from ppo_plus.zoo import envs, interrupts
 from ppo_plus.zoo.cli import main, make_parser
 from ppo_plus.zoo.cli import train as train_command
 from ppo_plus.zoo.cli.arguments import Parser, key_value
@@ -136,15 +136,16 @@ def test_an_interrupt_that_is_lost_ends_the_training_nevertheless(folder, handle
 
 
 def test_both_signals_at_once_are_one_interrupt_of_training(handlers, monkeypatch):
-    """Python would tell of the second one, were it ignored by the system's own handler."""
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    """Python would report the second one, were it ignored by the system's own handler."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    with pytest.raises(KeyboardInterrupt), train_command._one_interrupt() as came:
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred(ends_process=True):
         for number in SIGNALS:
             signal.raise_signal(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert len(came) == 1 and not told
+        interrupts.check()
+    assert interrupts.came() is None and not reported
 
 
 def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):
@@ -319,7 +320,7 @@ def test_not_a_key_value(text):
         (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
         (["--env", "CartPole-v1", "-conf", "mine.py"], "-conf mine.py: settings are YAML here"),
         (["--env", "CartPole-v1", "-conf", "hyperparams.python.ppo_config_example"], "settings are YAML here"),
-        (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama'; the nearest valid key is 'gamma'"),
+        (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
         (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
         (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
         (["--env", "CartPole-v1", "-i", __file__], ""),
@@ -360,9 +361,9 @@ def test_mistake_in_the_other_commands(folder, check_one_line_error, arguments, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("default: [", "no valid YAML"),
-        ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama'; the nearest valid key is 'gamma'"),
-        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep'; the nearest valid key is 'n_timesteps'"),
+        ("default: [", "not valid YAML"),
+        ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama': did you mean 'gamma'?"),
+        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep': did you mean 'n_timesteps'?"),
         ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "'use_rms_prop' is an argument of A2C"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
@@ -545,9 +546,6 @@ fly
 train
 train --env CartPol-v1
 train --env CartPole-v1 -conf nope.yml
-train --env CartPole-v1 -conf broken.yml
-train --env CartPole-v1 -params gama:3
-train --env CartPole-v1 -params use_rms_prop:True
 train --env CartPole-v1 -params policy_kwargs:f(x)
 train --env CartPole-v1 -i nope.zip
 train --env CartPole-v1 --device toaster
@@ -558,8 +556,7 @@ plot -e CartPole-v1
 plot -e CartPole-v1 -o x.txt"""
 
 
-def test_help_and_mistakes_do_without_what_takes_seconds_to_load(tmp_path):
-    (tmp_path / "broken.yml").write_text("CartPole-v1: {n_timesteps: 64, gama: 1}")
+def test_help_and_most_mistakes_load_nothing_slow(tmp_path):
     code = """
 import sys
 from ppo_plus.zoo.cli import main

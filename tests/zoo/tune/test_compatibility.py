@@ -13,7 +13,7 @@ from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.worker import Worker
 
 #: The folder that ``ppo-plus tune`` left: a search of four trials on CartPole, a race, and a confirmation.
-SAVED = Path(__file__).parents[2] / "data" / "v0.1" / "study"
+SAVED = Path(__file__).parents[2] / "data" / "study"
 
 
 @pytest.fixture

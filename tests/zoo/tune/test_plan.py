@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.imports import ALLOWED_PACKAGES
+from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.plan import Plan, Task, largest_divisor, make_task, rollout_size, tell_budget
 from ppo_plus.zoo.tune.space import read_space, setting
 

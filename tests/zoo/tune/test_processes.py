@@ -139,10 +139,10 @@ def test_what_a_killed_worker_went_on_with_is_done_again(url, monkeypatch):
     monkeypatch.setattr(processes, "clock", count(step=100).__next__)
     kill = processes._kill
 
-    def kill_late(process, workers):
+    def kill_late(process):
         second = study.screening.claim()
         study.storage.set_trial_user_attr(second._trial_id, WORKER, worker_name(process.pid))
-        kill(process, workers)
+        kill(process)
 
     monkeypatch.setattr(processes, "_kill", kill_late)
     assert list(runs.end_overdue()) == []
@@ -160,7 +160,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch):
     """Ctrl-C would wait for a hanging one for ever."""
     monkeypatch.setattr(processes, "END_PATIENCE", 0)
     process = start_sleeping()
-    processes._end(process, Workers(1, "journal:none"))
+    processes._end(process)
     assert process.returncode == -9
 
 

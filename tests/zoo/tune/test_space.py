@@ -121,7 +121,7 @@ def test_settings_by_default():
     ("contents", "message"),
     [
         ({}, "empty"),
-        ({"gama": {"choices": [1]}}, "unknown key 'gama'; the nearest .* is 'gamma'"),
+        ({"gama": {"choices": [1]}}, "unknown key 'gama': did you mean 'gamma'"),
         ({"n_timesteps": {"choices": [1]}}, "'n_timesteps'"),
         ({"gamma": {"choices": []}}, "not empty"),
         ({"gamma": {"low": 0.9}}, "must have choices"),

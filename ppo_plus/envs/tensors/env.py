@@ -1,0 +1,143 @@
+"""Environments that live in tensors: many at once, whose observations, rewards and actions never leave their device.
+
+:class:`~ppo_plus.TensorEnv` is what the rest of the package knows of them. The simulators that are recognized as they
+are have theirs in ``envs/tensors/simulators.py`` and ``envs/tensors/jax_env.py``; for anything else derive from
+it: :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and where they mean something
+:meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
+
+``N`` is the number of environments.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+#: A tensor with ``N`` rows, or a dict of them.
+Obs = Any
+
+#: Where a simulator gives actions no bounds, they are clipped here: gradients, noise and simulators all lose their
+#: meaning far before.
+UNBOUNDED = 100.0
+
+
+class Transition(NamedTuple):
+    """What a step of ``N`` environments returns.
+
+    Tensors that the simulator writes into again may be returned as they are: what is kept is copied.
+
+    :param obs: observations to act on next; where an episode has ended, the first one of the next episode
+    :param rewards: shape ``(N,)``
+    :param terminated: which episodes have come to an end of their own, booleans ``(N,)``
+    :param truncated: which episodes a limit of time has cut, booleans ``(N,)``; of no effect where ``terminated``
+    :param final_obs: the observations that episodes have ended with, ``N`` rows, of which only those are read;
+        ``None``: not known, or none has ended
+    :param log: numbers to log, or 0-d tensors, by name
+    """
+
+    obs: Obs
+    rewards: th.Tensor
+    terminated: th.Tensor
+    truncated: th.Tensor
+    final_obs: Obs | None = None
+    log: Mapping[str, Any] = {}
+
+
+class TensorEnv:
+    """``N`` environments in tensors; the base class for your own.
+
+    It begins the next episode of an environment in the step that ends one.
+
+    :param num_envs: ``N``
+    :param observation_space: of one environment
+    :param action_space: of one environment. Where a Box has no bounds, actions are clipped at ±:data:`UNBOUNDED`
+    :param device: where its tensors are
+    """
+
+    #: What makes the simulator return final observations, for the warning where it does not.
+    remedy = "return it as the final_obs of the Transition"
+
+    def __init__(
+        self, num_envs: int, observation_space: Any, action_space: Any, device: th.device | str = "cpu"
+    ) -> None:
+        self.num_envs = num_envs
+        self.observation_space = gym_space(observation_space)
+        self.action_space = bounded(gym_space(action_space))
+        self.device = th.device(device)
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Begin all episodes anew.
+
+        :param seed: of the random numbers from now on; ``None``: go on with those there are
+        :return: the first observations, ``N`` rows
+        """
+        raise NotImplementedError
+
+    def step(self, actions: Any) -> Transition:
+        """Take a step.
+
+        :param actions: in the action space's dtype, shape ``(N, *action_space.shape)``; for Dict and Tuple spaces a
+            dict or tuple of them
+        """
+        raise NotImplementedError
+
+    def action_masks(self) -> th.Tensor | None:
+        """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)``; ``None``: none."""
+        return None
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether there are action masks."""
+        return type(self).action_masks is not TensorEnv.action_masks
+
+    def render(self) -> Any:
+        """A picture ``(H, W, 3)``, or ``None``."""
+        return None
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+
+
+def gym_space(space: Any) -> spaces.Space[Any]:
+    """A space of a simulator as one of Gymnasium's: simulators have classes of their own, with the same attributes.
+
+    :raises ValueError: it is none of Box, Discrete, MultiDiscrete and Dict
+    """
+    if isinstance(space, spaces.Space):
+        return space
+    if isinstance(getattr(space, "spaces", None), Mapping):
+        # Pairs, not a dict: Gymnasium would sort its keys.
+        return spaces.Dict([(key, gym_space(sub)) for key, sub in space.spaces.items()])
+    if hasattr(space, "nvec"):
+        return spaces.MultiDiscrete(np.asarray(space.nvec))
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    if hasattr(space, "low") and hasattr(space, "high"):
+        dtype = np.dtype(getattr(space, "dtype", None) or np.float32)
+        shape = tuple(space.shape)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
+        return spaces.Box(low, high, shape, dtype.type)
+    raise ValueError(f"{space!r} is no space that is known here: use Gymnasium's Box, Discrete, MultiDiscrete or Dict")
+
+
+def box(size: int | tuple[int, ...], bound: float = np.inf) -> spaces.Box:
+    """A Box of so many numbers.
+
+    :param size: how many, or a shape
+    :param bound: of all of them
+    """
+    return spaces.Box(-bound, bound, (size,) if isinstance(size, int) else tuple(size), np.float32)
+
+
+def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """An action space whose Boxes have bounds."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, bounded(sub)) for key, sub in space.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([bounded(sub) for sub in space])
+    if isinstance(space, spaces.Box) and not space.is_bounded():
+        low = np.where(np.isfinite(space.low), space.low, -UNBOUNDED)
+        return spaces.Box(low, np.where(np.isfinite(space.high), space.high, UNBOUNDED), dtype=space.dtype)  # type: ignore[arg-type]
+    return space

@@ -1,0 +1,218 @@
+"""Environments that are functions of their state in JAX, many at once: Brax's, MuJoCo Playground's and gymnax's.
+
+Tensors pass between JAX and torch by DLPack, without a copy. JAX is imported when the first one is made.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import torch as th
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box
+from ppo_plus.generators import derived_seed
+from ppo_plus.require import require_int
+
+#: Steps of an episode where a Brax or Playground environment names no number itself: Brax's default.
+EPISODE_LENGTH = 1000
+
+
+class _Functions(NamedTuple):
+    """One environment as functions.
+
+    :param reset: of a key: state and observation
+    :param step: of state, action and key: state, observation, reward, whether it is terminated, whether truncated
+    """
+
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+
+
+def is_functional(env: Any) -> bool:
+    """Whether an environment is of Brax, MuJoCo Playground or gymnax."""
+    # Some of Gymnasium's environments answer to every name.
+    return not isinstance(env, (type, TensorEnv, gym.Env, VectorEnv)) and (_is_brax(env) or _is_gymnax(env))
+
+
+class JaxEnv(TensorEnv):
+    """A functional environment of Brax, MuJoCo Playground or gymnax, ``num_envs`` times at once.
+
+    An episode that ends is begun anew in the same step, and the observation that it ended with is known.
+
+    :param env: the bare environment: without wrappers that count steps, reset, or make it many
+    :param num_envs: how many
+    :param params: gymnax: the environment's parameters; ``None``: its own
+    :param episode_length: after so many steps an episode is truncated. ``None``: as the environment has it, or
+        :data:`ppo_plus.envs.tensors.jax_env.EPISODE_LENGTH`
+    :param fresh_resets: begin each episode in a state drawn anew, which costs the reset of all environments in every
+        step; or in the one that the environment began with, as Brax does. ``None``: as the library does (gymnax: anew)
+    :param groups: of several groups of observations those to take; ``None``: ``"state"`` alone, if there is one
+    :raises ValueError: no such environment, or one in wrappers
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        params: Any = None,
+        episode_length: int | None = None,
+        fresh_resets: bool | None = None,
+        groups: list[str] | None = None,
+    ) -> None:
+        if not is_functional(env):
+            raise ValueError(f"env={env!r} must be a functional environment of Brax, MuJoCo Playground or gymnax")
+        require_int("num_envs", num_envs, 1)
+        import jax
+
+        self.env, self._jax = env, jax
+        self._groups = groups
+        gymnax = _is_gymnax(env)
+        if gymnax:
+            params = env.default_params if params is None else params
+            functions = _gymnax_functions(env, params)
+            observation_space, action_space = env.observation_space(params), env.action_space(params)
+        else:
+            _require_bare(env)
+            episode_length = episode_length or _own_length(env) or EPISODE_LENGTH
+            functions = _brax_functions(env)
+            observation_space, action_space = self._space(env.observation_size), box(env.action_size, 1.0)
+        fresh = gymnax if fresh_resets is None else fresh_resets
+        self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh)
+        found = jax.devices()[0]
+        device = th.device("cpu") if found.platform == "cpu" else th.device("cuda", found.id)
+        super().__init__(num_envs, observation_space, action_space, device)
+        self._state: Any = None
+
+    def reset(self, seed: int | None = None) -> Obs:
+        if seed is None and self._state is not None:
+            key = self._state[2]
+        else:
+            key = self._jax.random.key((derived_seed(None) if seed is None else seed) % 2**31)
+        self._state, obs = self._reset(key)
+        return self._taken(obs)
+
+    def step(self, actions: Any) -> Transition:
+        given = _to_jax(self._jax, actions)
+        self._state, obs, rewards, terminated, truncated, final = self._step(self._state, given)
+        rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
+        return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
+
+    def _space(self, size: Any) -> spaces.Space[Any]:
+        if not isinstance(size, Mapping):
+            return box(size)
+        if self._groups is None and "state" in size:
+            self._groups = ["state"]
+            return box(size["state"])
+        return spaces.Dict([(key, box(size[key])) for key in self._groups or size])
+
+    def _taken(self, obs: Any) -> Obs:
+        if not isinstance(obs, Mapping):
+            return th.from_dlpack(obs)
+        if self._groups == ["state"]:
+            return th.from_dlpack(obs["state"])
+        return {key: th.from_dlpack(obs[key]) for key in self._groups or obs}
+
+
+def _is_brax(env: Any) -> bool:
+    return all(hasattr(env, name) for name in ("reset", "step", "observation_size", "action_size"))
+
+
+def _is_gymnax(env: Any) -> bool:
+    return all(hasattr(env, name) for name in ("step_env", "reset_env", "default_params"))
+
+
+def _require_bare(env: Any) -> None:
+    """:raises ValueError: a wrapper does what is done here"""
+    layer = env
+    while layer is not None:
+        name = type(layer).__name__
+        if any(part in name for part in ("Vmap", "EpisodeWrapper", "AutoReset")):
+            raise ValueError(
+                f"env={env!r} is in a {name}: pass the bare environment, as brax.envs.get_environment(name)"
+            )
+        layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
+
+
+def _own_length(env: Any) -> int | None:
+    """Playground keeps the length of episodes in the configuration."""
+    config = getattr(env, "_config", None)
+    return getattr(config, "episode_length", None)
+
+
+def _brax_functions(env: Any) -> _Functions:
+    def reset(key: Any) -> Any:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        state = env.step(state, action)
+        ended = state.done > 0.5
+        return state, state.obs, state.reward, ended, ended & False
+
+    return _Functions(reset, step)
+
+
+def _gymnax_functions(env: Any, params: Any) -> _Functions:
+    def reset(key: Any) -> Any:
+        obs, state = env.reset_env(key, params)
+        return state, obs
+
+    def step(state: Any, action: Any, key: Any) -> Any:
+        obs, state, reward, done, _ = env.step_env(key, state, action, params)
+        if hasattr(env, "is_truncated"):
+            return state, obs, reward, done, env.is_truncated(state, params)
+        # Before version 1 an end of the time is an end as any other; it is one where there would be none without it.
+        unlimited = params.replace(max_steps_in_episode=2**31 - 1)
+        timed = (state.time >= params.max_steps_in_episode) & ~env.is_terminal(state, unlimited)
+        return state, obs, reward, done & ~timed, done & timed
+
+    return _Functions(reset, step)
+
+
+def _batched(
+    jax: Any, functions: _Functions, n: int, episode_length: int | None, fresh: bool
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Compiled functions of ``n`` environments, which begin episodes anew.
+
+    :return: of a key: state and observations; of state and actions: state, observations, rewards, terminated,
+        truncated, final observations
+    """
+    jp = jax.numpy
+
+    def reset(key: Any) -> Any:
+        key, resetting = jax.random.split(key)
+        inner, obs = jax.vmap(functions.reset)(jax.random.split(resetting, n))
+        first = () if fresh else (inner, obs)
+        return (inner, jp.zeros(n, jp.int32), key, first), obs
+
+    def step(state: Any, actions: Any) -> Any:
+        inner, times, key, first = state
+        key, acting, resetting = jax.random.split(key, 3)
+        inner, final, rewards, terminated, truncated = jax.vmap(functions.step)(
+            inner, actions, jax.random.split(acting, n)
+        )
+        times = times + 1
+        if episode_length is not None:
+            truncated = truncated | (times >= episode_length)
+        ended = terminated | truncated
+        begun = jax.vmap(functions.reset)(jax.random.split(resetting, n)) if fresh else first
+
+        def chosen(new: Any, old: Any) -> Any:
+            return jp.where(ended.reshape(n, *[1] * (old.ndim - 1)), new, old)
+
+        inner, obs = jax.tree.map(chosen, begun, (inner, final))
+        times = jp.where(ended, 0, times)
+        return (inner, times, key, first), obs, rewards, terminated, truncated, final
+
+    return jax.jit(reset), jax.jit(step)
+
+
+def _to_jax(jax: Any, actions: Any) -> Any:
+    if isinstance(actions, Mapping):
+        return {key: _to_jax(jax, sub) for key, sub in actions.items()}
+    if actions.dtype == th.int64:
+        # JAX has no long integers by default.
+        actions = actions.int()
+    return jax.dlpack.from_dlpack(actions.contiguous())

@@ -1,0 +1,107 @@
+"""What SB3's ``VecNormalize`` does, in tensors.
+
+The statistics are the wrapper's own: they are read when a rollout begins and written back when it ends, so whatever
+asks the ``VecNormalize`` between rollouts (evaluation, saving, a callback at the end of a rollout) finds them there.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus.envs.tensors.vec_env import Stepped
+from ppo_plus.formulas.moments import Moments
+from ppo_plus.policy.distributions import widest
+
+
+class Normalizing:
+    """A ``VecNormalize`` during a rollout.
+
+    :param normalize: the wrapper
+    :param device: where the tensors are
+    """
+
+    def __init__(self, normalize: VecNormalize, device: th.device):
+        self.normalize, self._device = normalize, device
+        self.read()
+
+    def read(self) -> None:
+        """Take over the wrapper's statistics."""
+        normalize = self.normalize
+        self._returns = self._tensor(normalize.returns)
+        #: One number for each environment, which is no longer finite once an observation or reward of it was not.
+        self.watch = th.zeros(normalize.num_envs, device=self._device)
+        #: The statistics of observations by entry (``None``: there are no entries), and of discounted returns.
+        self._obs = {key: self._moments(rms) for key, rms in _of_obs(normalize).items()}
+        self._ret = self._moments(normalize.ret_rms)
+
+    def tensors(self) -> list[th.Tensor]:
+        """What :meth:`write` needs."""
+        return [self.watch, self._returns, *self._ret, *(part for moments in self._obs.values() for part in moments)]
+
+    def write(self, found: list[np.ndarray]) -> None:
+        """Put the statistics into the wrapper.
+
+        :param found: the tensors, as NumPy arrays
+        """
+        _, returns, *moments = found
+        self.normalize.returns = returns
+        each = [self.normalize.ret_rms, *_of_obs(self.normalize).values()]
+        for i, rms in enumerate(each):
+            n, mean, m2 = moments[3 * i : 3 * i + 3]
+            rms.count, rms.mean, rms.var = float(n), mean, m2 / n
+
+    def __call__(self, step: Stepped) -> Stepped:
+        """A step with its observations and rewards normalized, as the ``VecNormalize`` would."""
+        normalize, training = self.normalize, self.normalize.training
+        self.watch = self.watch + step.rewards
+        for key, moments in self._obs.items():
+            rows = (step.obs if key is None else step.obs[key]).float()
+            self.watch = self.watch + rows.flatten(1).sum(dim=1)
+            if training:
+                self._obs[key] = moments.plus(_of_rows(rows, self._ret.mean.dtype))
+        rewards = step.rewards
+        if training:
+            self._returns = self._returns * normalize.gamma + rewards
+            self._ret = self._ret.plus(_of_rows(self._returns, self._ret.mean.dtype))
+        if normalize.norm_reward:
+            bound = normalize.clip_reward
+            rewards = (rewards / (self._ret.var + normalize.epsilon).sqrt()).float().clamp(-bound, bound)
+        self._returns = self._returns.masked_fill(step.dones, 0.0)
+        # The statistics of this step are those of all its observations.
+        scales = {key: self._scale(moments) for key, moments in self._obs.items()}
+        final_obs = None if step.final_obs is None else self._normalized(step.final_obs, scales)
+        return step._replace(obs=self._normalized(step.obs, scales), rewards=rewards, final_obs=final_obs)
+
+    def _scale(self, moments: Moments) -> tuple[th.Tensor, th.Tensor]:
+        return moments.mean.float(), (moments.var + self.normalize.epsilon).rsqrt().float()
+
+    def _normalized(self, obs: Any, scales: dict[Any, tuple[th.Tensor, th.Tensor]]) -> Any:
+        bound = self.normalize.clip_obs
+        found = {
+            key: ((obs if key is None else obs[key]) - mean).mul_(factor).clamp_(-bound, bound)
+            for key, (mean, factor) in scales.items()
+        }
+        if not isinstance(obs, dict):
+            return found.get(None, obs)
+        return obs | found
+
+    def _tensor(self, value: Any) -> th.Tensor:
+        return th.as_tensor(np.asarray(value, np.float64)).to(self._device, widest(self._device))
+
+    def _moments(self, rms: Any) -> Moments:
+        count, mean, var = map(self._tensor, (rms.count, rms.mean, rms.var))
+        return Moments(count, mean, var * count)
+
+
+def _of_obs(normalize: VecNormalize) -> dict[Any, Any]:
+    """The running statistics of observations, by entry; ``None`` where these are no Dict."""
+    found = vars(normalize).get("obs_rms") if normalize.norm_obs else None
+    return {} if found is None else found if isinstance(found, dict) else {None: found}
+
+
+def _of_rows(rows: th.Tensor, dtype: th.dtype) -> Moments:
+    var, mean = th.var_mean(rows, dim=0, correction=0)
+    n = th.full((), len(rows), dtype=dtype, device=rows.device)
+    return Moments(n, mean.to(dtype), var.to(dtype) * len(rows))

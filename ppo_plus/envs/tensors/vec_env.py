@@ -1,0 +1,223 @@
+"""Environments in tensors with SB3's ``VecEnv`` interface, and beside it the one in tensors.
+
+Training steps them by :meth:`TensorVecEnv.step_tensors`. SB3's methods (``reset``, ``step``, …) do the same for
+everybody else: evaluation, callbacks, other algorithms. Those convert to NumPy, which waits for the device.
+
+``N`` is the number of environments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
+
+from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.errors import check_shape
+from ppo_plus.envs.tensors.env import Obs, TensorEnv
+from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
+from ppo_plus.policy.distributions import widest
+from ppo_plus.policy.masking import METHOD
+
+
+class Stepped(NamedTuple):
+    """What a step has led to, in tensors.
+
+    :param obs: observations to act on next, ``N`` rows; the simulator may write into them at the next step
+    :param rewards: floats ``(N,)``; as ``obs``
+    :param dones: which episodes have ended, booleans ``(N,)``
+    :param timeouts: those that a time limit, and nothing else, has cut
+    :param final_obs: the observations that episodes have ended with, as ``obs``; ``None``: not known, or none has ended
+    :param returns: sums of rewards of the episodes so far, with this step, shape ``(N,)``
+    :param lengths: how many steps they have had, integers ``(N,)``
+    :param log: numbers to log, or 0-d tensors, by name
+    """
+
+    obs: Obs
+    rewards: th.Tensor
+    dones: th.Tensor
+    timeouts: th.Tensor
+    final_obs: Obs | None
+    returns: th.Tensor
+    lengths: th.Tensor
+    log: Mapping[str, Any]
+
+
+class TensorVecEnv(AsOne):
+    """A :class:`~ppo_plus.TensorEnv` as a ``VecEnv``.
+
+    Nested Dict observations are flattened (``"camera/rgb"``), and images get their channels first, as SB3 has them.
+
+    :param env: the environments
+    :raises ValueError: their spaces are not supported
+    """
+
+    def __init__(self, env: TensorEnv):
+        self.env = env
+        self.device = env.device
+        self._layout = _Layout(env.observation_space)
+        self._actions: Any = None
+        self._unchecked = True
+        super().__init__(env.num_envs, self._layout.space, env.action_space)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._returns = th.zeros(self.num_envs, dtype=widest(self.device), device=self.device)
+        self._lengths = th.zeros(self.num_envs, dtype=th.long, device=self.device)
+
+    # --- in tensors ------------------------------------------------------------------------------------------------
+
+    def reset_tensors(self) -> Obs:
+        """Begin all episodes anew, with the seed that was set since the last time; the first observations."""
+        obs = self._layout(self.env.reset(self._seeds[0]))
+        self._reset_seeds()
+        self._reset_options()
+        self._begin()
+        check_shape(obs, self.observation_space, self.num_envs)
+        self._unchecked = True
+        return obs
+
+    def step_tensors(self, actions: Any) -> Stepped:
+        """Take a step.
+
+        :param actions: as the simulator takes them, on any device
+        :raises ValueError: it returns tensors of another shape than its spaces
+        """
+        given = self.env.step(_moved(actions, self.device))
+        obs, rewards = self._layout(given.obs), given.rewards.reshape(-1).float()
+        terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
+        if self._unchecked:
+            self._check(obs, rewards, terminated, truncated)
+        dones, timeouts = terminated | truncated, truncated & ~terminated
+        returns, lengths = self._returns + rewards, self._lengths + 1
+        self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
+        final_obs = None if given.final_obs is None else self._layout(given.final_obs)
+        return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, given.log)
+
+    def masks_tensor(self) -> th.Tensor:
+        """The present action masks, booleans ``(N, M)``."""
+        masks = self.env.action_masks()
+        assert masks is not None
+        return masks.reshape(self.num_envs, -1).bool()
+
+    def _check(self, obs: Obs, *flags: th.Tensor) -> None:
+        check_shape(obs, self.observation_space, self.num_envs)
+        wrong = [tuple(each.shape) for each in flags if each.shape != (self.num_envs,)]
+        if wrong:
+            raise ValueError(
+                f"env={self.env!r} returned rewards or flags of shape {wrong[0]}, but it has {self.num_envs} "
+                "environments: return one number for each"
+            )
+        # Once after each reset.
+        self._unchecked = False
+
+    # --- SB3's interface -------------------------------------------------------------------------------------------
+
+    def reset(self) -> Any:
+        """Begin all episodes anew; observations as NumPy arrays."""
+        obs = self.reset_tensors()
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        return as_numpy(obs)
+
+    def step_async(self, actions: Any) -> None:
+        """Keep the actions for :meth:`step_wait`.
+
+        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
+        """
+        self._actions = as_tensor(self._batched(actions), self.device)
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Take the step; observations, rewards and dones as NumPy arrays, and a list of ``N`` dicts."""
+        step = self.step_tensors(self._actions)
+        return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
+
+    def infos(self, step: Stepped) -> list[dict[str, Any]]:
+        """What SB3 tells of a step: final observations, time limits and statistics of the episodes that have ended."""
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        ended = step.dones.nonzero().squeeze(1)
+        if len(ended):
+            seconds = self.seconds()
+            rows = (ended, step.timeouts[ended], step.returns[ended], step.lengths[ended])
+            for i, timeout, r, length in zip(*(each.tolist() for each in rows), strict=True):
+                infos[i]["TimeLimit.truncated"] = timeout
+                infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
+                if step.final_obs is not None:
+                    infos[i]["terminal_observation"] = as_numpy(_row(step.final_obs, i))
+        return infos
+
+    def close(self) -> None:
+        self.env.close()
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether :meth:`get_attr` or :meth:`env_method` know the name."""
+        return attr_name == "render_mode" or (attr_name == METHOD and self.env.has_masks)
+
+    def _render_mode(self) -> Any:
+        return getattr(getattr(self.env, "env", None), "render_mode", None)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """``action_masks()`` of each environment; there are no single environments that could have other methods."""
+        if method_name == METHOD and self.env.has_masks:
+            masks = as_numpy(self.masks_tensor())
+            return [masks[i] for i in self._get_indices(indices)]
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """What the simulator renders: one picture."""
+        return [self.env.render()]
+
+
+class _Layout:
+    """How observations become those of the space that SB3 sees: in one Dict, floats in single precision, images with
+    their channels first.
+
+    :param space: the simulator's
+    """
+
+    def __init__(self, space: spaces.Space[Any]):
+        self._nested = isinstance(space, spaces.Dict)
+        flat = _flat(space) if isinstance(space, spaces.Dict) else {"": space}
+        #: Of each observation whether its channels come last.
+        self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}  # type: ignore[arg-type]
+        flat = {key: _channels_first(sub) if self._last[key] else sub for key, sub in flat.items()}
+        self.space = spaces.Dict(list(flat.items())) if self._nested else flat[""]
+
+    def __call__(self, obs: Obs) -> Obs:
+        if not self._nested:
+            return self._one("", obs)
+        flat = _flat(obs)
+        return {key: self._one(key, flat[key]) for key in self._last}
+
+    def _one(self, key: str, obs: th.Tensor) -> th.Tensor:
+        if self._last[key]:
+            obs = obs.permute(0, 3, 1, 2)
+        return obs.float() if obs.is_floating_point() else obs
+
+
+def _flat(nested: Any, before: str = "") -> dict[str, Any]:
+    """A nesting of dicts, or of Dict spaces, in one."""
+    found: dict[str, Any] = {}
+    for key, part in nested.items():
+        inner = isinstance(part, (Mapping, spaces.Dict)) or hasattr(part, "items")
+        found |= _flat(part, f"{before}{key}/") if inner else {before + str(key): part}
+    return found
+
+
+def _channels_first(space: Any) -> spaces.Box:
+    low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
+    return spaces.Box(low, high, dtype=space.dtype)
+
+
+def _moved(actions: Any, device: th.device) -> Any:
+    if isinstance(actions, dict):
+        return {key: _moved(part, device) for key, part in actions.items()}
+    return tuple(_moved(part, device) for part in actions) if isinstance(actions, tuple) else actions.to(device)
+
+
+def _row(obs: Obs, i: int) -> Obs:
+    return {key: part[i] for key, part in obs.items()} if isinstance(obs, dict) else obs[i]

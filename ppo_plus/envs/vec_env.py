@@ -1,0 +1,511 @@
+"""Gymnasium's vector environments and EnvPool, with SB3's ``VecEnv`` interface.
+
+:func:`~ppo_plus.as_vec_env` picks the adapter. The adapters record episode statistics, so no ``Monitor`` or
+``VecMonitor`` is needed. What happens at the end of an episode depends on the autoreset mode of the vector environment
+(https://farama.org/Vector-Autoreset-Mode):
+
+``SAME_STEP``
+    As in SB3: the step that ends an episode returns the first observation of the next one, and
+    ``infos[i]["terminal_observation"]`` is the last observation of the old one.
+``DISABLED``
+    The adapter resets the environments whose episodes have ended. The result is the same as with ``SAME_STEP``.
+``NEXT_STEP``
+    Gymnasium's default, and EnvPool's mode. The step that ends an episode returns its last observation, with
+    ``dones[i]`` true. The next step ignores the action and returns the first observation of the next episode. That row
+    is a reset, not a transition: ``dones[i]`` is true again, because an episode starts after it, and ``infos[i] ==
+    {"autoreset": True}``. ``PPO_Plus`` excludes such rows from training, and its callbacks find ``dones`` without them.
+    Other algorithms would train on them; use ``SAME_STEP`` with those: ``gymnasium.make_vec(id, n,
+    vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP})``. Do not wrap the adapter in a
+    ``VecMonitor``, which would count each reset as an episode of one step, or in a ``VecNormalize``, which would count
+    a return of 0 for it: :class:`ppo_plus.VecNormalizeTransitions` does not.
+
+``N`` is the number of environments.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from ppo_plus.envs.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
+from ppo_plus.envs.batched_vec_env import AsOne
+from ppo_plus.envs.tensors.simulators import as_tensor_env
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+
+#: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
+#: the rows are set.
+Columns = dict[str, Any]
+
+
+def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
+    """Give vector environments, and those in tensors, SB3's interface.
+
+    :param env: anything that ``PPO_Plus`` takes as its environment
+    :param groups: where a simulator's observations come in several groups, those to take, as entries of a Dict;
+        ``None``: the policy's alone
+    :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` or :class:`~ppo_plus.envs.vec_env.EnvPoolVecEnv`
+        around a vector environment, a :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors;
+        everything else, such as a ``VecEnv`` or a single environment, unchanged
+    :raises ValueError: a vector environment that the adapters do not support
+    """
+    if isinstance(env, VecEnv):
+        return env
+    # Newer EnvPools also are Gymnasium vector environments, so they are asked first.
+    if _is_envpool(env):
+        return EnvPoolVecEnv(env)
+    in_tensors = as_tensor_env(env, groups)
+    if in_tensors is not None:
+        return TensorVecEnv(in_tensors)
+    if isinstance(env, VectorEnv):
+        return GymVectorEnv(env)
+    return env
+
+
+class _VectorAdapter(AsOne):
+    """What both adapters share.
+
+    :param env: the vector environment, which the adapter owns from now on
+    :param num_envs: ``N``
+    :param observation_space: of one environment
+    :param action_space: of one environment
+    :param autoreset: :data:`NEXT_STEP`, :data:`SAME_STEP` or :data:`DISABLED`
+    :raises ValueError: unsupported spaces
+    """
+
+    #: Info keys that the vector environment adds for its own use; they are not passed on.
+    bookkeeping: frozenset[str] = frozenset()
+
+    def __init__(
+        self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, autoreset: str
+    ):
+        _check_space("observation", observation_space)
+        _check_space("action", action_space)
+        self.env = env
+        self.autoreset = autoreset
+        #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
+        self._resetting = np.zeros(num_envs, dtype=bool)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        #: Where episodes are written as a ``Monitor`` writes them; ``None``: nowhere.
+        self.episode_log: ResultsWriter | None = None
+        self._actions: Any = None
+        super().__init__(num_envs, observation_space, action_space)
+        if getattr(env, "metadata", None):
+            self.metadata = dict(env.metadata)
+
+    @property
+    def resetting(self) -> np.ndarray:
+        """Environments that will ignore their next action (``NEXT_STEP`` only), booleans ``(N,)``."""
+        return self._resetting
+
+    # --- stepping --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> VecEnvObs:
+        """Reset all environments, with the seeds and options that were set since the last reset."""
+        obs, columns = self._reset_all()
+        if not isinstance(columns, dict):
+            raise ValueError(
+                f"env={self.env} must return its infos as one dict, not as a {type(columns).__name__}: remove wrappers "
+                "that convert them, such as DictInfoToList"
+            )
+        self.reset_infos = self._rows(columns)
+        self._reset_seeds()
+        self._reset_options()
+        self._resetting = np.zeros(self.num_envs, dtype=bool)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        return self._owned(obs)
+
+    def step_async(self, actions: Any) -> None:
+        """Keep the actions for :meth:`step_wait`.
+
+        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
+        """
+        self._actions = self._batched(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Take the step.
+
+        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
+        """
+        obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
+        obs, rewards = self._owned(obs), np.asarray(rewards)
+        terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
+        resetting = self._resetting
+        dones = terminated | truncated
+        infos = self._rows(columns)
+
+        self._count(rewards, ~resetting, columns)
+        # Only these rows are handled one by one; most steps have none.
+        ended = np.flatnonzero(dones & ~resetting).tolist()
+        if ended:
+            obs = self._end_episodes(ended, obs, columns, infos)
+            for i in ended:
+                infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+            self._report(self._finished(ended, truncated, columns), infos)
+            if self.episode_log is not None:
+                for i in ended:
+                    if "episode" in infos[i]:
+                        self.episode_log.write_row(infos[i]["episode"])
+        for i in np.flatnonzero(resetting).tolist():
+            self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
+        if self.autoreset == NEXT_STEP:
+            self._resetting = dones
+        return obs, rewards.astype(np.float32), dones | resetting, infos
+
+    def _end_episodes(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
+        """Put final observations and infos where SB3 expects them.
+
+        :param ended: environments whose episodes have ended
+        :param obs: what the step returned, ``N`` rows
+        :param columns: the infos of the step
+        :param infos: the same as one dict per environment; changed in place
+        :return: the observations to act on next, ``N`` rows
+        """
+        if self.autoreset == SAME_STEP:
+            if "final_obs" not in columns:
+                raise ValueError(
+                    f"env={self.env} has autoreset mode {SAME_STEP}, but no final_obs in its infos: add it, or use "
+                    "another mode"
+                )
+            final_infos = self._rows(columns.get("final_info", {}))
+            for i in ended:
+                self.reset_infos[i], infos[i] = infos[i], final_infos[i]
+                infos[i]["terminal_observation"] = _final_row(columns["final_obs"], i)
+            return obs
+        for i in ended:
+            infos[i]["terminal_observation"] = row_of(obs, i)
+        return self._reset_ended(ended, obs) if self.autoreset == DISABLED else obs
+
+    def _reset_ended(self, ended: list[int], obs: Any) -> Any:
+        """``DISABLED``: reset the environments ``ended``, and put their first observations into ``obs``."""
+        mask = np.zeros(self.num_envs, dtype=bool)
+        mask[ended] = True
+        first_obs, columns = self.env.reset(options={"reset_mask": mask})
+        reset_infos = self._rows(columns)
+        for i in ended:
+            self.reset_infos[i] = reset_infos[i]
+        return _replaced(obs, first_obs, mask)
+
+    # --- hooks -----------------------------------------------------------------------------------------------------
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        raise NotImplementedError
+
+    def _owned(self, obs: Any) -> Any:
+        """The observations, copied unless nothing else writes into them."""
+        return mapped(np.array, obs)
+
+    # --- infos and statistics --------------------------------------------------------------------------------------
+
+    def _rows(self, columns: Columns) -> list[dict[str, Any]]:
+        """The infos of each environment: ``N`` new dicts, which the caller may change."""
+        return _rows(columns, self.num_envs, self.bookkeeping)
+
+    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
+        """Add a step to the statistics of the environments that have ``stepped``, booleans ``(N,)``."""
+        np.add(self._returns, rewards, out=self._returns, where=stepped)
+        self._lengths += stepped
+
+    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+        """The environments among ``ended`` whose episode counts as finished in the statistics."""
+        return ended
+
+    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
+        """Write the statistics of ``finished`` episodes as ``Monitor`` does, unless the environment has done so."""
+        seconds = self.seconds()
+        for i in finished:
+            episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
+            infos[i].setdefault("episode", episode)
+        self._returns[finished] = 0.0
+        self._lengths[finished] = 0
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
+            return [None] * self.num_envs
+        return list(self._images())
+
+    def _images(self) -> Iterable[np.ndarray]:
+        return self.env.render()
+
+    def close(self) -> None:
+        if self.episode_log is not None:
+            self.episode_log.close()
+        self.env.close()
+
+
+class GymVectorEnv(_VectorAdapter):
+    """A Gymnasium vector environment as a ``VecEnv``.
+
+    Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
+    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see
+    :mod:`ppo_plus.envs.vec_env`). ``get_attr``, ``set_attr`` and ``env_method`` reach the single environments of a
+    ``SyncVectorEnv``, and those of an ``AsyncVectorEnv`` only all at once (there, ``get_attr`` calls what is callable).
+
+    :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
+    :raises ValueError: unsupported spaces, or no supported autoreset mode in the environment's metadata
+    :raises TypeError: not a vector environment
+    """
+
+    bookkeeping = frozenset({"final_obs", "final_info"})
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]):
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
+        autoreset = _autoreset_mode(env)
+        # These two return copies unless told otherwise.
+        self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
+        self._has_monitors = self._find_monitors()
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        if any(options != self._options[0] for options in self._options):
+            raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
+        # Seeds are consecutive, and a vector environment derives the same ones from the first.
+        return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
+
+    def _owned(self, obs: Any) -> Any:
+        return obs if self._returns_copies else super()._owned(obs)
+
+    def _find_monitors(self) -> bool:
+        """Whether the single environments have a ``Monitor``, which knows better when an Atari game is over."""
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            return any(is_wrapped(env, Monitor) for env in base.envs)
+        return isinstance(base, AsyncVectorEnv) and self.has_attr("get_episode_rewards")
+
+    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
+        if not self._has_monitors:
+            super()._report(finished, infos)
+
+    def has_attr(self, attr_name: str) -> bool:
+        base = self.env.unwrapped
+        if isinstance(base, AsyncVectorEnv):
+            # Asking for a missing attribute would end its processes.
+            return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
+        return super().has_attr(attr_name)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        base = self.env.unwrapped
+        if attr_name != "render_mode" and isinstance(base, SyncVectorEnv):
+            return [base.envs[i].get_wrapper_attr(attr_name) for i in self._get_indices(indices)]
+        if attr_name != "render_mode" and isinstance(base, AsyncVectorEnv):
+            self._require_attr(attr_name)
+            values = base.get_attr(attr_name)
+            return [values[i] for i in self._get_indices(indices)]
+        return super().get_attr(attr_name, indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            for i in self._get_indices(indices):
+                base.envs[i].set_wrapper_attr(attr_name, value)
+        elif isinstance(base, AsyncVectorEnv):
+            self._require_all(indices)
+            base.set_attr(attr_name, [value] * self.num_envs)
+        else:
+            super().set_attr(attr_name, value, indices)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        base = self.env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            methods = [base.envs[i].get_wrapper_attr(method_name) for i in self._get_indices(indices)]
+            return [method(*method_args, **method_kwargs) for method in methods]
+        if isinstance(base, AsyncVectorEnv):
+            self._require_all(indices)
+            self._require_attr(method_name)
+            return list(base.call(method_name, *method_args, **method_kwargs))
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        base = self.env.unwrapped
+        if wrapper_class is not Monitor and isinstance(base, SyncVectorEnv):
+            return [is_wrapped(base.envs[i], wrapper_class) for i in self._get_indices(indices)]
+        return super().env_is_wrapped(wrapper_class, indices)
+
+    def _require_attr(self, name: str) -> None:
+        if not self.has_attr(name):
+            raise AttributeError(f"the environments of {self.env} have no attribute {name!r}")
+
+    def _require_all(self, indices: VecEnvIndices) -> None:
+        if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
+
+
+class EnvPoolVecEnv(_VectorAdapter):
+    """An EnvPool (Weng et al. 2022, arXiv:2206.10558) as a ``VecEnv``.
+
+    Its autoreset mode is ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`). Its seed is an argument of
+    ``envpool.make``; :meth:`seed` cannot change it. Atari: episode statistics are those of whole games with unclipped
+    rewards, also where each life is an episode.
+
+    :param env: for example ``envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=0)``
+    :raises ValueError: not made with ``env_type="gymnasium"``, asynchronous (``batch_size`` below ``num_envs``),
+        several players, or unsupported spaces
+    :raises TypeError: not an EnvPool
+    """
+
+    bookkeeping = frozenset({"env_id", "players"})
+
+    def __init__(self, env: Any):
+        if not _is_envpool(env):
+            raise TypeError(f"env={env!r} must come from envpool.make")
+        if not isinstance(getattr(env, "observation_space", None), spaces.Space):
+            raise ValueError(f'env={env!r} must be made with envpool.make(..., env_type="gymnasium")')
+        config = env.config
+        if env.is_async:
+            raise ValueError(
+                f"batch_size={config['batch_size']} must be num_envs={config['num_envs']}: leave batch_size out, "
+                "so that every step covers all environments"
+            )
+        if config.get("max_num_players", 1) > 1:
+            raise ValueError(f"max_num_players={config['max_num_players']} must be 1: several are not supported")
+        if isinstance(env.action_space, (spaces.Dict, spaces.Tuple)):
+            raise ValueError(f"action_space={env.action_space} of an EnvPool is not supported: use one without Dict")
+        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, NEXT_STEP)
+        self._warned_of_seed = False
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Has no effect; warns once if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
+        actual = self.env.config.get("seed")
+        if seed is not None and seed % 2**31 != actual and not self._warned_of_seed:
+            self._warned_of_seed = True
+            warnings.warn(
+                f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "
+                f"Use envpool.make(..., seed={seed})",
+                stacklevel=2,
+            )
+        return [None] * self.num_envs
+
+    def _reset_all(self) -> tuple[Any, Columns]:
+        if any(self._options):
+            raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
+        return self.env.reset()  # type: ignore[no-any-return]
+
+    def _owned(self, obs: Any) -> Any:
+        # EnvPool fills a new buffer at every step.
+        return obs
+
+    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
+        # Atari: the reward before it was clipped.
+        super()._count(columns["reward"] if "lives" in columns else rewards, stepped, columns)
+
+    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+        if "lives" not in columns:
+            return ended
+        # Atari: the whole game, not only a life.
+        return [i for i in ended if columns["terminated"][i] or truncated[i]]
+
+    def _images(self) -> Iterable[np.ndarray]:
+        return self.env.render(env_ids=np.arange(self.num_envs))  # type: ignore[no-any-return]
+
+
+def _is_envpool(env: Any) -> bool:
+    # EnvPool generates its classes, so they are recognized by their methods.
+    return all(hasattr(type(env), name) for name in ("async_reset", "send", "recv", "all_env_ids"))
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
+    """:raises ValueError: the metadata of ``env`` has no autoreset mode, or one that is not supported."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    mode = getattr(mode, "value", mode)
+    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise ValueError(
+            f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode '
+            "(Gymnasium 1.1 or newer)"
+        )
+    base = env.unwrapped
+    if mode == NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+        raise ValueError(
+            "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after reset(): "
+            "use shared memory or AutoresetMode.SAME_STEP"
+        )
+    return mode
+
+
+def _check_space(kind: str, space: spaces.Space) -> None:
+    """:raises ValueError: the space is not supported"""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for sub in space.values() if isinstance(space, spaces.Dict) else space:
+            _check_space(kind, sub)
+    elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise ValueError(
+            f"{kind}_space={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
+            "or a Dict or Tuple of them"
+        )
+
+
+def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
+    """Convert infos from one array per key to one dict per environment.
+
+    :param columns: see :data:`Columns`
+    :param n: number of environments
+    :param skip: keys to leave out
+    :return: ``n`` new dicts
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for key, column in columns.items():
+        if key in skip or (key.startswith("_") and key[1:] in columns):
+            continue
+        values = _values(column, n)
+        mask = columns.get("_" + key)
+        if mask is None or mask.all():
+            for row, value in zip(rows, values, strict=True):
+                row[key] = value
+        else:
+            for i in np.flatnonzero(mask):
+                rows[i][key] = values[i]
+    return rows
+
+
+def _values(column: Any, n: int) -> list[Any]:
+    """One value for each of ``n`` environments; Python numbers where they are numbers."""
+    if isinstance(column, dict):
+        return list(_rows(column, n, frozenset()))
+    if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
+        # Copied, because rows are views and the environment may reuse the array.
+        return column.tolist() if column.ndim == 1 else list(column.copy())
+    if isinstance(column, (list, tuple)) and len(column) == n:
+        return list(column)
+    # One value for all environments.
+    return [column] * n
+
+
+def mapped(function: Callable[[Any], Any], obs: Any) -> Any:
+    """Apply a function to the array, or to each array of a dict or tuple."""
+    if isinstance(obs, dict):
+        return {key: mapped(function, sub) for key, sub in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(mapped(function, sub) for sub in obs)
+    return function(obs)
+
+
+def row_of(obs: Any, i: int) -> Any:
+    """A copy of the observation of environment ``i``."""
+    return mapped(lambda array: np.array(array[i]), obs)
+
+
+def _final_row(final_obs: Any, i: int) -> Any:
+    """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
+    return mapped(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
+
+
+def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
+    """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` is true."""
+    if isinstance(obs, dict):
+        return {key: _replaced(sub, other[key], mask) for key, sub in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_replaced(sub, new, mask) for sub, new in zip(obs, other, strict=True))
+    return np.where(mask.reshape(-1, *[1] * (obs.ndim - 1)), other, obs)

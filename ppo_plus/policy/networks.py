@@ -1,0 +1,95 @@
+"""Custom networks of a policy (``policy_kwargs=dict(actor=..., critic=...)``), and checks of features extractors."""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from torch import nn
+
+#: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
+NetworkLike = nn.Module | Callable[[int, int], nn.Module]
+
+
+class SplitNetwork(NamedTuple):
+    """A custom network in SB3's two parts.
+
+    :param hidden: all layers but the last
+    :param last: the last layer
+    :param latent_dim: size of the last layer's input
+    """
+
+    hidden: nn.Sequential
+    last: nn.Module
+    latent_dim: int
+
+
+def split_network(name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device) -> SplitNetwork:
+    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer.
+
+    :param name: the argument, for messages
+    :param given: the network; a module is copied
+    :param input_dim: number of features
+    :param output_dim: number of outputs
+    :param device: where the layers go
+    :raises TypeError: not a network
+    :raises ValueError: it does not map ``input_dim`` features to ``output_dim`` numbers
+    """
+    if isinstance(given, nn.Module) or not callable(given):
+        network = copy.deepcopy(given)
+    else:
+        network = given(input_dim, output_dim)
+    if not isinstance(network, nn.Module) or (isinstance(network, nn.Sequential) and not len(network)):
+        raise TypeError(
+            f"policy_kwargs: {name}={given!r} must be a module with layers, or a function "
+            "(input_dim, output_dim) -> module"
+        )
+    layers = list(network) if isinstance(network, nn.Sequential) else [network]
+    hidden, last = nn.Sequential(*layers[:-1]).to(device), layers[-1].to(device)
+    latent = _output_of(name, hidden, th.zeros(1, input_dim, device=device))
+    output = _output_of(name, last, latent)
+    if output.shape != (1, output_dim):
+        raise ValueError(
+            f"policy_kwargs: {name} maps one row of {input_dim} features to shape {tuple(output.shape)}, "
+            f"but must map it to (1, {output_dim}): change its last layer"
+        )
+    return SplitNetwork(hidden, last, latent.shape[1])
+
+
+def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
+    """The output of a custom module, in eval mode so that one row is enough for batch norm."""
+    training = module.training
+    module.eval()
+    try:
+        with th.no_grad():
+            output = module(inputs)
+    except Exception as error:
+        raise ValueError(
+            f"policy_kwargs: {name} fails on an input of shape {tuple(inputs.shape)}: {error}. "
+            "Its first layer must take the features extractor's output"
+        ) from error
+    finally:
+        module.train(training)
+    if not isinstance(output, th.Tensor) or output.ndim != 2:
+        raise ValueError(
+            f"policy_kwargs: {name} must map rows of features to rows of a tensor, not to {type(output).__name__}"
+            f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
+        )
+    return output
+
+
+def check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
+    """:raises ValueError: one of SB3's features extractors that does not support these observations"""
+    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
+        raise ValueError(
+            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
+            'use "MlpPolicy", or "CnnPolicy" for images'
+        )
+    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
+        raise ValueError(
+            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
+            "that are normalized already policy_kwargs=dict(normalize_images=False)"
+        )

@@ -1,0 +1,942 @@
+"""``PPO_Plus``: proximal policy optimization for Stable-Baselines3.
+
+This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
+"""
+
+import io
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common import utils
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from ppo_plus.compiling.compilation import Compilation, Verdict, pays
+from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.normalization import Statistics, warn_of_resets
+from ppo_plus.envs.resumable.wrapper import Resumable
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.tensors.vec_env import TensorVecEnv
+from ppo_plus.envs.vec_env import as_vec_env
+from ppo_plus.files import checkpoint
+from ppo_plus.files.call import Call, calling
+from ppo_plus.files.container import is_container, opened_to_write, path_to_save
+from ppo_plus.files.from_sb3 import changes, from_sb3, saved_data
+from ppo_plus.files.model import load_model, load_parameters, save_model
+from ppo_plus.files.sb3_zip import is_of_sb3
+from ppo_plus.files.to_sb3 import to_sb3
+from ppo_plus.formulas.exploration import NoiseProcess
+from ppo_plus.formulas.kl_control import KLControl
+from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.formulas.schedules import Schedule, at
+from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
+from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
+from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
+from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.ranks import Ranks
+from ppo_plus.require import require_int, require_number, require_spaces
+from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.rollout.anew import estimated_anew, separate
+from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.collector import Collector, Task, ended
+from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.lazy import Seen
+from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
+from ppo_plus.rollout.together import Together
+from ppo_plus.settings import Settings
+from ppo_plus.update.batch import Batch
+from ppo_plus.update.flat import packed
+from ppo_plus.update.learner import Learner, metrics
+from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
+from ppo_plus.update.update import Scheduled, Skipped, Update
+
+SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
+
+#: A coefficient over time: a number, a string such as ``"lin_3e-4"``, or a function of the remaining progress.
+ScheduleLike = float | str | Schedule
+
+
+class PPO_Plus(OnPolicyAlgorithm):
+    r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
+
+    Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
+    arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
+    ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
+
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
+        ``"MlpGruPolicy"``, …, see :mod:`ppo_plus.policy.recurrent`), or a policy class
+    :param env: environment, vectorized environment, or the id of one; ``None`` only when loading
+    :param learning_rate: learning rate, at least 0; may change over time
+    :param n_steps: steps of each environment per rollout, at least 1
+    :param batch_size: transitions per minibatch, at least 1 (2 when advantages are normalized per minibatch)
+    :param n_epochs: passes over each rollout, at least 1
+    :param gamma: discount factor, in ``[0, 1]``
+    :param gae_lambda: bias-variance trade-off of GAE, in ``[0, 1]``
+    :param clip_range: clip range ε of the surrogate, above 0; may change over time. ``None``: not clipped, which needs
+        a KL penalty
+    :param clip_range_vf: clip range of the value loss in units of the return, above 0; may change over time. ``None``:
+        not clipped
+    :param normalize_advantage: ``True`` or ``"minibatch"``: within each minibatch; ``"rollout"``: once over the whole
+        rollout; ``False``: not at all
+    :param ent_coef: weight of the entropy bonus; may change over time
+    :param vf_coef: weight of the value loss, at least 0; may change over time
+    :param max_grad_norm: bound on the norm of the gradient, above 0
+    :param use_sde: explore by generalized state-dependent exploration (gSDE), on every action space
+    :param sde_sample_freq: when gSDE (or any ``exploration`` that holds noise) is renewed: -1 at the start of each
+        rollout, n ≥ 1 every n steps, ``"episode"`` for each environment at the start of its episodes
+    :param rollout_buffer_class: a subclass of :class:`ppo_plus.RolloutBuffer` (or of SB3's ``RolloutBuffer``)
+    :param rollout_buffer_kwargs: its further arguments
+    :param target_kl: the KL divergence between old and new policy to aim at, in nats, above 0; may change over time.
+        ``None``: no target
+    :param stats_window_size: number of episodes that logged means are taken over
+    :param tensorboard_log: folder for TensorBoard; ``None``: none
+    :param policy_kwargs: arguments of the policy, see :class:`ppo_plus.ActorCriticPolicy`
+    :param verbose: 0 silent, 1 information, 2 debugging
+    :param seed: seed of all random generators
+    :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    :param _init_setup_model: whether to build the networks now
+    :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
+        the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
+    :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
+        present weights (:mod:`ppo_plus.rollout.anew`)
+    :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
+        times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
+        scale the learning rate; or a :class:`ppo_plus.KLControl`
+    :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
+    :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
+        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, from the
+        call of ``learn`` on with which the model has planned enough gradient steps for it to pay
+        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error where it cannot;
+        ``False``: never. :attr:`compiled` tells
+    :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
+        minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
+    :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
+        so many steps, each starting from what was remembered there, and ``batch_size`` transitions of whole sequences
+        make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
+        :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
+    :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
+        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.policy.masking`)
+    :raises ValueError: an argument is out of range, or the spaces are not supported
+    :raises TypeError: an argument is of the wrong kind
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+        **RECURRENT,
+    }
+    #: Methods that a loss may use: what they read is compared before compiled code is used again.
+    pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
+    policy: ActorCriticPolicy  # type: ignore[assignment]
+    rollout_buffer: RolloutBuffer  # type: ignore[assignment]
+
+    @known_names_only
+    def __init__(
+        self,
+        policy: str | type[SB3ActorCriticPolicy],
+        env: GymEnv | str | None,
+        learning_rate: ScheduleLike = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: ScheduleLike | None = 0.2,
+        clip_range_vf: ScheduleLike | None = None,
+        normalize_advantage: bool | Literal["minibatch", "rollout"] = True,
+        ent_coef: ScheduleLike = 0.0,
+        vf_coef: ScheduleLike = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int | Literal["episode"] = -1,
+        rollout_buffer_class: type[Any] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: ScheduleLike | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        value_clip: Literal["max", "plain"] = "max",
+        recompute_advantages: bool = False,
+        kl_control: str | KLControl = "stop",
+        exploration: NoiseProcess | None = None,
+        compile: bool | Literal["auto"] = "auto",
+        n_threads: int | Literal["auto"] = "auto",
+        sequence_length: int | Literal["auto"] = "auto",
+        action_mask_key: str | None = None,
+    ):
+        #: Where the environments are, and what is carried from step to step.
+        self.collector = Collector()
+        #: What lasts from one update to the next.
+        self.learner = Learner()
+        self.compilation = Compilation()
+        self.call = Call()
+        #: The processes that train this model together.
+        self.ranks = Ranks.present()
+        self.together = Together(self.ranks)
+        #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
+        self._expects_masks = False
+        self._warned_of_masks = False
+        # SB3's constructor uses these three before they can be checked with the others.
+        require_int("verbose", verbose, 0)
+        if not self.ranks.leads:
+            verbose, tensorboard_log = 0, None
+        if env is not None:
+            env = self._checked_env(env, verbose)
+        elif _init_setup_model:
+            raise TypeError("env=None: pass an environment, or the id of one")
+        check_device(device)
+        if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
+            device = env.unwrapped.device
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,  # type: ignore[arg-type]
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,  # type: ignore[arg-type]
+            vf_coef=vf_coef,  # type: ignore[arg-type]
+            max_grad_norm=max_grad_norm,
+            # SB3 refuses gSDE off Box; what was asked for is set below.
+            use_sde=False,
+            sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        self.use_sde = use_sde
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.value_clip = value_clip
+        self.recompute_advantages = recompute_advantages
+        self.kl_control = kl_control
+        self.exploration = exploration
+        self.sequence_length = sequence_length
+        self.compile = compile
+        self.n_threads = n_threads
+        self.action_mask_key = action_mask_key
+        if _init_setup_model:
+            self._setup_model()
+            self.settings.warn_of_unequal_minibatches(self.n_envs)
+
+    # --- setting up ------------------------------------------------------------------------------------------------
+
+    def _setup_model(self) -> None:
+        settings = self.settings = Settings.of(self)
+        settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.rollout_buffer = self._make_buffer()
+        # Passed only when given: a policy class written for SB3 need not know them.
+        custom: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
+        self.policy = adapt_policy_class(self.policy_class)(
+            self.observation_space,
+            self.action_space,
+            self.lr_schedule,
+            use_sde=self.use_sde,
+            **{name: value for name, value in custom.items() if value is not None},
+            **self.policy_kwargs,
+        ).to(self.device)
+        warn_of_overrides(self.policy_class)
+        if self.ranks.several:
+            # The weights are drawn alike; environments, noise and minibatches are not.
+            self._seed_apart()
+        self.collector.to(self.device)
+        self._maybe_recommend_cpu()
+        if isinstance(self.learning_rate, str):
+            # SB3 can load the model then.
+            self.learning_rate = settings.schedules["learning_rate"]  # type: ignore[assignment]
+        # As in SB3, these two are schedules once the model is set up.
+        self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
+        self.settings = self._built_with = Settings.of(self)
+
+    def _seed_apart(self) -> None:
+        utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
+        # Who gives no seed has seeded the environments, or not. The others have those that one process would have.
+        if self.seed is not None and self.env is not None:
+            self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
+
+    def _check_arguments(self) -> None:
+        """Check the arguments before they are used: attributes may have been assigned since the model was built.
+
+        :raises ValueError: one is out of range, does not fit the environments, or cannot change any more
+        """
+        self._read_settings().check_unchanged(self._built_with)
+        self.settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
+
+    def _read_settings(self) -> Settings:
+        """Read the arguments from the attributes, which callbacks may have assigned, and apply them."""
+        settings = Settings.of(self)
+        if settings.learning_rate is not self.settings.learning_rate:
+            # Otherwise ``lr_schedule`` stays, which may have been assigned as in SB3.
+            self.lr_schedule = settings.schedules["learning_rate"]  # type: ignore[assignment]
+        self.rollout_buffer.gamma, self.rollout_buffer.gae_lambda = settings.gamma, settings.gae_lambda
+        self.settings = settings
+        return settings
+
+    def _make_buffer(self) -> RolloutBuffer:
+        return self.settings.buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+
+    @classmethod
+    def _checked_env(cls, env: GymEnv | str, verbose: int) -> GymEnv:
+        """The environment, made if it was an id, once its spaces are known to be supported."""
+        made = as_vec_env(maybe_make_env(env, verbose))
+        check_env(made)
+        return made
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        made = PPO_Plus._checked_env(env, verbose)
+        wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        if not isinstance(made, VecEnv):
+            # SB3 has put it into a DummyVecEnv, and into a Monitor, which goes on with it.
+            single: Any = wrapped.unwrapped
+            single.envs = [env if isinstance(env, Resumable) else Resumable(env) for env in single.envs]
+        warn_of_resets(wrapped)
+        warn_of_numpy(wrapped)
+        return wrapped
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """Learn in another environment from now on.
+
+        :param env: with the same spaces, and as many environments
+        :param force_reset: begin episodes anew
+        :raises ValueError: it has others
+        """
+        env = self._wrap_env(env, self.verbose)
+        require_spaces(env, self.observation_space, self.action_space)
+        if env.num_envs != self.n_envs:
+            raise ValueError(
+                f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "
+                f"save the model, and load it with these: {type(self).__name__}.load(path, env=env)"
+            )
+        super().set_env(env, force_reset)
+
+    def _settle_collector(self) -> None:
+        """Have what collects, and what is collected into, fit the environments."""
+        assert self.env is not None
+        self.collector = collector_for(self.env, self.collector, self.device)
+        storage = self.device if in_tensors(self.env) else th.device("cpu")
+        if self.rollout_buffer.storage != storage:
+            self.rollout_buffer.store_on(storage)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
+        # Where environments are on the device, so is the policy.
+        if not in_tensors(self.env):
+            super()._maybe_recommend_cpu(mlp_class_name)
+
+    def _setup_lr_schedule(self) -> None:
+        self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        if policy_name not in self.policy_aliases:
+            raise ValueError(f"policy={policy_name!r} is unknown: use one of {sorted(self.policy_aliases)}, or a class")
+        return self.policy_aliases[policy_name]
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        require_number("total_timesteps", total_timesteps, 0, 1e18, above=True)
+        if self.rollout_buffer.buffer_size != self.n_steps:
+            self.rollout_buffer = self._make_buffer()
+        if self.env is None:
+            raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
+        self._settle_collector()
+        goes_on = self.call.resumed is not None
+        if goes_on:
+            total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
+        else:
+            self.learner.skipped = Skipped()
+        if reset_num_timesteps or self._last_obs is None:
+            self.collector.forget()
+        # A copy of the model has its own, which it may not have set up.
+        self.collector.to(self.device)
+        foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        if not goes_on:
+            planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+            self.compilation.plan(self.compile, planned, self.device, foreign)
+        if self.ranks.several:
+            self._join(total_timesteps)
+        if self.verbose >= 1 and self.compilation.notice:
+            print(self.compilation.notice)
+        before = Statistics(self.env)
+        with CheckedEnvs(self.env, self._steps), self.call.logs(self):
+            total, callbacks = super()._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
+            )
+        check_reset(self.env, self._last_obs, 0, before)
+        if self.ranks.several:
+            self.ranks.require_same({"callback": self.call.in_all_processes})
+        return total, callbacks
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        found = super()._init_callback(callback, progress_bar)
+        self.call.watch(found)
+        return found
+
+    @property
+    def compiled(self) -> Verdict:
+        """Whether training is compiled, true or false; printed, it says why."""
+        is_own = self._n_updates and type(self).train is not PPO_Plus.train
+        return self.compilation.verdict(f"{type(self).__name__}.train" if is_own else None)
+
+    def pays_to_compile(self, total_timesteps: int) -> bool:
+        """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
+        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        return pays(self.compilation.n_planned + planned, self.device)
+
+    def learn(
+        self: SelfPPO_Plus,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "PPO_Plus",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfPPO_Plus:
+        """Train; the arguments are SB3's.
+
+        :param total_timesteps: steps to take over all environments, at least; rollouts are completed
+        :param callback: callback(s), called at every step
+        :param log_interval: rollouts between two logs; ``None``: no logs
+        :param tb_log_name: name of the run in TensorBoard
+        :param reset_num_timesteps: start counting steps anew
+        :param progress_bar: show one
+        :return: the model
+        :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
+        """
+        self._check_arguments()
+        check_callback(callback)
+        require_int("log_interval", log_interval, 1, or_none=True)
+        keep_freed_memory()
+        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
+            total_timesteps, callback = self._setup_learn(
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
+            )
+            # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
+            iteration = call.iteration
+            callback.on_training_start(Seen(locals()) if in_tensors(self.env) else locals(), globals())
+            call.go_on(self)
+            while self.num_timesteps < total_timesteps:
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
+                    break
+                iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and iteration % log_interval == 0:
+                    self.dump_logs(iteration)
+                with self.together.updating():
+                    self.train()
+                call.iteration, call.between_rollouts = iteration, True
+            callback.on_training_end()
+        return self
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """Write what was logged.
+
+        :param iteration: rollouts so far in this call of ``learn``
+        """
+        single = self.env and self.env.unwrapped
+        if isinstance(single, SupervisedVecEnv) and single.restarts:
+            n_restarts = self.together.n_restarts if self.ranks.several else single.n_restarts
+            self.logger.record("faults/env_restarts", n_restarts)
+        if self.ranks.several:
+            self.logger.record("time/wait", self.together.waited)
+        super().dump_logs(iteration)
+
+    def _choose_threads(self) -> int:
+        """Torch's threads for training."""
+        if self.n_threads != "auto":
+            return self.n_threads
+        several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
+        return th.get_num_threads() if several else 1
+
+    # What SB3 and callbacks know under these names is the collector's.
+
+    @property
+    def _last_obs(self) -> Any:
+        return self.collector.obs
+
+    @_last_obs.setter
+    def _last_obs(self, obs: Any) -> None:
+        if obs is None:
+            self.collector.interrupt()
+        else:
+            self.collector.obs = obs
+
+    @property
+    def _last_episode_starts(self) -> Any:
+        return self.collector.starts
+
+    @_last_episode_starts.setter
+    def _last_episode_starts(self, starts: Any) -> None:
+        self.collector.starts = starts
+
+    def _join(self, total_timesteps: int) -> None:
+        """Begin to train with other processes: as rank 0 is.
+
+        :raises RanksError: they are not made alike
+        """
+        if not self.ranks.leads:
+            # Also where a file has said otherwise.
+            self.verbose, self.tensorboard_log = 0, None
+        facts = self._common_settings()
+        spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
+        self.ranks.require_same(facts | spaces | {"kl_control": self.learner.kl_memory and self.learner.kl_memory[1]})
+        copy_lead(self.ranks, self.policy, self.policy.optimizer)
+        self.together.begin(self.env)  # type: ignore[arg-type]
+
+    def _common_settings(self) -> dict[str, Any]:
+        """Arguments that processes which train together have in common, as far as they can be compared."""
+        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        given = vars(self.settings).items()
+        return {name: value for name, value in given if name not in apart and isinstance(value, (int, float, str))}
+
+    # --- collecting ------------------------------------------------------------------------------------------------
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,  # type: ignore[override]
+        n_rollout_steps: int,
+    ) -> bool:
+        """Fill the buffer with steps of the current policy.
+
+        :param env: the training environment
+        :param callback: called at every step, and at the beginning and end of the rollout
+        :param rollout_buffer: to fill
+        :param n_rollout_steps: steps per environment
+        :return: whether training goes on: ``False`` if the callback stopped it
+        """
+        self.policy.set_training_mode(False)
+        collector = self.collector
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        self._check_arguments()
+        self.call.between_rollouts = False
+        if self._last_obs is None:
+            env = self.env  # type: ignore[assignment]
+        mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
+        self._expects_masks = mask_source is not None and mask_source.key is None
+        act = prepare_act(self.policy, mask_source, self.compilation, callback)
+        length = self.settings.steps_per_sequence
+        task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
+        collector.begin(task, env, self._steps())
+        if isinstance(collector, TensorCollector):
+            return self._collect_in_tensors(env, callback, rollout_buffer, n_rollout_steps, mask_source)
+        explained = CheckedEnvs(env, self._steps)
+        # Callbacks find what is assigned here, under SB3's names, in their `locals`.
+        while (n_steps := collector.n_steps) < n_rollout_steps:
+            action_masks = None
+            if mask_source is not None:
+                action_masks = mask_source.read(env, self._last_obs, self._steps())
+            decision = collector.decide(action_masks)
+            obs_tensor, actions, clipped_actions = decision.obs_tensor, decision.actions, decision.clipped_actions
+            values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
+
+            with explained:
+                new_obs, rewards, starts, infos = env.step(clipped_actions)
+                dones = ended(starts, infos)
+                self.num_timesteps += env.num_envs * self.ranks.size
+                collector.receive(new_obs, rewards, self._steps())
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return self._meet(False)
+            self._update_info_buffer(infos, dones)
+            if collector.obs is None:
+                env = self.env  # type: ignore[assignment]
+            with explained:
+                collector.store(decision, rewards, starts, infos, env)
+        self._read_settings()
+        collector.finish()
+
+        goes_on = self._meet(True)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return goes_on
+
+    def _collect_in_tensors(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        mask_source: MaskSource | None,
+    ) -> bool:
+        """What ``collect_rollouts`` does where environments are in tensors, once the rollout has begun."""
+        collector = self.collector
+        assert isinstance(collector, TensorCollector)
+        # Callbacks find what is assigned here, under SB3's names, in their `locals`; what is another kind of value in
+        # SB3 is made of it when they look.
+        while (n_steps := collector.n_steps) < n_rollout_steps:
+            action_masks = collector.masks(mask_source)
+            decision = collector.choose(action_masks)
+            obs_tensor, values, log_probs = decision.obs, decision.value[:, None], decision.log_prob
+            step = collector.step(decision)
+            self.num_timesteps += env.num_envs * self.ranks.size
+            callback.update_locals(locals() | collector.seen(decision, step))
+            if not callback.on_step():
+                collector.settle()
+                return self._meet(False)
+            if collector.obs is None:
+                env = self.env  # type: ignore[assignment]
+            collector.keep(decision, step, env, self._steps())
+        self._read_settings()
+        told = collector.conclude(mask_source, self._stats_window_size)
+        infos = [{"episode": episode} for episode in told.episodes]
+        self._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        for name, value in told.log.items():
+            self.logger.record_mean(name, value)
+
+        goes_on = self._meet(True)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return goes_on
+
+    def _steps(self) -> int:
+        """How many steps each environment has taken."""
+        return self.num_timesteps // (self.n_envs * self.ranks.size)
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        if self.ranks.several:
+            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
+        else:
+            super()._update_info_buffer(infos, dones)
+
+    def _meet(self, goes_on: bool) -> bool:
+        """End a rollout, with other processes if there are any.
+
+        :param goes_on: whether this one is to go on
+        :return: whether all are
+        """
+        if not self.ranks.several:
+            return goes_on
+        assert self.env is not None
+        goes_on, episodes, self.num_timesteps = self.together.meet(
+            self.env, goes_on, self._stats_window_size, self.num_timesteps, self._common_settings()
+        )
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
+        return goes_on
+
+    # --- training --------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Improve the policy with the rollout that was collected: ``n_epochs`` passes over it in minibatches.
+
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        """
+        settings, policy, buffer = self._read_settings(), self.policy, self.rollout_buffer
+        policy.set_training_mode(True)
+        self._normalize(buffer)
+        # Also a schedule that replaced the attribute after SB3's fashion.
+        schedules = settings.schedules | {"learning_rate": self.lr_schedule}
+        numbers = self.together.scheduled = at(self._current_progress_remaining, schedules)
+        scheduled = Scheduled.of(numbers, self.device)
+        state = self.learner.kl_state(settings.control)
+        learning_rate = numbers["learning_rate"] * state.lr_scale.item()
+        utils.update_learning_rate(policy.optimizer, learning_rate)
+        reduction = Reduction(self.ranks) if self.ranks.several else None
+        update = Update(policy, self.compute_loss, settings.control, self.max_grad_norm, reduction)
+        foreign = None if settings.has_own_buffer else f"{type(buffer).__name__} is no rollout buffer of ppo_plus"
+
+        epochs: Iterable[Any] = self._passes()
+        if self.ranks.several:
+            epochs = shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
+        with packed(policy.optimizer) as weights:
+            minibatch = update.prepared(weights, scheduled, self.compilation, foreign, named=[self], loss=settings.loss)
+            done = self.learner.learn(minibatch, epochs, settings.control, state, scheduled.target_kl)
+        if self.ranks.several:
+            average_buffers(self.ranks, policy)
+        self._n_updates += done.n_epochs
+        if self.verbose >= 1 and not done.state.running:
+            print(f"Early stopping at step {done.n_epochs - 1} due to reaching max kl: {done.kl:.2f}")
+        shown = ("clip_range", "clip_range_vf")
+        ranges = {name: numbers[name] for name in shown if numbers[name] is not None}
+        explained = explained_variance(self.ranks, buffer.values, buffer.returns)
+        logged = metrics(done, settings.control, explained, policy)
+        for name, value in {**logged, **ranges, "learning_rate": learning_rate}.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def _normalize(self, buffer: RolloutBuffer) -> None:
+        """Normalize advantages over the whole rollout, where that is asked for."""
+        if self.normalize_advantage == "rollout":
+            self.together.normalize_advantages(buffer)
+
+    def _estimate(self, buffer: RolloutBuffer) -> None:
+        """Fill advantages and returns of a twin of the rollout, given its values."""
+        self.collector.estimate(buffer)
+        self._normalize(buffer)
+
+    def _passes(self) -> Iterator[Any]:
+        """Passes over the rollout in minibatches."""
+        buffer, rollout = self.rollout_buffer, self.rollout_buffer.on_device()
+        if self.ranks.several and self.settings.loss.normalize_advantage:
+            rollout = with_room(rollout)
+        if self.recompute_advantages:
+            rollout = separate(rollout)
+        passes: Iterator[Any] = (buffer.minibatches(self.batch_size, rollout) for _ in range(self.n_epochs))
+        if self.recompute_advantages:
+            passes = estimated_anew(passes, rollout, self.policy, buffer, self._estimate)
+        return passes
+
+    def compute_loss(self, batch: Batch, coefficients: Coefficients) -> Losses:
+        r"""The loss of one minibatch: **the place to override** to change the objective.
+
+        By default :class:`ppo_plus.PPOLoss`, with the options that the arguments ask for.
+
+        It is pure: no logging, no ``.item()``, no optimizer; what should be logged is returned as a diagnostic. What
+        it reads besides its arguments and the weights must not change during an update.
+
+        :param batch: the minibatch
+        :param coefficients: weights and bounds at this point of training
+        :return: total loss and diagnostics
+        """
+        values, params = self.policy.evaluate_batch(batch)
+        return self.settings.loss(self.policy.family, values, params, batch, coefficients)
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # The last rollout is completed even beyond the total; schedules end at 0 nonetheless.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    # --- playing -----------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """Actions that the environment's action space contains; see :meth:`ppo_plus.ActorCriticPolicy.predict`."""
+        if action_masks is None and self._expects_masks and not self._warned_of_masks:
+            self._warned_of_masks = True
+            warnings.warn(
+                "predict was called without action_masks, but the model was trained with masks: without them it "
+                "chooses among all actions. Pass action_masks=, or evaluate with model.evaluate or with sb3_contrib's "
+                "maskable evaluate_policy",
+                stacklevel=2,
+            )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
+    def evaluate(
+        self, n_eval_episodes: int = 10, env: GymEnv | None = None, render: bool = False
+    ) -> tuple[float, float]:
+        """Mean and standard deviation of the return, with deterministic actions.
+
+        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
+        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
+        evaluated episodes as well).
+
+        :param n_eval_episodes: number of episodes, at least 1
+        :param env: where to play; by default the training environment. Observations are normalized with the training
+            environment's statistics if that is a ``VecNormalize``; returns are counted in the rewards of the
+            innermost environment
+        :param render: whether to show it
+        :return: mean and standard deviation over episodes
+        :raises ValueError: no environment, one with other spaces, or no episode asked for
+        :raises FloatingPointError: an observation or a reward is not finite
+        """
+        self.collector.settle()
+        return evaluate(self, n_eval_episodes, env, render)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+        pickle: bool = False,
+    ) -> None:
+        """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file stays as it is
+        until the new one is whole.
+
+        What no file can describe, such as a lambda, is left out with a warning that names it, and then passed to
+        :meth:`load`; see :func:`ppo_plus.register`.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :param exclude: attributes to leave out
+        :param include: attributes to keep that would be left out
+        :param pickle: save as SB3 does, with everything; whoever loads the file has to trust it
+        :raises OSError: it cannot be written
+        """
+        if isinstance(path, (str, pathlib.Path)):
+            path = path_to_save(path)
+        if not pickle:
+            return save_model(self, path, exclude, include)
+        with opened_to_write(path) as file:
+            super().save(file, exclude, include)
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's, also for a file that :meth:`save` wrote."""
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = load_parameters(load_path_or_dict)
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.
+
+        :param path: where; without a suffix, ``.zip`` is added. Or an open file
+        :raises ValueError: SB3's ``PPO`` has no such policies, spaces or exploration
+        :raises OSError: it cannot be written
+        """
+        to_sb3(self, path)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [
+            *super()._excluded_save_params(),
+            "settings",
+            "_built_with",
+            "_warned_of_masks",
+            "call",
+            "ranks",
+            "together",
+        ]
+
+    @classmethod
+    def from_sb3(
+        cls: type[SelfPPO_Plus],
+        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        trust_pickle: bool = False,
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
+
+        It takes the same actions, and training goes on where it was: weights, optimizer state, hyperparameters and
+        counters are carried over; ``value_clip`` is SB3's, ``"plain"``.
+
+        :param path_or_model: a saved model, or a model
+        :param env: where to train on; by default the model's own, if it has one
+        :param device: where to compute
+        :param trust_pickle: read all that a file holds, which runs its code. Without it, what makes the model is read
+            where that is possible without running anything, and otherwise to be passed in ``kwargs``
+        :param kwargs: arguments to change on the way
+        :raises TypeError: neither, or there is no such argument
+        :raises ValueError: the file is damaged, or needs to be trusted
+        """
+        return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
+
+    def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
+        """Write all that training needs to go on exactly where it stands, which :meth:`resume` reads.
+
+        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+
+        :param folder: where to; the file is called ``checkpoint_<timesteps>.zip``
+        :return: the file
+        :raises RuntimeError: a rollout is going on
+        :raises OSError: it cannot be written
+        """
+        return checkpoint.write(folder, checkpoint.take(self))
+
+    @classmethod
+    def resume(
+        cls: type[SelfPPO_Plus],
+        folder: str | pathlib.Path,
+        env: GymEnv,
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Go on from a checkpoint as if nothing had been. If it was written during a call of ``learn``, the next one is
+        that call: give it the same arguments.
+
+        Environments go on in the middle of their episodes where they can (:mod:`ppo_plus.envs.resumable.state`); else a
+        warning says why their episodes begin anew.
+
+        :param folder: a folder of checkpoints, of which the newest whole one is taken, or the file of one
+        :param env: environments made as those were
+        :param device: where to compute
+        :param kwargs: arguments to change, such as ``verbose``; others than of what is shown and where make another run
+        :return: the model
+        :raises TypeError: there is no such argument
+        :raises FileNotFoundError: there is no checkpoint
+        :raises ValueError: it is damaged, or the environments are others
+        """
+        return checkpoint.resume(cls, folder, env, device, changes(cls, kwargs))  # type: ignore[no-any-return]
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfPPO_Plus],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        trust_pickle: bool = False,
+        **kwargs: Any,
+    ) -> SelfPPO_Plus:
+        """Load a saved model; the arguments are SB3's. A model that SB3's ``PPO`` saved is taken over by
+        :meth:`from_sb3`.
+
+        Nothing in the file is run, and it can name classes of ppo_plus, SB3, sb3-contrib, torch and Gymnasium only, and
+        those that were given to :func:`ppo_plus.register`.
+
+        :param path: what :meth:`save` wrote, or SB3
+        :param env: where to train on
+        :param device: where to compute
+        :param custom_objects: attributes in place of those in the file
+        :param print_system_info: print with which versions it was saved
+        :param force_reset: begin the episodes anew, where an environment is given
+        :param trust_pickle: read files with pickles as SB3 does, which runs their code
+        :param kwargs: arguments to change on the way
+        :raises TypeError: there is no such argument
+        :raises ValueError: the file is damaged, lacks something, or would have to be trusted
+        """
+        kwargs, objects = changes(cls, kwargs), custom_objects or {}
+        if not trust_pickle or is_container(path):
+            if is_of_sb3(path):
+                return from_sb3(cls, path, env, device, kwargs, objects)
+            return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
+        if "value_clip" not in saved_data(path, custom_objects):
+            return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

@@ -1,0 +1,226 @@
+"""Environments and wrappers that are known go on in the middle of their episodes, bit by bit."""
+
+import importlib
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces, wrappers
+from products import sample
+from resuming import Fading, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
+from sb3_contrib.common.wrappers import ActionMasker, TimeFeatureWrapper
+from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, StickyActionEnv, WarpFrame
+from stable_baselines3.common.monitor import Monitor
+
+from ppo_plus import Resumable
+from ppo_plus.envs.resumable.known_envs import LASTING, MADE, VEC_WRAPPERS, WORLDS, WRAPPERS
+from ppo_plus.envs.resumable.state import get_state, set_state
+
+ENVS = {
+    "CartPole-v1": {},
+    "Acrobot-v1": {"max_episode_steps": 60},
+    "MountainCar-v0": {"max_episode_steps": 60},
+    "MountainCarContinuous-v0": {"max_episode_steps": 60},
+    "Pendulum-v1": {"max_episode_steps": 60},
+    "FrozenLake-v1": {},
+    "CliffWalking-v1": {"max_episode_steps": 60, "is_slippery": True},
+    "Taxi-v4": {"max_episode_steps": 60, "fickle_passenger": True, "is_rainy": True},
+    "LunarLander-v3": {"enable_wind": True},
+    "LunarLanderContinuous-v3": {},
+    "BipedalWalker-v3": {},
+    "BipedalWalkerHardcore-v3": {"max_episode_steps": 130},
+    "Ant-v5": {"max_episode_steps": 100},
+    "HalfCheetah-v5": {"max_episode_steps": 100},
+    "Hopper-v5": {},
+    "Humanoid-v5": {},
+    "HumanoidStandup-v5": {"max_episode_steps": 30},
+    "InvertedDoublePendulum-v5": {},
+    "InvertedPendulum-v5": {},
+    "Pusher-v5": {},
+    "Reacher-v5": {},
+    "Swimmer-v5": {"max_episode_steps": 100},
+    "Walker2d-v5": {},
+}
+
+
+@pytest.mark.parametrize("env_id", sample(ENVS, 10))
+def test_every_kind_of_environment_goes_on(env_id):
+    # After many episodes, so that what they leave behind would show.
+    check_goes_on(lambda: vectorized(lambda: gym.make(env_id, **ENVS[env_id])), before=503, after=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kwargs", [{}, {"domain_randomize": True, "continuous": False}])
+def test_car_racing_goes_on(kwargs):
+    def make():
+        return vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=25, **kwargs), n=1)
+
+    check_goes_on(make, before=60, after=60)
+
+
+def test_blackjack_whose_observations_are_tuples():
+    first, second = (Resumable(Monitor(gym.make("Blackjack-v1"))) for _ in range(2))
+    first.reset(seed=3)
+    for _ in range(40):
+        first.reset()
+        first.step(1)
+    assert second.set_episode_state(carried(first.get_episode_state())) is None
+    theirs, ours = ([[env.step(0), env.reset()] for _ in range(30)] for env in (second, first))
+    assert bits(theirs) == bits(ours)
+
+
+def test_seeds_and_options_of_a_reset_in_between():
+    env = vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=12, domain_randomize=True), n=1)
+    env.seed(1)
+    env.reset()
+    gone(env, actions_of(env, 15))
+    # These colors are of an earlier episode, and the generator is another one from here on.
+    env.seed(2)
+    env.set_options({"randomize": False})
+    env.reset()
+    actions = actions_of(env, 5)
+    gone(env, actions)
+    other = vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=12, domain_randomize=True), n=1)
+    assert set_state(other, carried(get_state(env))) is None
+    actions = actions_of(env, 30, seed=5)
+    assert gone(other, actions)[0] == gone(env, actions)[0]
+
+
+def test_a_frozen_lake_with_a_map_of_its_own():
+    assert set(MADE) == {"gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv"}
+    env, other = (Resumable(gym.make("FrozenLake-v1", desc=None, map_name=None)) for _ in range(2))
+    env.reset(seed=0)
+    assert "made with another map" in other.set_episode_state(env.get_episode_state())
+
+
+def test_the_world_is_new_without_a_change_to_the_first_episode():
+    """BipedalWalker's later ones alone differ, by rounding; see WORLDS."""
+    plain, resumable = (gym.make(env_id) for env_id in ("BipedalWalker-v3",) * 2)
+    resumable = Resumable(resumable)
+    plain.action_space.seed(0)
+    assert bits(plain.reset(seed=0)[0]) == bits(resumable.reset(seed=0)[0])
+    for _ in range(60):
+        action = plain.action_space.sample()
+        assert bits(plain.step(action)[0]) == bits(resumable.step(action)[0])
+
+
+ACT = spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+
+#: What is wrapped, and how; each wrapper that is known.
+WRAPPED = {
+    "AddRenderObservation": ("CartPole-v1", lambda env: wrappers.AddRenderObservation(env)),
+    "ClipAction": ("Pendulum-v1", wrappers.ClipAction),
+    "ClipReward": ("Pendulum-v1", lambda env: wrappers.ClipReward(env, -1.0, 1.0)),
+    "DelayObservation": ("Pendulum-v1", lambda env: wrappers.DelayObservation(env, 3)),
+    "DiscretizeAction": ("Pendulum-v1", lambda env: wrappers.DiscretizeAction(env, 5)),
+    "DiscretizeObservation": ("Pendulum-v1", lambda env: wrappers.DiscretizeObservation(env, 5)),
+    "DtypeObservation": ("Pendulum-v1", lambda env: wrappers.DtypeObservation(env, np.float64)),
+    "FilterObservation": (Pictures, lambda env: wrappers.FilterObservation(env, ["vector"])),
+    "FlattenObservation": (Pictures, wrappers.FlattenObservation),
+    "FrameStackObservation": ("Pendulum-v1", lambda env: wrappers.FrameStackObservation(env, 3, padding_type="zero")),
+    "GrayscaleObservation": (
+        Pictures,
+        lambda env: wrappers.GrayscaleObservation(
+            wrappers.TransformObservation(env, lambda obs: obs["image"], env.observation_space["image"])
+        ),
+    ),
+    "MaxAndSkipObservation": ("Acrobot-v1", lambda env: wrappers.MaxAndSkipObservation(env, 4)),
+    "Monitor": ("Pendulum-v1", lambda env: Monitor(env)),
+    "NormalizeObservation": ("Pendulum-v1", wrappers.NormalizeObservation),
+    "NormalizeReward": ("Pendulum-v1", wrappers.NormalizeReward),
+    "OrderEnforcing": ("Pendulum-v1", wrappers.common.OrderEnforcing),
+    "PassiveEnvChecker": ("Pendulum-v1", wrappers.common.PassiveEnvChecker),
+    "RecordEpisodeStatistics": ("Pendulum-v1", wrappers.RecordEpisodeStatistics),
+    "RepeatAction": ("Pendulum-v1", lambda env: wrappers.RepeatAction(env, 2)),
+    "RescaleAction": ("Pendulum-v1", lambda env: wrappers.RescaleAction(env, -1.0, 1.0)),
+    "RescaleObservation": (
+        "Pendulum-v1",
+        lambda env: wrappers.RescaleObservation(env, np.float32(-1.0), np.float32(1.0)),
+    ),
+    "ReshapeObservation": ("Pendulum-v1", lambda env: wrappers.ReshapeObservation(env, (3, 1))),
+    "ResizeObservation": (
+        Pictures,
+        lambda env: wrappers.ResizeObservation(
+            wrappers.TransformObservation(env, lambda obs: obs["image"], env.observation_space["image"]), (4, 4)
+        ),
+    ),
+    "Resumable": ("Pendulum-v1", Resumable),
+    "StickyAction": ("Pendulum-v1", lambda env: wrappers.StickyAction(env, 0.4, (2, 5))),
+    "TimeAwareObservation": ("Pendulum-v1", wrappers.TimeAwareObservation),
+    "TimeLimit": ("Pendulum-v1", lambda env: wrappers.TimeLimit(env, 7)),
+    "TransformAction": ("Pendulum-v1", lambda env: wrappers.TransformAction(env, lambda action: -action, ACT)),
+    "TransformObservation": (
+        "Pendulum-v1",
+        lambda env: wrappers.TransformObservation(env, lambda obs: -obs, env.observation_space),
+    ),
+    "TransformReward": ("Pendulum-v1", lambda env: wrappers.TransformReward(env, lambda reward: -reward)),
+    "ActionMasker": ("CartPole-v1", lambda env: ActionMasker(env, lambda env: np.ones(2, bool))),
+    "ClipRewardEnv": ("Pendulum-v1", ClipRewardEnv),
+    "MaxAndSkipEnv": ("CartPole-v1", lambda env: MaxAndSkipEnv(env, 4)),
+    "StickyActionEnv": (Fading, lambda env: StickyActionEnv(env, 0.4)),
+    "TimeFeatureWrapper": ("Pendulum-v1", TimeFeatureWrapper),
+    "WarpFrame": (
+        Pictures,
+        lambda env: WarpFrame(
+            wrappers.TransformObservation(env, lambda obs: obs["image"], env.observation_space["image"]), 4, 4
+        ),
+    ),
+}
+
+
+def in_wrapper(name):
+    env, wrap = WRAPPED[name]
+    inner = made(env) if isinstance(env, type) else gym.make(env, max_episode_steps=23, render_mode="rgb_array")
+    return wrap(inner)
+
+
+def test_all_known_wrappers_are_tested():
+    assert {name.rpartition(".")[2] for name in WRAPPERS} == set(WRAPPED)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_every_known_wrapper_goes_on(name):
+    n_steps = 30 if name == "AddRenderObservation" else 52
+    # Behind it, one whose state is what came before.
+    check_goes_on(lambda: vectorized(lambda: wrappers.StickyAction(in_wrapper(name), 0.2)), n_steps, n_steps)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_known_wrappers_change_nothing_that_is_not_kept(name):
+    """What a step or a reset changes is among the attributes that are listed."""
+    env = in_wrapper(name)
+    kept = WRAPPERS[f"{type(env).__module__}.{type(env).__qualname__}"]
+    listed = {*kept.lasting, *kept.record, *kept.episode, *kept.clocks}
+    # What a reset sets for good; and Resumable, which is what this is about, and starts anew.
+    known = {"env", "checked_reset", "checked_step", "checked_data_reuse", "_previous_data", "_has_reset", "_episode"}
+    # What is only written to before it is read.
+    known |= {"_cached_spec", "results_writer", "stacked_obs"}
+    snapshots = []
+    env.reset(seed=0)
+    assert listed <= set(vars(env))
+    env.action_space.seed(0)
+    for _ in range(60):
+        step = env.step(env.action_space.sample())
+        if step[2] or step[3]:
+            env.reset()
+        held = {key: value for key, value in vars(env).items() if key not in known | listed}
+        snapshots.append(
+            {key: repr(vars(value) if hasattr(value, "__dict__") else value) for key, value in held.items()}
+        )
+    assert all(snapshot == snapshots[0] for snapshot in snapshots)
+
+
+def test_many_wrappers_around_each_other():
+    def make():
+        env = wrappers.RecordEpisodeStatistics(wrappers.NormalizeObservation(gym.make("Hopper-v5")))
+        env = wrappers.NormalizeReward(wrappers.FrameStackObservation(wrappers.StickyAction(env, 0.2), 3))
+        return wrappers.FlattenObservation(wrappers.ClipAction(env))
+
+    check_goes_on(lambda: vectorized(make), 120, 90)
+
+
+def test_names_in_the_tables_are_those_of_classes():
+    for name in [*WRAPPERS, *VEC_WRAPPERS, *LASTING, *WORLDS, *MADE]:
+        module, _, attribute = name.rpartition(".")
+        assert isinstance(getattr(importlib.import_module(module), attribute), type), name

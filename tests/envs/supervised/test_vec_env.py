@@ -1,0 +1,482 @@
+"""Environments that fail are named, and fresh ones take their places without a trace elsewhere."""
+
+import multiprocessing
+import os
+import re
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch as th
+from failing import ACTIONS, FAULTS, KINDS, Failing, Masked, Structured, both, each_fault, equal, fine_and, supervised
+from products import in_turn
+from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.envs.normalization import are_finite
+from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.envs.supervised.vec_env import RESTART, _next_seed
+
+pytestmark = pytest.mark.usefixtures("no_process_stays")
+
+# --- without a fault -------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("cls", [Failing, Structured])
+def test_without_a_fault_it_is_sb3s_dummy_vec_env(kind, cls):
+    makes = [lambda: Monitor(cls())] * 3
+    ours, theirs = supervised(kind, *makes), DummyVecEnv(makes)
+    theirs.seed(5)
+    assert equal(ours.reset(), theirs.reset())
+    for _ in range(20):
+        assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
+        assert equal(ours.reset_infos, theirs.reset_infos)
+    assert ours.n_restarts == 0 and ours.n_steps == 20
+    for env in (ours, theirs):
+        env.set_attr("level", 3.0, [0, 2])
+    assert ours.get_attr("level") == theirs.get_attr("level") == [3.0, 1.0, 3.0]
+    assert ours.env_is_wrapped(Monitor) == theirs.env_is_wrapped(Monitor) == [True] * 3
+    assert ours.env_method("get_total_steps", indices=1) == theirs.env_method("get_total_steps", indices=1) == [20]
+    assert ours.has_attr("level") and not ours.has_attr("depth")
+    with pytest.raises(AttributeError, match="depth"):
+        ours.get_attr("depth")
+    assert equal(ours.step(ACTIONS), theirs.step(ACTIONS))
+    ours.close()
+
+
+@both
+def test_options_are_for_one_reset(kind):
+    class WithOptions(Failing):
+        def reset(self, *, seed=None, options=None):
+            obs, _ = super().reset(seed=seed)
+            return obs, {"options": options}
+
+    env = supervised(kind, WithOptions, WithOptions)
+    env.set_options([{"a": 1}, {}])
+    env.reset()
+    assert env.reset_infos == [{"options": {"a": 1}}, {"options": None}]
+    env.reset()
+    assert env.reset_infos == [{"options": None}] * 2
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"restarts": -1}, "restarts=-1 must be at least 0"),
+        ({"timeout": 0}, r"timeout=0 must be a number in \(0, 1e\+06\], or None"),
+        ({"timeout": 3, "processes": False}, "timeout=3: only a process can be ended that hangs: use processes=True"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        SupervisedVecEnv([Failing], **kwargs)
+
+
+@both
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_one_that_cannot_be_made_is_an_error_at_once(kind, restarts):
+    def make():
+        raise ValueError("no simulator")
+
+    with pytest.raises(EnvFault, match=r"environment 1, .*: raised ValueError\('no simulator'\)"):
+        supervised(kind, Failing, make, restarts=restarts)
+    assert not multiprocessing.active_children()
+
+
+# --- named -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "fault"), each_fault())
+def test_a_fault_is_named_with_environment_seed_and_step(kind, fault):
+    env = supervised(kind, *fine_and(fault))
+    env.reset()
+    env.step(ACTIONS)
+    env.step(ACTIONS)
+    message = f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}"
+    with pytest.raises(EnvFault, match=f"^{re.escape(message)}.*With restarts=N .--restart-envs N. training") as raised:
+        env.step(ACTIONS)
+    if fault == "raise":
+        assert "boom" in str(raised.value.__cause__)
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_the_traceback_of_another_process_is_the_cause():
+    env = supervised("forked", *fine_and("raise", 1))
+    env.reset()
+    with pytest.raises(EnvFault) as raised:
+        env.step(ACTIONS)
+    assert re.search(r'(?s)Traceback .*in step\n.*raise ValueError\("boom"\)', str(raised.value.__cause__))
+    env.close()
+
+
+def test_in_a_plain_dummy_vec_env_an_error_has_a_note():
+    env = DummyVecEnv(fine_and("raise", 5))
+    model = PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, seed=20, compile=False)
+    with pytest.raises(ValueError, match="boom") as raised:
+        model.learn(100)
+    assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 4."]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_so_has_a_number_that_is_not_finite(normalized):
+    env = DummyVecEnv(fine_and("nan", 5))
+    env = VecNormalize(env) if normalized else env
+    with pytest.raises(FloatingPointError, match="environment 1 at step 5") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, seed=20, compile=False).learn(100)
+    assert raised.value.__notes__ == ["It was environment 1, <Failing instance>, seed 21, step 5."]
+
+
+@pytest.mark.parametrize("kind", ["local", "forked"])
+def test_supervised_it_is_the_same_kind_of_error(kind):
+    env = supervised(kind, *fine_and("nan", 5))
+    with pytest.raises(FloatingPointError, match="environment 1, .*, step 5: returned an observation") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=4, batch_size=4, compile=False).learn(100)
+    assert isinstance(raised.value, EnvFault)
+
+
+# --- replaced --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "fault"), each_fault())
+def test_a_fresh_one_takes_its_place_and_the_others_go_on(kind, fault):
+    said = []
+    env, whole = supervised(kind, *fine_and(fault), said=said, restarts=1), supervised("local", *[Failing] * 3)
+    before, _ = env.reset(), whole.reset()
+    for t in range(1, 20):
+        (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
+        for i in (0, 2):
+            row = obs[i], rewards[i], dones[i], infos[i]
+            assert equal(row, [part[i] for part in expected])
+        if t < 3:
+            assert equal(obs[1], expected[0][1])
+        if t == 3:
+            assert rewards[1] == 0 and dones[1]
+            assert infos[1].pop(RESTART).startswith(FAULTS[fault])
+            assert equal(infos[1], {"TimeLimit.truncated": True, "terminal_observation": before[1]})
+            assert equal(obs[1], Failing().reset(seed=_next_seed(6))[0])
+        else:
+            assert RESTART not in infos[1] and dones[1] == (t in (11, 19))
+        before = obs
+    assert len(said) == env.n_restarts == 1 and "\n" not in said[0]
+    assert said[0].startswith(f"environment 1, <Failing instance>, seed 6, step 3: {FAULTS[fault]}")
+    assert said[0].endswith("restarted (1 of 1 restarts)")
+    assert env.env_seeds == [5, _next_seed(6), 7]
+    env.close()
+
+
+@both
+def test_a_fault_in_the_reset_behind_an_episode_leaves_its_last_step_whole(kind):
+    class InReset(Failing):
+        def step(self, action):
+            fault, self.fault = self.fault, None
+            result = super().step(action)
+            self.fault = fault
+            return result
+
+    env, whole = supervised(kind, *fine_and("raise", 8, InReset), restarts=1), supervised("local", *[Failing] * 3)
+    env.reset(), whole.reset()
+    for _ in range(8):
+        result, expected = env.step(ACTIONS), whole.step(ACTIONS)
+    assert equal(result[1:3], expected[1:3]) and equal(result[3], expected[3]) and result[2].all()
+    assert equal(result[0][1], Failing().reset(seed=_next_seed(6))[0])
+    assert env.n_restarts == 1
+    env.close()
+
+
+@both
+def test_so_does_one_in_the_first_reset(kind):
+    env = supervised(kind, *fine_and("raise", 0), restarts=1)
+    assert equal(env.reset()[1], Failing().reset(seed=_next_seed(6))[0])
+    with pytest.raises(EnvFault, match="environment 1, .*, seed 6, step 0: raised"):
+        supervised(kind, *fine_and("raise", 0)).reset()
+    env.close()
+
+
+@both
+def test_when_none_is_left_the_error_has_the_last_reason_and_their_number(kind):
+    env = supervised(kind, *fine_and("raise", p=1.0), restarts=2)
+    env.reset()
+    env.step(ACTIONS)
+    env.step(ACTIONS)
+    seed = _next_seed(_next_seed(6))
+    with pytest.raises(
+        EnvFault, match=rf"seed {seed}, step 3: raised ValueError\('boom'\). All restarts=2 are used up"
+    ):
+        env.step(ACTIONS)
+    env.close()
+
+
+@both
+def test_restarts_that_fail_themselves_count(kind, tmp_path):
+    path = tmp_path / "times"
+    path.write_text("")
+
+    def make():
+        path.write_text(path.read_text() + "x")
+        if len(path.read_text()) in (2, 3):
+            raise OSError("not yet")
+        return Failing("raise", 1)
+
+    said = []
+    env = supervised(kind, make, restarts=3, said=said)
+    env.reset()
+    env.step([0])
+    assert [line.split(": ")[1] for line in said] == [FAULTS["raise"], *["raised OSError('not yet')"] * 2]
+    assert env.n_restarts == 3 and path.read_text() == "xxxx"
+    env.close()
+
+
+def test_one_that_dies_between_two_steps_is_replaced_where_it_is_asked():
+    env, whole = supervised("forked", *[Masked] * 3, restarts=1), supervised("local", *[Masked] * 3)
+    before, _ = env.reset(), whole.reset()
+    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    assert equal(env.env_method("action_masks"), whole.env_method("action_masks"))
+    (obs, rewards, dones, infos), expected = env.step(ACTIONS), whole.step(ACTIONS)
+    assert dones[1] and infos[1][RESTART] == FAULTS["kill"] and equal(infos[1]["terminal_observation"], before[1])
+    assert equal(obs[1], Masked().reset(seed=_next_seed(6))[0])
+    assert equal(obs[::2], expected[0][::2]) and equal(rewards[::2], expected[1][::2])
+    # And while nobody asks.
+    os.kill(env._places[2].process.pid, signal.SIGKILL)
+    with pytest.raises(EnvFault, match="environment 2, .*, seed 7, step 2: died with its process .SIGKILL.*restarts=1"):
+        env.step(ACTIONS)
+    env.close()
+
+
+@both
+def test_what_was_set_is_set_again(kind):
+    env = supervised(kind, *fine_and("raise"), restarts=1)
+    env.reset()
+    env.set_attr("level", 7.0, indices=[1])
+    for _ in range(3):
+        env.step(ACTIONS)
+    assert env.n_restarts == 1 and env.get_attr("level") == [1.0, 7.0, 1.0]
+    env.close()
+
+
+def test_what_is_returned_may_be_changed_and_used_again():
+    class Again(Failing):
+        seen = np.zeros(3, np.float32)
+        known = {"n": 0}  # noqa: RUF012
+
+        def observe(self):
+            self.seen[:] = self.n
+            return self.seen
+
+        def step(self, action):
+            self.known["n"] += 1
+            return (*super().step(action)[:4], self.known)
+
+    env = supervised("local", partial(Again, "raise", 3), restarts=1)
+    env.reset()
+    (first, *_, infos), (second, *_) = env.step([0]), env.step([0])
+    assert first.tolist() == [[1.0] * 3] and infos[0]["n"] == 1
+    second[:] = 9.0
+    assert env.step([0])[3][0]["terminal_observation"].tolist() == [2.0] * 3
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def model_in(env, policy="MlpPolicy", **kwargs):
+    settings = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 3, "compile": False, "device": "cpu"}
+    return PPO_Plus(policy, env, **settings | kwargs)
+
+
+class AfterRollout(BaseCallback):
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.buffer = self.model.rollout_buffer
+        self.last = self.model._last_obs.copy()
+
+
+def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
+    env = supervised("local", *fine_and("raise", 5), restarts=1, seed=3)
+    model, after = model_in(env, gae_lambda=0.9, gamma=0.8), AfterRollout()
+    model.learn(24, callback=after)
+    buffer = after.buffer
+    excluded = np.zeros((8, 3), bool)
+    excluded[4, 1] = True
+    assert (buffer.valid == ~excluded).all()
+    values, rewards, advantages = buffer.values[:, 1], buffer.rewards[:, 1], buffer.advantages[:, 1]
+    assert advantages[4] == 0
+    # As if there had been a time limit after the fourth step.
+    expected = 0.0
+    for t in (3, 2, 1, 0):
+        expected = rewards[t] + 0.8 * values[t + 1] - values[t] + 0.8 * 0.9 * expected
+        assert advantages[t] == pytest.approx(expected, abs=1e-5)
+    assert buffer.episode_starts[:, 1].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
+    assert sum(len(batch.actions) for batch in buffer.get(8)) == 23
+
+
+def test_a_rollout_buffer_written_for_sb3_learns_nothing_from_it():
+    env, after = supervised("local", *fine_and("raise", 5), restarts=1), AfterRollout()
+    model_in(env, rollout_buffer_class=SB3Buffer).learn(24, callback=after)
+    row = 1 * 8 + 4  # SB3 has flattened it, environment by environment
+    assert after.buffer.advantages.reshape(-1)[row] == 0
+    assert after.buffer.returns.reshape(-1)[row] == after.buffer.values.reshape(-1)[row]
+
+
+@pytest.mark.parametrize("fault", ["nan", "infinite reward", "raise"])
+def test_no_statistics_count_it(fault):
+    env = VecNormalize(supervised("local", *fine_and(fault), restarts=1))
+    model_in(env).learn(48)
+    assert env.venv.n_restarts == 1 and are_finite(env)
+    assert env.obs_rms.count == pytest.approx(3 * (16 + 1), abs=1e-3)
+
+
+TRAINED = {
+    "memory, noise": (Failing, "MlpLstmPolicy", {"policy_kwargs": {"lstm_hidden_size": 8}, "use_sde": True}),
+    "masks, noise": (Masked, "MlpPolicy", {"use_sde": True, "sde_sample_freq": "episode"}),
+    "masks, memory": (Masked, "MlpGruPolicy", {"sequence_length": 4}),
+    "structures": (Structured, "MultiInputPolicy", {}),
+}
+
+
+@pytest.mark.parametrize(("case", "kind"), in_turn(TRAINED, KINDS))
+def test_training_goes_on_with_memory_masks_noise_and_structures(case, kind):
+    cls, policy, kwargs = TRAINED[case]
+    env = supervised(kind, *[partial(cls, "raise", p=0.08)] * 3, restarts=1000)
+    model = model_in(env, policy, **kwargs)
+    model.learn(120, log_interval=1)
+    assert env.n_restarts > 3 and model.num_timesteps == 120
+    assert all(th.isfinite(parameter).all() for parameter in model.policy.parameters())
+    env.close()
+
+
+def test_an_episode_starts_there_for_the_memory():
+    env = supervised("local", *fine_and("raise"), restarts=1)
+    starts = []
+
+    class Watch(BaseCallback):
+        def _on_step(self):
+            starts.append(self.model._last_episode_starts.tolist())
+            return True
+
+    model_in(env, "MlpLstmPolicy").learn(24, callback=Watch())
+    assert starts[3] == [False, True, False]
+
+
+def test_restarts_are_logged_and_only_where_they_are_allowed():
+    class Logged(BaseCallback):
+        def _on_training_start(self):
+            self.seen, dump = [], self.logger.dump
+            self.logger.dump = lambda step: (self.seen.append(dict(self.logger.name_to_value)), dump(step))
+
+        def _on_step(self):
+            return True
+
+    counts = []
+    for restarts in (0, 2):
+        logged = Logged()
+        env = supervised("local", *fine_and("raise" if restarts else None, 12), restarts=restarts)
+        model_in(env).learn(72, callback=logged)
+        counts.append([each.get("faults/env_restarts") for each in logged.seen])
+    assert counts == [[None] * 3, [0, 1, 1]]
+
+
+def test_evaluation_counts_whole_episodes_only():
+    env = supervised("local", lambda: Monitor(Failing("raise", 11)), restarts=1)
+    model = model_in(supervised("local", Failing))
+    returns, lengths = evaluate_policy(model, env, 4, return_episode_rewards=True)
+    assert lengths == [8] * 4 and len(returns) == 4 and env.n_restarts == 1
+
+
+# --- going on in another process -------------------------------------------------------------------------------------
+
+
+class Stop(BaseCallback):
+    """Ctrl-C after so many steps.
+
+    :param after: of each environment; 0: never
+    """
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass
+
+    def _on_step(self):
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+        return True
+
+
+def faulty(kind, fault):
+    make = partial(Failing, fault, at=-1, p=0.05)
+    env = supervised(kind, *[lambda: Resumable(Monitor(make()))] * 3, restarts=500)
+    return VecFrameStack(VecNormalize(env), 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [("local", "raise"), ("forked", "kill"), pytest.param("forked", "nan", marks=pytest.mark.slow)],
+)
+def test_a_run_with_faults_that_is_interrupted_ends_as_one_that_is_not(kind, fault, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
+    whole = model_in(faulty(kind, fault), use_sde=True)
+    whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
+    n_restarts = whole.env.unwrapped.n_restarts
+    assert n_restarts > 3
+
+    checkpoints = Checkpoints(tmp_path / "cut")
+    model = model_in(faulty(kind, fault), use_sde=True)
+    seen = []
+    for after in (35, 40):
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(240, callback=[checkpoints, Stop(after)])
+        checkpoints.write()
+        model.env.close()
+        checkpoints = Checkpoints(tmp_path / "cut")
+        model = PPO_Plus.resume(tmp_path / "cut", faulty(kind, fault), device="cpu")
+        seen.append(model.env.unwrapped.n_restarts)
+    assert 0 < seen[0] < seen[1] < n_restarts
+    model.learn(240, callback=[checkpoints, Stop(0)])
+    assert model.env.unwrapped.n_restarts == n_restarts and model.env.unwrapped.n_steps == 80
+    for name, value in whole.policy.state_dict().items():
+        assert th.equal(model.policy.state_dict()[name], value)
+    assert equal(get_state(model.env)["kept"][-1]["supervision"], get_state(whole.env)["kept"][-1]["supervision"])
+    for each in (model, whole):
+        each.env.close()
+
+
+def test_one_that_was_replaced_between_two_steps_goes_on_so():
+    makes = [lambda: Resumable(Masked())] * 2
+    env = supervised("forked", *makes, restarts=1)
+    env.reset()
+    env.step(ACTIONS[:2])
+    os.kill(env._places[1].process.pid, signal.SIGKILL)
+    env.env_method("action_masks")
+    other = supervised("local", *makes, restarts=1)
+    state = get_state(env)
+    assert state["reason"] is None and set_state(other, state) is None
+    first = [each.step(ACTIONS[:2]) for each in (env, other)]
+    assert equal(*first) and RESTART in first[0][3][1]
+    assert equal(*(each.step(ACTIONS[:2]) for each in (env, other)))
+    env.close()
+
+
+def test_a_checkpoint_of_a_plain_one_goes_on_in_a_supervised_one():
+    make = partial(make_vec_env, Failing, 2, seed=5, wrapper_class=Resumable)
+    plain = make(vec_env_cls=DummyVecEnv)
+    plain.reset()
+    plain.step(ACTIONS[:2])
+    ours = make(vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"processes": False})
+    assert set_state(ours, get_state(plain)) is None
+    assert equal(ours.step(ACTIONS[:2]), plain.step(ACTIONS[:2]))

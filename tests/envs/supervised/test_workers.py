@@ -1,0 +1,114 @@
+"""Processes of environments: what is sent, and that none stays behind."""
+
+import multiprocessing
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from failing import ACTIONS, Failing, equal, fine_and, supervised
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+
+from ppo_plus import EnvFault, SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import RESTART
+
+pytestmark = pytest.mark.usefixtures("no_process_stays")
+
+
+def test_what_cannot_be_sent_is_an_error_that_leaves_nothing_open():
+    env, whole = supervised("forked", Failing), supervised("local", Failing)
+    env.reset(), whole.reset()
+    with pytest.raises((AttributeError, TypeError), match="pickle"):
+        env.set_attr("level", lambda: None)
+    assert not env._places[0].waiting
+    env._attributes[0].clear()
+    assert equal(env.step([1]), whole.step([1]))
+    env.close()
+
+
+def test_what_is_received_may_be_written_into():
+    class ReadOnly(Failing):
+        def step(self, action):
+            *result, info = super().step(action)
+            info["seen"] = np.zeros(2)
+            info["seen"].flags.writeable = False
+            return *result, info
+
+    env = supervised("forked", ReadOnly)
+    env.reset()
+    env.step([0])[3][0]["seen"][:] = 1.0
+    env.close()
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_answers_that_were_not_read_are_not_taken_for_later_ones():
+    env, whole = supervised("forked", Failing), supervised("local", Failing)
+    env.reset(), whole.reset()
+    env.step_async([1])
+    # Here Ctrl-C came.
+    whole.step([1])
+    assert equal(env.get_attr("n"), [1])
+    assert equal(env.step([0])[0], whole.step([0])[0])
+    env.close()
+
+
+def test_large_answers_that_nobody_reads_do_not_hold_up_closing():
+    class Large(Failing):
+        observation_space = spaces.Box(-np.inf, np.inf, (1_000_000,))
+
+        def observe(self):
+            return np.zeros(1_000_000, np.float32)
+
+    env = supervised("forked", Large, Large)
+    env.reset()
+    env.step_async(ACTIONS[:2])
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_closing_does_not_wait_for_one_that_hangs(asked, monkeypatch):
+    monkeypatch.setattr("ppo_plus.envs.supervised.workers.CLOSING", 0.2)
+    env = supervised("forked", *fine_and("hang", 1), timeout=None)
+    env.reset()
+    env.step_async(ACTIONS)
+    if asked:
+        env.timeout = 0.2
+        with pytest.raises(EnvFault, match="gave no answer within 0.2 s"):
+            env.step_wait()
+    env.close()
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors where Linux lists them")
+def test_nothing_is_left_behind():
+    at_first = descriptors()
+    env = supervised("forked", *[partial(Failing, "kill", p=0.3)] * 2, restarts=40)
+    env.reset()
+    before = descriptors()
+    while env.n_restarts < 30:
+        env.step(ACTIONS[:2])
+    assert descriptors() == before and len(multiprocessing.active_children()) == 2
+    env.close()
+    assert descriptors() == at_first and not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_in_processes_as_they_are_started_by_default():
+    env = make_vec_env(
+        "CartPole-v1", 2, seed=0, vec_env_cls=SupervisedVecEnv, vec_env_kwargs={"restarts": 1, "timeout": 300}
+    )
+    env.reset()
+    os.kill(env._places[0].process.pid, signal.SIGKILL)
+    with pytest.warns(UserWarning, match=r"environment 0, <.*CartPole-v1.*>, seed 0, step 1: died .*\(SIGKILL\)"):
+        infos = env.step([0, 0])[3]
+    assert RESTART in infos[0] and RESTART not in infos[1]
+    assert np.isfinite(env.step([0, 0])[0]).all()
+    env.close()

@@ -1,0 +1,43 @@
+"""What is known of environments in tensors: their spaces."""
+
+import numpy as np
+import pytest
+from envs import ACTIONS
+from gymnasium import spaces
+
+from ppo_plus import TensorEnv
+from ppo_plus.envs.tensors.env import UNBOUNDED, bounded, gym_space
+
+
+def test_spaces_of_simulators_become_gymnasiums():
+    class Box:
+        def __init__(self, shape, low, high):
+            self.shape, self.low, self.high, self.dtype = shape, low, high, "float32"
+
+    class Dict:
+        def __init__(self, **parts):
+            self.spaces = parts
+
+    found = gym_space(Dict(b=Box((2,), -np.inf, np.inf), a=Dict(c=Box((1,), 0.0, 1.0))))
+    assert list(found) == ["b", "a"] and found["b"] == spaces.Box(-np.inf, np.inf, (2,))
+    with pytest.raises(ValueError, match="no space"):
+        gym_space("box")
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_spaces_with_bounds_stay_as_they_are(kind):
+    assert bounded(ACTIONS[kind]) == ACTIONS[kind]
+
+
+def test_bounds_that_are_missing_are_added():
+    half = spaces.Box(np.float32([-1.0, -np.inf]), np.float32([np.inf, 2.0]))
+    expected = spaces.Box(np.float32([-1.0, -UNBOUNDED]), np.float32([UNBOUNDED, 2.0]))
+    assert bounded(half) == expected
+    assert bounded(spaces.Dict(a=half, b=spaces.Tuple([half]))) == spaces.Dict(a=expected, b=spaces.Tuple([expected]))
+
+
+def test_the_base_has_no_masks_and_asks_for_the_rest():
+    env = TensorEnv(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
+    assert not env.has_masks and env.action_masks() is None and env.render() is None
+    with pytest.raises(NotImplementedError):
+        env.reset()

@@ -1,0 +1,154 @@
+"""Environments in tensors as SB3 sees them."""
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS
+from gymnasium import spaces
+from simulators import TensorTwin, twins
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, sync_envs_normalization
+
+from ppo_plus import PPO_Plus, RolloutBuffer, TensorEnv, as_vec_env
+from ppo_plus.envs.tensors.env import Transition
+
+SMALL = {"n_steps": 8, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_sb3s_interface_is_that_of_the_same_task_in_numpy(kind):
+    numpy, tensors = twins(ACTIONS[kind])
+    tensors = as_vec_env(tensors)
+    ACTIONS[kind].seed(0)
+    for env in (numpy, tensors):
+        env.seed(5)
+    np.testing.assert_array_equal(numpy.reset(), tensors.reset())
+    structured = isinstance(ACTIONS[kind], (spaces.Dict, spaces.Tuple))
+    for _ in range(12):
+        actions = [ACTIONS[kind].sample() for _ in range(3)]
+        given = actions if structured else np.stack(actions)
+        steps = [env.step(given) for env in (numpy, tensors)]
+        for one, other in zip(steps[0][:3], steps[1][:3], strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+        for done, one, other in zip(steps[0][2], steps[0][3], steps[1][3], strict=True):
+            if done:
+                assert one["TimeLimit.truncated"] == other["TimeLimit.truncated"]
+                assert one["episode"]["l"] == other["episode"]["l"]
+                assert one["episode"]["r"] == pytest.approx(other["episode"]["r"], abs=1e-5)
+                np.testing.assert_array_equal(one["terminal_observation"], other["terminal_observation"])
+            else:
+                assert other == {}
+
+
+def test_what_a_step_returned_stays():
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
+    first = env.reset()
+    before = first.copy()
+    env.step(np.zeros(3))
+    np.testing.assert_array_equal(first, before)
+
+
+class Camera(TensorEnv):
+    """Nested observations with an image whose channels come last."""
+
+    def __init__(self):
+        image = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+        space = spaces.Dict(sensor=spaces.Dict(rgb=image), state=spaces.Box(-1, 1, (2,), np.float64))
+        super().__init__(2, space, spaces.Discrete(2))
+
+    def reset(self, seed=None):
+        image = th.arange(36 * 40 * 3, dtype=th.uint8).reshape(1, 36, 40, 3).repeat(2, 1, 1, 1)
+        return {"sensor": {"rgb": image}, "state": th.zeros(2, 2, dtype=th.float64)}
+
+    def step(self, actions):
+        never = th.zeros(2, dtype=th.bool)
+        return Transition(self.reset(), th.ones(2), never, never)
+
+
+def test_nested_observations_are_flattened_and_channels_come_first():
+    model = PPO_Plus("MultiInputPolicy", Camera(), **SMALL).learn(16)
+    stored = model.rollout_buffer.observations
+    assert stored["sensor/rgb"].shape == (8, 2, 3, 36, 40) and stored["sensor/rgb"].dtype == np.uint8
+    assert stored["sensor/rgb"][0, 0, 1, 0, 0] == 1
+    assert stored["state"].dtype == np.float32
+
+
+def test_evaluation_and_callbacks_work():
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"], limit=4, falls=False))
+    other = VecNormalize(as_vec_env(TensorTwin(2, ACTIONS["discrete"])), training=False)
+    model = PPO_Plus("MlpPolicy", VecNormalize(env), **SMALL)
+    model.learn(96, EvalCallback(other, eval_freq=8, n_eval_episodes=2, verbose=0))
+    assert other.obs_rms.count > 24
+    assert evaluate_policy(model, model.get_env(), 3, return_episode_rewards=True)[1] == [4, 4, 4]
+    assert np.isfinite(model.evaluate(3)).all()
+    # A simulator as it is, and one action for one observation.
+    assert np.isfinite(model.evaluate(3, TensorTwin(2, ACTIONS["discrete"]))).all()
+    assert model.action_space.contains(model.predict(np.zeros(3, np.float32))[0].item())
+    sync_envs_normalization(model.env, other)
+    np.testing.assert_array_equal(other.obs_rms.mean, model.env.obs_rms.mean)
+
+
+@pytest.mark.parametrize("force_reset", [True, False])
+def test_a_saved_model_goes_on(tmp_path, force_reset):
+    env = TensorTwin(3, ACTIONS["box"])
+    model = PPO_Plus("MlpLstmPolicy", env, use_sde=True, sequence_length=4, **SMALL).learn(48)
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=force_reset)
+    for name, weight in model.policy.state_dict().items():
+        assert th.equal(weight, loaded.policy.state_dict()[name])
+    loaded.learn(48, reset_num_timesteps=False)
+    assert loaded.num_timesteps == 96
+    assert PPO_Plus.load(tmp_path / "model", device="cpu").predict(np.zeros(3, np.float32))[0].shape == (2,)
+
+
+def test_a_checkpoint_begins_episodes_anew_and_says_so(tmp_path):
+    model = PPO_Plus("MlpPolicy", VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"]))), **SMALL).learn(48)
+    model.save_checkpoint(tmp_path)
+    again = VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"])))
+    with pytest.warns(UserWarning, match="begin anew"):
+        resumed = PPO_Plus.resume(tmp_path, again, device="cpu")
+    np.testing.assert_array_equal(resumed.env.obs_rms.mean, model.env.obs_rms.mean)
+    resumed.learn(48, reset_num_timesteps=False)
+
+
+def test_a_wrapper_that_works_in_numpy_is_named():
+    with pytest.warns(UserWarning, match="VecFrameStack works in NumPy"):
+        model = PPO_Plus("MlpPolicy", VecFrameStack(as_vec_env(TensorTwin(3, ACTIONS["box"])), 2), **SMALL)
+    model.learn(24)
+    assert model.rollout_buffer.observations.shape == (8, 3, 6)
+
+
+def test_a_buffer_that_cannot_keep_tensors_is_refused():
+    from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
+
+    class Adding(RolloutBuffer):
+        def add(self, *args, **kwargs):
+            super().add(*args, **kwargs)
+
+    for buffer_class in (SB3Buffer, Adding):
+        with pytest.raises(ValueError, match="rollout_buffer_class"):
+            PPO_Plus("MlpPolicy", TensorTwin(3, ACTIONS["box"]), rollout_buffer_class=buffer_class, **SMALL)
+
+
+def test_what_does_not_fit_its_space_is_an_error():
+    env = TensorTwin(3, ACTIONS["box"])
+    env.observation_space = spaces.Box(-1, 1, (4,))
+    with pytest.raises(ValueError, match="shape"):
+        PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
+    env = TensorTwin(3, ACTIONS["box"])
+    env.rewards = th.zeros(3, 1).expand(3, 2)
+    env.step = lambda actions: Transition(env.observe(), th.zeros(6), *[th.zeros(3, dtype=th.bool)] * 2)
+    with pytest.raises(ValueError, match="one number for each"):
+        PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
+
+
+def test_there_are_no_single_environments():
+    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
+    for access in (lambda: env.get_attr("t"), lambda: env.set_attr("t", 0), lambda: env.env_method("reset")):
+        with pytest.raises(AttributeError, match="single environments"):
+            access()
+    assert env.get_attr("render_mode") == [None] * 3 and not env.has_attr("action_masks")
+    masked = as_vec_env(TensorTwin(3, ACTIONS["discrete"], "method"))
+    assert np.stack(masked.env_method("action_masks")).shape == (3, 3)

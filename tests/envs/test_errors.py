@@ -1,0 +1,256 @@
+"""Mistakes of environments are errors that name the environment, what it returned and what is expected."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
+from stable_baselines3.common.atari_wrappers import NoopResetEnv
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.envs.errors import check_shape
+
+#: How an environment is handed over: alone, and within what others wrap around it.
+WRAPPED = {
+    "alone": lambda env: env,
+    "wrapper": lambda env: TimeLimit(env, 9),
+    "vec": lambda env: DummyVecEnv([lambda: env]),
+    "normalized": lambda env: VecNormalize(DummyVecEnv([lambda: TimeLimit(env, 9)])),
+}
+
+
+class NoInfo(RandomEnv):
+    """The old gym's ``reset``, from the second one on if ``late``."""
+
+    late = False
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return (obs, info) if self.late and self.n_resets == 1 else obs
+
+
+class NoInfoLater(NoInfo):
+    late = True
+
+
+class NoSeed(RandomEnv):
+    def reset(self):
+        return super().reset()
+
+
+class OneDone(RandomEnv):
+    """The old gym's ``step``."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, info
+
+
+class OtherShape(RandomEnv):
+    """Returns ``other`` at one of its observations.
+
+    :param other: the wrong observation
+    :param at: at which step; 0: at reset
+    """
+
+    def __init__(self, other, at, observation_space=VECTOR):
+        super().__init__(ACTIONS["discrete"], observation_space, max_steps=3, p_end=0.0)
+        self.other, self.at = other, at
+
+    def observe(self):
+        return self.other if self.n_steps == self.at else super().observe()
+
+
+def learn(env, policy="MlpPolicy"):
+    PPO_Plus(policy, env, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(16)
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize(
+    ("env_class", "message"),
+    [
+        (NoInfo, r"reset\(\) must return \(observation, info\)"),
+        (NoInfoLater, r"reset\(\) must return \(observation, info\)"),
+        (NoSeed, r"reset\(\) must take seed and options"),
+        (OneDone, r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
+    ],
+)
+def test_the_old_interface_is_a_type_error_with_the_new_one(env_class, message, wrap):
+    env = env_class(ACTIONS["discrete"])
+    with pytest.raises(TypeError, match=rf"env=<.*{env_class.__name__}.*>: {message}.*GymV21CompatibilityV0"):
+        learn(wrap(env))
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Discrete(3)], ids=str)
+def test_so_is_an_observation_that_can_be_unpacked_or_is_a_number(space):
+    with pytest.raises(TypeError, match=r"reset\(\) must return \(observation, info\)"):
+        learn(NoInfo(ACTIONS["discrete"], space))
+
+
+# Also what NumPy would broadcast.
+@pytest.mark.parametrize(
+    ("size", "at"),
+    [(3, 0), (3, 2), (3, 3), (1, 0), (1, 2), (1, 3)],
+    ids=["reset", "step", "end", "broadcast reset", "broadcast step", "broadcast end"],
+)
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_an_observation_of_another_shape_is_named_with_both_shapes(wrap, size, at):
+    env = OtherShape(np.zeros(size, np.float32), at)
+    message = rf"env=<.*OtherShape.*> returned an observation of shape \({size},\), .* has \(5,\)"
+    with pytest.raises(ValueError, match=message):
+        learn(wrap(env))
+    assert env.n_steps == at
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"vector": np.zeros(5)}, np.zeros(5), {**OBSERVATIONS["dict"].sample(), "vector": np.zeros(4)}]
+)
+def test_an_observation_without_its_parts_is_named_with_their_shapes(other):
+    with pytest.raises(ValueError, match=r"(?s)env=<.*OtherShape.*> returned an observation .* 'vector': \(5,\)"):
+        learn(OtherShape(other, 0, OBSERVATIONS["dict"]), "MultiInputPolicy")
+
+
+def test_an_observation_that_is_no_array_is_named():
+    with pytest.raises(
+        ValueError, match=r"env=<.*OtherShape.*> returned an observation of unequal rows, .* has \(5,\)"
+    ):
+        learn(OtherShape([[1.0, 2.0], [3.0]], 0))
+
+
+@pytest.mark.parametrize(
+    ("space", "other", "message"),
+    [
+        (VECTOR, 0.5, r"shape \(\), .* has \(5,\)"),
+        (VECTOR, [0.5], r"shape \(1,\), .* has \(5,\)"),
+        (VECTOR, np.zeros((1, 5)), r"shape \(1, 5\), .* has \(5,\)"),
+        (spaces.Box(-1, 1, (4, 5)), np.zeros(5), r"shape \(5,\), .* has \(4, 5\)"),
+        (spaces.MultiDiscrete([2, 3]), 1, r"shape \(\), .* has \(2,\)"),
+        (OBSERVATIONS["dict"], {**OBSERVATIONS["dict"].sample(), "vector": 0.0}, r"'vector': \(\).*'vector': \(5,\)"),
+    ],
+)  # fmt: skip
+def test_so_is_each_kind_of_it(space, other, message):
+    with pytest.raises(ValueError, match=f"(?s)returned an observation of .*{message}.*: fix one of them"):
+        learn(OtherShape(other, 0, space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
+
+
+def test_the_space_is_that_of_the_wrapped_environment():
+    env = FlattenObservation(OtherShape(np.zeros(2), 0, spaces.Box(-1, 1, (3, 4))))
+    env = TransformObservation(env, lambda obs: obs[:1], env.observation_space)
+    with pytest.raises(ValueError, match=r"env=<.*OtherShape .*> returned .* shape \(1,\), .* has \(12,\)"):
+        learn(env)
+
+
+def test_of_several_environments_it_is_the_one_that_is_named():
+    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"]), lambda: OtherShape(0.0, 0)])
+    with pytest.raises(ValueError, match=r"env=<[\w.]*OtherShape .*> returned"):
+        learn(env)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3], ids=["reset", "step", "end"])
+@pytest.mark.parametrize(
+    ("space", "other"),
+    [(VECTOR, np.zeros(1)), (OBSERVATIONS["dict"], {**OBSERVATIONS["dict"].sample(), "vector": 0.0})],
+)
+def test_so_is_one_in_gymnasiums_vector_environment(space, other, at):
+    fine = RandomEnv(ACTIONS["discrete"], space)
+    if space is VECTOR:
+        fine.observe = lambda: np.full(5, 9.0)  # out of bounds, but of the right shape
+    env = SyncVectorEnv([lambda: fine, lambda: OtherShape(other, at, space)])
+    with pytest.raises(ValueError, match=r"(?s)env=<[\w.]*OtherShape .*> returned an observation of shape .* \(5,\)"):
+        learn(env, "MlpPolicy" if space is VECTOR else "MultiInputPolicy")
+
+
+@pytest.mark.parametrize(
+    ("space", "other"), [(spaces.Box(-1, 1, (1,)), 0.5), (VECTOR, [0.5] * 5), (VECTOR, th.zeros(5))]
+)
+def test_a_single_number_and_other_kinds_of_arrays_are_as_good(space, other):
+    learn(OtherShape(other, 0, space))
+
+
+def test_a_vectorized_environment_that_stores_observations_differently_is_left_alone():
+    class Repeats(DummyVecEnv):
+        def _save_obs(self, env_idx, obs):
+            super()._save_obs(env_idx, np.broadcast_to(obs, VECTOR.shape))
+
+    learn(Repeats([lambda: OtherShape(0.0, 0)]))
+
+
+def test_callbacks_find_and_exchange_the_environments_themselves():
+    made = [RandomEnv(ACTIONS["discrete"]) for _ in range(3)]
+    env = DummyVecEnv([lambda: made[0], lambda: made[1]])
+
+    class Exchange(BaseCallback):
+        def _on_step(self):
+            assert env.envs == made[:2]
+            if self.n_calls == 5:
+                made[1] = env.envs[1] = OtherShape(0.0, 1)
+            return True
+
+    with pytest.raises(ValueError, match="OtherShape.* returned an observation") as raised:
+        PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(64, callback=Exchange())
+    assert re.fullmatch(r"It was environment 1, <.*OtherShape.*>, .*, step 5\.", raised.value.__notes__[0])
+    assert env.envs == made[:2]
+
+
+def test_an_error_of_code_that_steps_in_a_reset_asks_for_steps():
+    env = OneDone(ACTIONS["discrete"])
+    env.get_action_meanings = lambda: ["NOOP"]
+    with pytest.raises(TypeError, match=r"step\(\) must return"):
+        learn(NoopResetEnv(env))
+
+
+class VecOfOtherShape(DummyVecEnv):
+    """A vectorized environment that returns too short rows from step ``at`` on; 0: from reset."""
+
+    n_steps = at = 0
+
+    def reset(self):
+        return self.cut(super().reset())
+
+    def step_wait(self):
+        self.n_steps += 1
+        obs, *rest = super().step_wait()
+        return self.cut(obs), *rest
+
+    def cut(self, obs):
+        return obs[:, :3] if self.n_steps >= self.at else obs
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_rows_of_another_shape_are_named_with_both_shapes(at):
+    env = VecOfOtherShape([lambda: RandomEnv(ACTIONS["discrete"])] * 2)
+    env.at = at
+    with pytest.raises(ValueError, match=r"observation of shape \(2, 3\) for 2 environments, .* asks for \(2, 5\)"):
+        learn(env)
+    assert env.n_steps == at
+
+
+def test_rows_of_one_number_are_numbers():
+    check_shape(np.zeros((3, 1)), spaces.Discrete(2), 3)
+    check_shape(np.zeros(3), spaces.Box(-1, 1, (1,)), 3)
+    with pytest.raises(ValueError, match=r"observation\['a'\] of shape \(2,\) for 3 environments"):
+        check_shape({"a": np.zeros(2)}, spaces.Dict(a=spaces.Discrete(2)), 3)
+
+
+class Faulty(RandomEnv):
+    """Fails by itself."""
+
+    def step(self, action):
+        obs, reward = super().step(action)
+        return obs, reward
+
+
+def test_an_error_within_an_environment_is_left_alone():
+    with pytest.raises(ValueError, match=r"^too many values to unpack"):
+        learn(Faulty(ACTIONS["discrete"]))
+
+
+def test_gymnasiums_own_environments_go_on():
+    learn(gym.make("CartPole-v1"))

@@ -1,0 +1,112 @@
+"""Numbers that are not finite do not stay in the statistics of a ``VecNormalize``."""
+
+import warnings
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import FaultyEnv, vec
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.envs.normalization import VecNormalizeTransitions, are_finite
+from ppo_plus.envs.vec_env import GymVectorEnv
+
+NEXT_STEP = AutoresetMode.NEXT_STEP
+FLOAT64 = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+
+def faulty(what, at, value):
+    return VecNormalize(DummyVecEnv([lambda: FaultyEnv(what, at, value)]))
+
+
+def model_in(env):
+    return PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, device="cpu")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("what", "at"), [("observation", 0), ("observation", 3), ("reward", 13)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_statistics_are_those_of_before(what, at, value, stacked):
+    normalize = faulty(what, at, value)
+    model = model_in(VecFrameStack(normalize, 2) if stacked else normalize)
+    with pytest.raises(FloatingPointError, match=f"(?s)the {what} .* is not finite: .*{value}.* in environment 0"):
+        model.learn(64)
+    assert are_finite(normalize) and np.isfinite(normalize.returns).all()
+    # Those of the rollout's beginning: after the reset, and for step 13 after a rollout.
+    assert normalize.obs_rms.count == pytest.approx({0: 0, 3: 1, 13: 9}[at], abs=0.1)
+
+
+def test_statistics_that_were_not_finite_are_known():
+    normalize = VecNormalize(vec(FaultyEnv("final", 0).action_space))
+    assert are_finite(normalize)
+    normalize.ret_rms.var = np.array(np.inf)
+    assert not are_finite(normalize)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_what_is_infinity_in_single_precision_is_called_too_large(normalized):
+    class Large(FaultyEnv):
+        def observe(self):
+            return super().observe().astype(np.float64) * (1e300 if self.n_steps == 3 else 1.0)
+
+    env = DummyVecEnv([lambda: Large("final", 99, observation_space=FLOAT64)])
+    with pytest.raises(FloatingPointError, match=r"observation .* is too large for single precision: .*e\+"):
+        model_in(VecNormalize(env) if normalized else env).learn(64)
+
+
+def test_what_becomes_nan_behind_the_statistics_is_found_too():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2))
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
+    env.obs_rms.mean[:] = np.nan
+    with pytest.raises(FloatingPointError, match="observation .* not finite"):
+        model.learn(16)
+
+
+def episodes_of(*lengths, mode=NEXT_STEP):
+    makers = [partial(TimeLimit, gym.make("Pendulum-v1").unwrapped, length) for length in lengths]
+    return GymVectorEnv(SyncVectorEnv(makers, autoreset_mode=mode))
+
+
+def episodes_of_three(mode):
+    return episodes_of(3, mode=mode)
+
+
+def test_steps_that_only_reset_have_no_return():
+    expected = VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP))
+    found, counting = VecNormalizeTransitions(episodes_of_three(NEXT_STEP)), VecNormalize(episodes_of_three(NEXT_STEP))
+    for env, n_steps in ((expected, 30), (found, 39), (counting, 39)):
+        env.seed(1)
+        env.reset()
+        for _ in range(n_steps):
+            env.step(np.ones((1, 1), np.float32))
+    for name in ("mean", "var", "count"):
+        assert getattr(found.ret_rms, name) == getattr(expected.ret_rms, name)
+    assert counting.ret_rms.count == pytest.approx(39, abs=1)
+
+
+def test_while_one_resets_the_others_count():
+    env = VecNormalizeTransitions(episodes_of(3, 4))
+    before = env.ret_rms.count
+    env.reset()
+    for _ in range(12):
+        env.step(np.ones((2, 1), np.float32))
+    # Of 12 steps one environment resets in 3 and the other in 2.
+    assert env.ret_rms.count - before == 12 - 3 + 12 - 2
+
+
+def test_a_vec_normalize_that_counts_resets_is_warned_of():
+    with pytest.warns(UserWarning, match="VecNormalizeTransitions in its place"):
+        model_in(VecNormalize(episodes_of_three(NEXT_STEP)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for env in (
+            VecNormalize(episodes_of_three(AutoresetMode.SAME_STEP)),
+            VecNormalize(episodes_of_three(NEXT_STEP), norm_reward=False),
+            VecNormalizeTransitions(episodes_of_three(NEXT_STEP)),
+        ):
+            model_in(env)

@@ -1,0 +1,862 @@
+"""The adapters behave as SB3's own DummyVecEnv does, whatever is inside and however it resets."""
+
+import importlib.util
+import warnings
+from collections import defaultdict
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.envs.vec_env import EnvPoolVecEnv, GymVectorEnv, as_vec_env
+
+MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP]
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class Walk(gym.Env):
+    """A random walk that ends at random: by termination, by truncation, or by both at once.
+
+    Observation, reward and end depend on the action and on the seed, so that any slip shows.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+
+    def __init__(self, observation_space=BOX, action_space=None, end=0.15, limit=12, render_mode=None):
+        self.observation_space = observation_space
+        self.action_space = spaces.Discrete(3) if action_space is None else action_space
+        self.end, self.limit, self.render_mode = end, limit, render_mode
+        self.bonus = 0.0
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        self.position = self.np_random.normal(size=3) + (options or {}).get("shift", 0.0)
+        return self.observation(), {"first": float(self.position[0])}
+
+    def step(self, action):
+        self.steps += 1
+        total = float(np.sum(spaces.flatten(self.action_space, action)))
+        self.position += 0.1 * total + self.np_random.normal(size=3)
+        reward = float(self.position.sum()) + self.bonus
+        terminated, truncated = (self.np_random.random(2) < self.end).tolist()
+        info = {"steps": self.steps, "position": self.position.copy(), "nested": {"sum": total}}
+        if self.steps % 2:
+            info["odd"] = "yes"
+        return self.observation(), reward, terminated, truncated or self.steps >= self.limit, info
+
+    def observation(self):
+        def part(space):
+            if isinstance(space, spaces.Dict):
+                return {key: part(sub) for key, sub in space.items()}
+            if isinstance(space, spaces.Discrete):
+                return int(space.start + abs(self.position[0]) * 10 % space.n)
+            if space.dtype == np.uint8:
+                return np.full(space.shape, abs(self.position[0]) * 10 % 255, np.uint8)
+            return np.resize(self.position, space.shape).astype(space.dtype)
+
+        return part(self.observation_space)
+
+    def add(self, number, to=0):
+        return to + number + self.bonus
+
+    def render(self):
+        return np.full((4, 6, 3), self.steps, np.uint8)
+
+
+def vector(n, mode, kind=SyncVectorEnv, wrap=lambda env: env, kwargs=None, **env_kwargs):
+    return kind([lambda: wrap(Walk(**env_kwargs))] * n, autoreset_mode=mode, **(kwargs or {}))
+
+
+def dummy(n, **env_kwargs):
+    return DummyVecEnv([lambda: Monitor(Walk(**env_kwargs)) for _ in range(n)])
+
+
+def actions_for(space, counts):
+    """The action of each environment at its own step number, the same whichever way the environment is run."""
+    actions = []
+    for i, count in enumerate(counts):
+        space.seed(1000 * i + int(count))
+        actions.append(space.sample())
+    return actions if isinstance(space, (spaces.Dict, spaces.Tuple)) else np.stack(actions)
+
+
+def rows(obs, i):
+    return {key: value[i] for key, value in obs.items()} if isinstance(obs, dict) else obs[i]
+
+
+def transitions(env, n_steps, seed=3):
+    """What each environment went through, rows that are no transitions left out; and which rows those were."""
+    env.seed(seed)
+    obs = env.reset()
+    found, garbage = defaultdict(list), []
+    counts = np.zeros(env.num_envs, dtype=int)
+    for _ in range(n_steps):
+        actions = actions_for(env.action_space, counts)
+        new_obs, rewards, dones, infos = env.step(actions)
+        assert rewards.dtype == np.float32 and dones.dtype == bool and len(infos) == env.num_envs
+        garbage.append([info.get("autoreset", False) for info in infos])
+        for i, info in enumerate(infos):
+            if "autoreset" in info:
+                assert info == {"autoreset": True} and dones[i] and rewards[i] == 0.0
+                continue
+            counts[i] += 1
+            info = {"TimeLimit.truncated": False, **info}
+            info.get("episode", {}).pop("t", None)
+            next_obs = info.pop("terminal_observation") if dones[i] else rows(new_obs, i)
+            found[i].append((rows(obs, i), actions[i], rewards[i], dones[i], next_obs, info))
+        obs = new_obs
+    env.close()
+    return found, np.array(garbage)
+
+
+def assert_same(left, right):
+    assert type(left) is type(right) or not isinstance(left, (dict, list, tuple)), (left, right)
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, (list, tuple)):
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        np.testing.assert_array_equal(left, right)
+        if isinstance(left, np.ndarray):
+            # A final observation that is a number comes as an array without dimensions.
+            assert left.dtype == np.asarray(right).dtype
+
+
+def assert_same_as_dummy(env, n_steps=60, seed=3, **env_kwargs):
+    """Every environment has the transitions that it has in a DummyVecEnv, in the same order."""
+    found, garbage = transitions(env, n_steps, seed)
+    expected, _ = transitions(dummy(env.num_envs, **env_kwargs), n_steps, seed)
+    for i in range(env.num_envs):
+        assert len(found[i]) == n_steps - garbage[:, i].sum()
+        assert_same(found[i], expected[i][: len(found[i])])
+    assert any(done for *_, done, _, _ in found[0]) or n_steps < 20
+    return found, garbage
+
+
+# --- the same trajectories as DummyVecEnv ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_same_trajectories_as_dummy(kind, mode):
+    found, garbage = assert_same_as_dummy(GymVectorEnv(vector(3, mode, kind)))
+    # Garbage follows every end, and nothing else.
+    ended = [[done for *_, done, _, _ in found[i]] for i in range(3)]
+    if mode == AutoresetMode.NEXT_STEP:
+        assert garbage.any()
+        for i in range(3):
+            rebuilt = [row for done in ended[i] for row in ([False, True] if done else [False])]
+            assert rebuilt[: len(garbage)] == garbage[:, i].tolist()
+    else:
+        assert not garbage.any()
+    # All kinds of ends have occurred.
+    assert {info["TimeLimit.truncated"] for i in range(3) for *_, done, _, info in found[i] if done} == {True, False}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 4),
+    seed=st.integers(0, 2**31),
+    mode=st.sampled_from(MODES),
+    end=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
+    limit=st.integers(1, 5),
+    copy=st.booleans(),
+)
+def test_same_trajectories_with_short_episodes(n, seed, mode, end, limit, copy):
+    env = GymVectorEnv(vector(n, mode, kwargs={"copy": copy}, end=end, limit=limit))
+    assert_same_as_dummy(env, n_steps=14, seed=seed, end=end, limit=limit)
+
+
+DICT = spaces.Dict(
+    image=spaces.Box(0, 255, (2, 2, 3), np.uint8),
+    one=spaces.Discrete(4),
+    z=spaces.Box(-np.inf, np.inf, (2,), np.float64),
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_dict_observations(kind, mode):
+    env = GymVectorEnv(vector(2, mode, kind, observation_space=DICT))
+    assert env.observation_space == DICT
+    assert_same_as_dummy(env, observation_space=DICT)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5, start=2), spaces.Box(0, 255, (4, 4, 1), np.uint8)])
+@pytest.mark.parametrize("mode", MODES)
+def test_other_observations(space, mode):
+    env = GymVectorEnv(vector(2, mode, observation_space=space))
+    env.reset()
+    assert env.step(np.zeros(2, int))[0].dtype == space.dtype
+    assert_same_as_dummy(env, observation_space=space)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.Box(-1, 1, (2,), np.float32),
+        spaces.Box(-1, 1, (2, 2), np.float64),
+        spaces.MultiDiscrete([3, 2]),
+        spaces.MultiBinary(3),
+        spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))),
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiBinary(2)),
+    ],
+    ids=str,
+)
+def test_actions_arrive_as_they_are(space):
+    assert_same_as_dummy(GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, action_space=space)), 30, action_space=space)
+
+
+def test_actions_get_the_dtype_that_the_environment_wants():
+    seen = []
+
+    class Spy(SyncVectorEnv):
+        def step(self, actions):
+            seen.append(actions)
+            return super().step(actions)
+
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, Spy, action_space=spaces.Box(-1, 1, (2,), np.float64)))
+    env.reset()
+    env.step(np.ones((2, 2), np.float32))
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, Spy))
+    env.reset()
+    env.step(np.ones((2, 1), np.int32))
+    assert [(action.dtype, action.shape) for action in seen] == [(np.float64, (2, 2)), (np.int64, (2,))]
+
+
+# --- statistics, infos, buffers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluate_policy(mode):
+    model = PPO("MlpPolicy", dummy(1), n_steps=8, batch_size=8, device="cpu", seed=0)
+
+    def evaluate(env):
+        env.seed(5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return evaluate_policy(model, env, n_eval_episodes=13, return_episode_rewards=True)
+
+    env = GymVectorEnv(vector(3, mode))
+    assert env.env_is_wrapped(Monitor) == [True] * 3
+    found, expected = evaluate(env), evaluate(dummy(3))
+    assert len(found[0]) == 13
+    # Rows without a transition shift the order between environments, but not what is in it.
+    assert sorted(zip(*found, strict=True)) == sorted(zip(*expected, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_monitors_inside_are_believed(kind, mode):
+    class Odd(Monitor):
+        """Reports every other episode only, as one does that lasts several lives."""
+
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            if len(self.episode_returns) % 2:
+                info.pop("episode", None)
+            return obs, reward, terminated, truncated, info
+
+    env = GymVectorEnv(vector(2, mode, kind, wrap=Odd))
+    found, _ = transitions(env, 60)
+    n_ends = sum(done for i in found for *_, done, _, _ in found[i])
+    n_episodes = sum("episode" in info for i in found for *_, info in found[i])
+    assert 0 < n_episodes < 0.7 * n_ends
+
+
+def test_statistics_agree_with_those_of_gymnasium():
+    env = GymVectorEnv(vector(2, AutoresetMode.NEXT_STEP))
+    wrapped = GymVectorEnv(RecordEpisodeStatistics(vector(2, AutoresetMode.NEXT_STEP)))
+    found, expected = transitions(env, 60)[0], transitions(wrapped, 60)[0]
+    for i in range(2):
+        for (*_, info), (*_, other) in zip(found[i], expected[i], strict=True):
+            assert ("episode" in info) == ("episode" in other)
+            if "episode" in info:
+                assert info["episode"] == pytest.approx(other["episode"], rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_statistics_that_the_environment_reports_are_kept(mode):
+    def silent(env):
+        return gym.wrappers.TransformReward(gym.wrappers.RecordEpisodeStatistics(env), lambda reward: 0.0)
+
+    found, _ = transitions(GymVectorEnv(vector(2, mode, wrap=silent)), 60)
+    episodes = [info["episode"] for i in range(2) for *_, info in found[i] if "episode" in info]
+    assert len(episodes) > 4 and all(episode["r"] != 0.0 for episode in episodes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_begins_statistics_anew(mode):
+    env = GymVectorEnv(vector(1, mode, end=0.0, limit=4))
+    for n_before in (2, 4):
+        env.reset()
+        for _ in range(n_before):
+            env.step(np.zeros(1, int))
+        env.reset()
+        lengths = []
+        while not lengths:
+            infos = env.step(np.zeros(1, int))[3]
+            assert "autoreset" not in infos[0]
+            lengths += [info["episode"]["l"] for info in infos if "episode" in info]
+        assert lengths == [4]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_belong_to_whoever_gets_them(mode):
+    env = GymVectorEnv(vector(3, mode))
+    env.reset()
+    before = []
+    for _ in range(30):
+        infos = env.step(np.zeros(3, int))[3]
+        assert not any("mine" in info for info in infos + env.reset_infos)
+        assert len({id(info) for info in infos + before}) == 3 + len(before)
+        for info in infos:
+            info["mine"] = True
+            info.get("position", np.zeros(1))[:] = np.nan
+        before = infos
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("space", [BOX, DICT])
+def test_returned_observations_never_change(kind, mode, space):
+    env = GymVectorEnv(vector(2, mode, kind, kwargs={"copy": False}, observation_space=space))
+    kept, snapshots = [env.reset()], []
+    for _ in range(25):
+        snapshots.append([np.array(value) for value in (kept[-1].values() if space is DICT else [kept[-1]])])
+        obs, _, _, infos = env.step(np.zeros(2, int))
+        kept.append(obs)
+        for info in infos:
+            if "terminal_observation" in info:
+                final = info["terminal_observation"]
+                assert not np.shares_memory(final["z"] if space is DICT else final, obs["z"] if space is DICT else obs)
+    env.close()
+    for obs, snapshot in zip(kept, snapshots, strict=False):
+        for value, copy in zip(obs.values() if space is DICT else [obs], snapshot, strict=True):
+            np.testing.assert_array_equal(value, copy)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_of_resets(mode):
+    env = GymVectorEnv(vector(2, mode))
+    env.reset()
+    assert all(info.keys() == {"first"} for info in env.reset_infos)
+    firsts, n_ends = {info["first"] for info in env.reset_infos}, 0
+    for _ in range(30):
+        infos = env.step(np.zeros(2, int))[3]
+        assert not any("first" in info for info in infos)
+        n_ends += sum("autoreset" in info if mode == AutoresetMode.NEXT_STEP else "episode" in info for info in infos)
+        firsts |= {info["first"] for info in env.reset_infos}
+    assert len(firsts) == 2 + n_ends > 4
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_vec_normalize_on_top(mode):
+    left, right = VecNormalize(GymVectorEnv(vector(2, mode))), VecNormalize(dummy(2))
+    for env in (left, right):
+        env.seed(1)
+    assert_same(left.reset(), right.reset())
+    for _ in range(40):
+        found, expected = left.step(np.ones(2, int)), right.step(np.ones(2, int))
+        assert_same(found[:3], expected[:3])
+        for info, other in zip(found[3], expected[3], strict=True):
+            assert_same(info.get("terminal_observation"), other.get("terminal_observation"))
+
+
+def test_vec_normalize_with_next_step():
+    env = VecNormalize(GymVectorEnv(vector(2, AutoresetMode.NEXT_STEP)))
+    env.reset()
+    for _ in range(40):
+        obs, _, dones, infos = env.step(np.ones(2, int))
+        for i in np.flatnonzero(dones):
+            if "autoreset" not in infos[i]:
+                np.testing.assert_allclose(infos[i]["terminal_observation"], obs[i], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_sb3_learns_the_same_as_on_dummy(mode):
+    weights = []
+    for env in (GymVectorEnv(vector(2, mode)), dummy(2)):
+        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=2, device="cpu", seed=0).learn(64)
+        assert len(model.ep_info_buffer) > 0
+        weights.append(model.policy.state_dict())
+    for left, right in zip(*(weight.values() for weight in weights), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+# --- seeds, options, access to what is inside ------------------------------------------------------------------------
+
+
+class ThreeSteps(gym.Env):
+    """Episodes of three steps."""
+
+    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        return np.full(1, self.n, np.float32), 1.0, self.n == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_callbacks_count_each_episode_once(mode):
+    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=mode)
+    callback = StopTrainingOnMaxEpisodes(4)
+    model = PPO_Plus("MlpPolicy", env, n_steps=64, batch_size=64, device="cpu").learn(1000, callback=callback)
+    assert callback.n_episodes == 8
+    resets = 2 * 3 if mode == AutoresetMode.NEXT_STEP else 0
+    assert model.num_timesteps == 2 * 4 * 3 + resets
+
+
+@pytest.mark.parametrize("wrap", [as_vec_env, lambda env: VecNormalize(as_vec_env(env))], ids=["bare", "normalized"])
+def test_rollouts_that_may_be_nothing_but_resets_are_refused(wrap):
+    arguments = dict(n_steps=1, batch_size=2, normalize_advantage=False, device="cpu")
+    with pytest.raises(ValueError, match="n_steps=1 makes rollouts of nothing but resets"):
+        PPO_Plus("MlpPolicy", wrap(SyncVectorEnv([ThreeSteps] * 2)), **arguments)
+    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    PPO_Plus("MlpPolicy", wrap(env), **arguments).learn(10)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_seeds_and_options_are_used_once(mode):
+    env = GymVectorEnv(vector(2, mode))
+    assert env.seed(7) == [7, 8]
+    first, second = env.reset(), env.reset()
+    env.seed(7)
+    again = env.reset()
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).all() and (first[0] != first[1]).all()
+    env.set_options({"shift": 100.0})
+    assert (env.reset() > 50).all() and (env.reset() < 50).all()
+
+
+def test_options_must_agree():
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))
+    env.set_options([{"shift": 1.0}, {}])
+    with pytest.raises(ValueError, match="options=.*must be the same"):
+        env.reset()
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_access_to_the_environments(kind):
+    env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP, kind))
+    assert env.get_attr("limit") == [12] * 3 and env.get_attr("limit", [0, 2]) == [12] * 2
+    assert env.has_attr("limit") and env.has_attr("add") and env.has_attr("render_mode")
+    env.set_attr("bonus", 10.0)
+    assert env.env_method("add", 1, to=5) == [16.0] * 3
+    assert not env.has_attr("nonsense")
+    with pytest.raises(AttributeError, match="nonsense"):
+        env.get_attr("nonsense")
+    with pytest.raises(AttributeError, match="nonsense"):
+        env.env_method("nonsense")
+    # Nothing of this has hurt it.
+    env.reset()
+    env.step(np.zeros(3, int))
+    env.close()
+
+
+def test_access_to_some_environments():
+    env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP))
+    env.set_attr("bonus", 1.0, indices=[0, 2])
+    assert env.get_attr("bonus") == [1.0, 0.0, 1.0]
+    assert env.env_method("add", 0, indices=1) == [0.0]
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit, indices=[1]) == [False]
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, AsyncVectorEnv))
+    with pytest.raises(ValueError, match="all its environments at once"):
+        env.set_attr("bonus", 1.0, indices=[0])
+    with pytest.raises(ValueError, match="all its environments at once"):
+        env.env_method("add", 0, indices=1)
+    env.close()
+
+
+def test_wrappers_around_vector_environments():
+    env = as_vec_env(RecordEpisodeStatistics(vector(2, AutoresetMode.SAME_STEP)))
+    assert env.get_attr("limit") == [12, 12]
+    flat = gym.wrappers.vector.FlattenObservation(vector(2, AutoresetMode.NEXT_STEP, observation_space=DICT))
+    assert as_vec_env(flat).reset().shape == (2, 12 + 4 + 2)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_rendering(kind):
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind, end=0.0, render_mode="rgb_array"))
+    assert env.render_mode == "rgb_array" and env.metadata["render_fps"] == 7
+    env.reset()
+    env.step(np.zeros(2, int))
+    assert [image.shape for image in env.get_images()] == [(4, 6, 3)] * 2
+    assert env.render().max() == 1
+    env.close()
+
+
+def test_no_rendering():
+    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP))
+    with pytest.warns(UserWarning, match="render_mode=None"):
+        assert env.get_images() == [None, None]
+
+
+# --- environments that are vectors by themselves ---------------------------------------------------------------------
+
+
+def test_native_vector_environment():
+    env = as_vec_env(
+        gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point", max_episode_steps=30)
+    )
+    assert isinstance(env, GymVectorEnv) and env.autoreset == "NextStep"
+    env.seed(0)
+    first = env.reset()
+    env.seed(0)
+    np.testing.assert_array_equal(env.reset(), first)
+    rng, lengths, before = np.random.default_rng(0), np.zeros(4, int), np.zeros(4, bool)
+    for _ in range(120):
+        obs, rewards, dones, infos = env.step(rng.integers(0, 2, 4))
+        for i, info in enumerate(infos):
+            assert ("autoreset" in info) == before[i]
+            if before[i]:
+                assert rewards[i] == 0.0 and np.abs(obs[i]).max() <= 0.05
+                continue
+            lengths[i] += 1
+            if dones[i]:
+                assert info["episode"]["r"] == info["episode"]["l"] == lengths[i]
+                assert info["TimeLimit.truncated"] == (lengths[i] == 30 and abs(obs[i, 2]) < 0.2095)
+                np.testing.assert_array_equal(info["terminal_observation"], obs[i])
+                lengths[i] = 0
+        before = dones & ~before
+    assert env.get_attr("render_mode") == [None] * 4
+    for call in (
+        lambda: env.get_attr("gravity"),
+        lambda: env.set_attr("gravity", 1.0),
+        lambda: env.env_method("render"),
+    ):
+        with pytest.raises(AttributeError, match="does not consist of single environments"):
+            call()
+    assert not env.has_attr("action_masks")
+    env.close()
+
+
+class Fixed(VectorEnv):
+    """Returns what it is told to."""
+
+    def __init__(self, metadata, final_obs=None):
+        self.metadata, self.num_envs, self.final_obs = metadata, 2, final_obs
+        self.single_observation_space, self.single_action_space = BOX, spaces.Discrete(2)
+        self.obs = np.ones((2, 3), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, actions):
+        self.obs += 1
+        infos = {} if self.final_obs is None else {"final_obs": self.final_obs}
+        infos["fps"] = 30
+        infos["pair"] = ("left", "right")
+        return self.obs, np.ones(2), np.array([True, False]), np.zeros(2, bool), infos
+
+
+def test_other_ways_to_give_infos():
+    env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.SAME_STEP}, final_obs=np.full((2, 3), 7.0)))
+    first = env.reset()
+    _, _, dones, infos = env.step(np.zeros(2, int))
+    assert first.max() == 1.0 and dones.tolist() == [True, False]
+    np.testing.assert_array_equal(infos[0]["terminal_observation"], [7.0] * 3)
+    assert infos[1] == {"fps": 30, "pair": "right"} and env.reset_infos[0] == {"fps": 30, "pair": "left"}
+
+
+def test_an_end_in_a_row_that_resets_is_none():
+    env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.NEXT_STEP}))
+    env.reset()
+    infos = [env.step(np.zeros(2, int))[3][0] for _ in range(3)]
+    assert "episode" in infos[0] and infos[1:] == [{"autoreset": True}] * 2
+    assert "episode" not in env.reset_infos[0]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_unsupported_environments():
+    with pytest.raises(ValueError, match=r'metadata\["autoreset_mode"\]=None'):
+        GymVectorEnv(Fixed({}))
+    with pytest.raises(ValueError, match="no final_obs"):
+        env = GymVectorEnv(Fixed({"autoreset_mode": AutoresetMode.SAME_STEP}))
+        env.reset()
+        env.step(np.zeros(2, int))
+    with pytest.raises(ValueError, match="DictInfoToList"):
+        GymVectorEnv(DictInfoToList(vector(2, AutoresetMode.SAME_STEP))).reset()
+    with pytest.raises(ValueError, match="observation_space=Text.* is not supported"):
+        env = Fixed({"autoreset_mode": AutoresetMode.SAME_STEP})
+        env.single_observation_space = spaces.Text(3)
+        GymVectorEnv(env)
+    with pytest.raises(ValueError, match="action_space=Text.* is not supported"):
+        env = Fixed({"autoreset_mode": AutoresetMode.SAME_STEP})
+        env.single_action_space = spaces.Tuple((spaces.Text(3),))
+        GymVectorEnv(env)
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        GymVectorEnv(vector(1, AutoresetMode.NEXT_STEP, AsyncVectorEnv, kwargs={"shared_memory": False}))
+    for adapter in (GymVectorEnv, EnvPoolVecEnv):
+        with pytest.raises(TypeError, match="must"):
+            adapter(Walk())
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_processes_without_shared_memory(mode):
+    assert_same_as_dummy(GymVectorEnv(vector(2, mode, AsyncVectorEnv, kwargs={"shared_memory": False})))
+
+
+def test_as_vec_env_leaves_the_rest_alone():
+    for env in (Walk(), dummy(1), GymVectorEnv(vector(1, AutoresetMode.SAME_STEP)), "CartPole-v1", None):
+        assert as_vec_env(env) is env
+    assert isinstance(as_vec_env(vector(1, AutoresetMode.SAME_STEP)), GymVectorEnv)
+
+
+# --- EnvPool ---------------------------------------------------------------------------------------------------------
+
+
+class StandInPool:
+    """A stand-in for an EnvPool of its Gymnasium kind, for machines without one; below the real one is tested too.
+
+    Written after EnvPool's documentation and checked against version 1.2.5: ``observation_space`` and ``action_space``
+    are those of one environment, seeds are given once and for all, the step after an end resets (reward 0,
+    ``elapsed_step`` 0), infos are arrays without masks, and no array is used twice. ``lives`` makes it like Atari:
+    every other episode ends with a life only, and rewards are clipped.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def __init__(self, n, seed, lives=False, batch_size=None, **env_kwargs):
+        self.envs = [Walk(**env_kwargs) for _ in range(n)]
+        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self.config = {"num_envs": n, "batch_size": batch_size or n, "seed": seed, "max_num_players": 1}
+        self.lives = lives
+        self.done, self.n_ends = np.zeros(n, bool), np.zeros(n, int)
+        self.unseeded = True
+
+    @property
+    def all_env_ids(self):
+        return np.arange(self.config["num_envs"], dtype=np.int32)
+
+    @property
+    def is_async(self):
+        return self.config["batch_size"] != self.config["num_envs"]
+
+    def reset(self):
+        seeds = [self.config["seed"] + i if self.unseeded else None for i in range(len(self.envs))]
+        self.unseeded = False
+        self.done[:] = False
+        obs = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, seeds, strict=True)]
+        return self.batch(obs), self.info(np.zeros(len(self.envs)), self.done)
+
+    def step(self, actions):
+        return self.send(actions) or self.recv()
+
+    def send(self, actions):
+        assert isinstance(actions, np.ndarray) and len(actions) == len(self.envs)
+        self.actions = actions
+
+    def recv(self):
+        results = []
+        for env, action, done in zip(self.envs, self.actions, self.done, strict=True):
+            results.append((env.reset()[0], 0.0, False, False) if done else env.step(action)[:4])
+        obs, rewards, terminated, truncated = zip(*results, strict=True)
+        rewards, terminated, truncated = np.array(rewards, np.float32), np.array(terminated), np.array(truncated)
+        self.done = terminated | truncated
+        if self.lives:
+            terminated, truncated = self.done, np.zeros_like(truncated)
+        self.n_ends += self.done
+        info = self.info(rewards, self.done & (self.n_ends % 2 == 0))
+        rewards = np.sign(rewards) if self.lives else rewards
+        return self.batch(obs), rewards, terminated, truncated, info
+
+    def batch(self, obs):
+        return {k: np.stack([o[k] for o in obs]) for k in obs[0]} if isinstance(obs[0], dict) else np.stack(obs)
+
+    def info(self, rewards, over):
+        steps = np.array([env.steps for env in self.envs], np.int32)
+        info = {"env_id": self.all_env_ids, "players": {"env_id": self.all_env_ids}, "elapsed_step": steps}
+        if self.lives:
+            info |= {"lives": np.ones(len(self.envs), int), "reward": rewards, "terminated": over.astype(np.int32)}
+        return info
+
+    def async_reset(self):
+        raise NotImplementedError
+
+    def render(self, env_ids=None):
+        return np.stack([self.envs[i].render() for i in env_ids])
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("space", [BOX, DICT])
+def test_stand_in_for_envpool_gives_the_trajectories_of_dummy(space):
+    env = as_vec_env(StandInPool(3, seed=3, observation_space=space))
+    assert isinstance(env, EnvPoolVecEnv) and env.observation_space == space
+    with warnings.catch_warnings():
+        # The seed it has, so nothing to warn of.
+        warnings.simplefilter("error")
+        found, garbage = transitions(env, 60, seed=3)
+    expected, _ = transitions(dummy(3, observation_space=space), 60, seed=3)
+    assert garbage.any()
+    for i in range(3):
+        assert len(found[i]) == 60 - garbage[:, i].sum()
+        for (*left, info), (*right, other) in zip(found[i], expected[i], strict=False):
+            assert_same(left, right)
+            assert info["elapsed_step"] == other["steps"]
+            assert ("episode" in info) == ("episode" in other)
+            if "episode" in info:
+                assert info["episode"] == pytest.approx(other["episode"], rel=1e-5)
+
+
+def test_stand_in_for_envpool_with_lives():
+    env = EnvPoolVecEnv(StandInPool(2, seed=0, lives=True))
+    env.reset()
+    returns, lengths, n_ends, episodes = np.zeros(2), np.zeros(2), 0, []
+    for _ in range(80):
+        _, rewards, dones, infos = env.step(np.zeros(2, int))
+        assert set(np.unique(rewards)) <= {-1.0, 0.0, 1.0}
+        for i, info in enumerate(infos):
+            if "autoreset" in info:
+                continue
+            returns[i] += info["reward"]
+            lengths[i] += 1
+            n_ends += dones[i]
+            if "episode" in info:
+                episodes.append(info["episode"])
+                assert dones[i] and info["episode"]["l"] == lengths[i]
+                assert info["episode"]["r"] == pytest.approx(returns[i], abs=1e-4)
+                returns[i] = lengths[i] = 0
+    assert 0 < len(episodes) <= n_ends // 2
+
+
+def test_stand_in_for_envpool_keeps_its_seed():
+    env = EnvPoolVecEnv(StandInPool(2, seed=0))
+    with pytest.warns(UserWarning, match=r"Use envpool.make\(..., seed=4\)"):
+        env.seed(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.seed(5)
+    assert [image.shape for image in env.get_images()] == [(4, 6, 3)] * 2
+    with pytest.raises(AttributeError, match="does not consist of single environments"):
+        env.get_attr("limit")
+    env.set_options({"shift": 1.0})
+    with pytest.raises(ValueError, match="envpool.make"):
+        env.reset()
+
+
+def test_unsupported_stand_ins_for_envpool():
+    with pytest.raises(ValueError, match="batch_size=1 must be num_envs=2"):
+        as_vec_env(StandInPool(2, seed=0, batch_size=1))
+    pool = StandInPool(2, seed=0)
+    pool.config["max_num_players"] = 3
+    with pytest.raises(ValueError, match="max_num_players=3"):
+        as_vec_env(pool)
+    with pytest.raises(ValueError, match="is not supported"):
+        as_vec_env(StandInPool(2, seed=0, action_space=spaces.Dict(a=spaces.Discrete(2))))
+    pool = StandInPool(2, seed=0)
+    pool.observation_space = {"obs": BOX}
+    with pytest.raises(ValueError, match='env_type="gymnasium"'):
+        as_vec_env(pool)
+
+
+needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
+
+
+@needs_envpool
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_envpool(env_id):
+    import envpool
+
+    env = as_vec_env(envpool.make(env_id, env_type="gymnasium", num_envs=4, seed=1, max_episode_steps=25))
+    assert isinstance(env, EnvPoolVecEnv)
+    kept = [env.reset()]
+    snapshots, before, n_ends = [kept[0].copy()], np.zeros(4, bool), 0
+    lengths, returns = np.zeros(4, int), np.zeros(4)
+    for _ in range(90):
+        actions = np.stack([env.action_space.sample() for _ in range(4)])
+        obs, rewards, dones, infos = env.step(actions)
+        kept.append(obs)
+        snapshots.append(obs.copy())
+        for i, info in enumerate(infos):
+            # Garbage is exactly where EnvPool counts a step number zero.
+            elapsed = (env.reset_infos[i] if before[i] else info)["elapsed_step"]
+            assert ("autoreset" in info) == before[i] == (elapsed == 0)
+            if before[i]:
+                assert rewards[i] == 0.0
+                continue
+            lengths[i] += 1
+            returns[i] += rewards[i]
+            assert elapsed == lengths[i]
+            if dones[i]:
+                assert info["episode"]["l"] == lengths[i] and info["episode"]["r"] == pytest.approx(
+                    returns[i], rel=1e-5
+                )
+                assert info["TimeLimit.truncated"] == (lengths[i] == 25)
+                np.testing.assert_array_equal(info["terminal_observation"], obs[i])
+                lengths[i], returns[i] = 0, 0.0
+                n_ends += 1
+        before = dones & ~before
+    assert n_ends >= 12
+    # Its buffers are not used twice, so the adapter need not copy.
+    for obs, snapshot in zip(kept, snapshots, strict=True):
+        np.testing.assert_array_equal(obs, snapshot)
+    env.close()
+
+
+@needs_envpool
+def test_envpool_atari():
+    import envpool
+
+    env = as_vec_env(
+        envpool.make("Breakout-v5", env_type="gymnasium", num_envs=4, seed=1, episodic_life=True, reward_clip=True)
+    )
+    obs = env.reset()
+    assert obs.shape == (4, 4, 84, 84) and obs.dtype == np.uint8
+    rng, lives, n_lives, episodes = np.random.default_rng(0), np.full(4, 5), 0, []
+    for _ in range(800):
+        _, _, dones, infos = env.step(rng.integers(0, 4, 4))
+        for i, info in enumerate(infos):
+            if "lives" in info:
+                n_lives += bool(dones[i])
+                assert dones[i] == (info["lives"] < lives[i])
+                assert ("episode" in info) == (dones[i] and info["lives"] == 0)
+                episodes += [info["episode"]] if "episode" in info else []
+                lives[i] = info["lives"] or 5
+    assert n_lives >= 4 * len(episodes) > 0
+    env.close()
+
+
+@needs_envpool
+def test_envpool_refusals():
+    import envpool
+
+    with pytest.raises(ValueError, match="batch_size=1 must be num_envs=2"):
+        as_vec_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, batch_size=1))
+    with pytest.raises(ValueError, match='env_type="gymnasium"'):
+        as_vec_env(envpool.make("CartPole-v1", env_type="dm", num_envs=2))
+
+
+@needs_envpool
+def test_sb3_runs_on_envpool():
+    import envpool
+
+    env = as_vec_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=0))
+    model = PPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, device="cpu").learn(512)
+    assert len(model.ep_info_buffer) > 0 and evaluate_policy(model, env, 5)[0] > 5

@@ -1,0 +1,74 @@
+"""The folder of a run."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ppo_plus.zoo.runs import RunFolder, find_folder, new_folder
+
+
+def test_folders_are_numbered_and_their_names_safe(tmp_path):
+    assert new_folder(tmp_path, "Foo-v0").path == tmp_path / "ppo_plus" / "Foo-v0_1"
+    assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_2"
+    assert new_folder(tmp_path, "ALE/Pong-v5").path.name == "ALE-Pong-v5_1"
+    assert new_folder(tmp_path, "module:Foo-v0").path.name == "module-Foo-v0_1"
+
+
+def test_the_next_number_is_above_the_last_even_with_gaps(tmp_path):
+    (tmp_path / "ppo_plus" / "Foo-v0_7").mkdir(parents=True)
+    (tmp_path / "ppo_plus" / "Foo-v0_x").mkdir()
+    (tmp_path / "ppo_plus" / "Foo-v0_more_9").mkdir()
+    assert new_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_8"
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: new_folder(tmp_path, "Foo-v0").path, range(40)))
+    assert len(set(folders)) == 40
+
+
+def test_unique_names(tmp_path):
+    one, other = new_folder(tmp_path, "Foo-v0", unique=True), new_folder(tmp_path, "Foo-v0", unique=True)
+    assert one.path.name.startswith("Foo-v0_1_") and other.path.name.startswith("Foo-v0_2_")
+    assert find_folder(tmp_path, "Foo-v0").path == other.path
+
+
+def test_find(tmp_path):
+    for _ in range(12):
+        new_folder(tmp_path, "Foo-v0")
+    assert find_folder(tmp_path, "Foo-v0").path.name == "Foo-v0_12"
+    assert find_folder(tmp_path, "Foo-v0", 1).path.name == "Foo-v0_1"
+    assert find_folder(tmp_path, "Foo-v0", -1).path == tmp_path
+    with pytest.raises(FileNotFoundError, match="no run of Bar-v0 .* `ppo-plus train --env Bar-v0`"):
+        find_folder(tmp_path, "Bar-v0")
+
+
+def test_which_runs_there_are(tmp_path):
+    for _ in range(3):
+        new_folder(tmp_path, "Foo-v0")
+    with pytest.raises(FileNotFoundError, match="no run 77 of Foo-v0 .*: choose --exp-id from 1, 2, 3"):
+        find_folder(tmp_path, "Foo-v0", 77)
+
+
+def test_runs_of_rl_zoo3(tmp_path):
+    path = tmp_path / "ppo" / "Foo-v0_4"
+    path.mkdir(parents=True)
+    assert find_folder(tmp_path, "Foo-v0", algos=("ppo", "ppo_plus")).path == path
+    with pytest.raises(FileNotFoundError, match="no run of Foo-v0 .*: use --algo ppo"):
+        find_folder(tmp_path, "Foo-v0")
+    own = new_folder(tmp_path, "Bar-v0").path
+    assert find_folder(tmp_path, "Bar-v0", algos=("ppo", "ppo_plus")).path == own
+
+
+def test_models(tmp_path):
+    folder = RunFolder(tmp_path, "ALE/Pong-v5")
+    assert folder.last_model == tmp_path / "ALE-Pong-v5.zip"
+    assert folder.best_model == tmp_path / "best_model.zip"
+    with pytest.raises(FileNotFoundError, match="no checkpoint: train with --save-freq"):
+        folder.checkpoint()
+    for n in (9, 10, 100):
+        (tmp_path / f"rl_model_{n}_steps.zip").touch()
+    assert folder.checkpoint() == tmp_path / "rl_model_100_steps.zip"
+    assert folder.checkpoint(10) == tmp_path / "rl_model_10_steps.zip"
+    with pytest.raises(FileNotFoundError, match="no checkpoint after 20 timesteps: choose from 9, 10, 100"):
+        folder.checkpoint(20)
