@@ -301,7 +301,7 @@ class Trainee:
         return parts | {REST: total - sum(parts.values())}
 
     def memory(self) -> dict[str, float]:
-        """Megabytes: the process at its peak, what training added to that, and what the rollout buffer holds."""
+        """Megabytes: the process at its peak, what training added to that, and the size of the rollout buffer."""
         peak = peak_memory()
         return {"peak": peak, "added": peak - self.memory_before, "buffer": stored(vars(self.model.rollout_buffer))}
 

@@ -8,7 +8,7 @@ up. **Updates**: of networks with two hidden layers, by their width and the size
 all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
 PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
 sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
-*Without messages* each process trains a model of its own on its part: what the cores allow, since two of them share
+*Without messages* each process trains a separate model on its part: what the cores allow, since two of them share
 memory and clock, and the minibatches are smaller.
 """
 
@@ -56,7 +56,7 @@ WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
 
 
 def part(workload: Workload, ranks: Ranks) -> Workload:
-    """What one of the processes has of a workload."""
+    """The part of a workload that one process has."""
     return replace(workload, n_envs=workload.n_envs // ranks.size, batch_size=workload.batch_size // ranks.size)
 
 
@@ -64,7 +64,7 @@ def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **argum
     """One model on a workload.
 
     :param workload: of this process
-    :param ranks: whom it learns with; ``Ranks()``: nobody
+    :param ranks: the processes that train it together; ``Ranks()``: this one alone
     """
     sizes = {"n_steps": workload.n_steps, "batch_size": workload.batch_size, "n_epochs": workload.n_epochs}
     env = workload.make_env(ranks.rank)

@@ -8,8 +8,8 @@
 The task is a cart-pole that swings up, written in torch; an iteration is a rollout and the update with it. All have the
 same networks, rollouts, minibatches, epochs, learning rate, loss and bootstrap coefficients. Rounds are interleaved, so
 that a busy machine disturbs all alike, and medians are given: seconds, and seconds of processor time, which hardly
-depend on what else the machine does. What is not installed (``pip install rsl-rl-lib skrl``, best into an environment
-of its own) is left out, and said so.
+depend on what else the machine does. What is not installed (``pip install rsl-rl-lib skrl``, best into a separate
+environment) is left out with a message.
 """
 
 import argparse

@@ -36,7 +36,7 @@ def queue_path(results: Path) -> Path:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether a process holds the lock. Unlike :func:`claim` it disturbs nobody who looks as well."""
+    """Whether a process has the lock. Unlike :func:`claim`, it does not take the lock itself."""
     if not path.exists():
         return False
     with path.open() as file:
@@ -48,7 +48,7 @@ def is_claimed(path: Path) -> bool:
 
 
 def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job]:
-    """Do what is left of some runs, one after another, each in a process of its own with one thread. They belong to
+    """Do what is left of some runs, one after another, each in a separate process with one thread. They belong to
     this process's group, whose id stands in :func:`queue_path`: signals to the group pause and continue all of it.
 
     :param command: what does a run, before the words that name it
@@ -83,7 +83,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def _package() -> str | None:
-    # With changes that are not committed there is no id.
+    # Changes that are not committed have no id.
     return None if _git("status", "--porcelain", "ppo_plus", "hyperparams") else _git("rev-parse", "HEAD:ppo_plus")
 
 

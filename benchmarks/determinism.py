@@ -1,9 +1,9 @@
-"""What is reproducible: which runs end with the same weights, bit for bit.
+"""Which runs are reproducible: they end with the same weights, bit for bit.
 
     python benchmarks/determinism.py                                          # some seven minutes on two cores
     python benchmarks/determinism.py --json benchmarks/results/determinism.json
 
-Each run is a process of its own, with the same seed and settings, that prints a hash of its weights. A run is compared
+Each run is a separate process, with the same seed and settings, that prints a hash of its weights. A run is compared
 with the first of its column, uncompiled with uncompiled and compiled with compiled.
 """
 
@@ -58,7 +58,7 @@ def make_model(task: str, compiled: bool, env: VecEnv | None = None, **changes: 
 
 
 def plainly(task: str, compiled: bool) -> PPO_Plus:
-    """Trained as it is."""
+    """Trained without anything special."""
     return make_model(task, compiled).learn(TOTAL)
 
 
@@ -81,7 +81,7 @@ def in_sb3s_processes(task: str, compiled: bool) -> PPO_Plus:
 
 
 def interrupted(task: str, compiled: bool) -> PPO_Plus:
-    """Trained in two processes, the second of which goes on from a checkpoint of the first."""
+    """Trained in two processes, the second of which resumes from a checkpoint of the first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--run", "first_half", task, str(compiled), folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -131,7 +131,7 @@ def digest(model: PPO_Plus) -> str:
 
 
 def run(way: Callable[..., PPO_Plus], variables: dict[str, str], task: str, compiled: bool) -> str:
-    """The hash that a process of its own prints."""
+    """The hash that a separate process prints."""
     command = [sys.executable, __file__, "--run", way.__name__, task, str(compiled)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()[-1]

@@ -150,7 +150,7 @@ class EndsAtGoal(BaseCallback):
     reached a goal. All of several: noise held for a rollout makes its episodes alike, and a mean of few that differ is
     above a goal by chance more often.
 
-    :param goal: that return; infinite: training goes on to its end
+    :param goal: that return; infinite: training continues to its end
     """
 
     N_ROLLOUTS = 3

@@ -77,7 +77,7 @@ TASKS = {
         ),
     ),
 }
-#: Layers behind the recurrent ones, and the size of those.
+#: Layers after the recurrent ones, and the size of the recurrent ones.
 NETWORK = dict(net_arch=[64], activation_fn=nn.ReLU, ortho_init=False)
 MEMORY = dict(lstm_hidden_size=64)
 N_EPISODES, N_SEEDS = 100, 3

@@ -1,6 +1,6 @@
-"""What is learned, run by run, over many hours: MuJoCo's tasks (version 5) in a million steps, classic ones, and Pong.
+"""Long training runs: MuJoCo's tasks (version 5) in a million steps, classic ones, and Pong.
 
-    python benchmarks/learning_returns.py --list                           # what is done, going on, and left
+    python benchmarks/learning_returns.py --list                           # what is done, running, and left
     python benchmarks/learning_returns.py --run sb3-defaults Hopper-v5 0   # one run
     python benchmarks/learning_returns.py --queue                          # all that is left, one after another
     python benchmarks/learning_returns.py --queue --stage screen           # of one part; two queues share the work
@@ -58,10 +58,10 @@ N_LAST, N_EPISODES, N_EVAL_ENVS = 100, 20, 10
 
 
 def parse_job(arm: str, task: str, seed: str) -> Job:
-    """A run as it is typed.
+    """The run that the words of a command name.
 
-    :raises ValueError: there is no such contender or task, the one has no settings for the other, or the seed is no
-        whole number
+    :raises ValueError: there is no such contender or task, the contender has no settings for the task, or the seed is
+        not a whole number
     """
     if arm not in ARMS:
         near = get_close_matches(arm, ARMS) or ["mujoco", "entry", "sb3-defaults"]
@@ -75,9 +75,9 @@ def parse_job(arm: str, task: str, seed: str) -> Job:
     try:
         find_env(task)
     except (gym.error.Error, ImportError):
-        raise ValueError(f"TASK={task!r} is no environment that Gymnasium has registered") from None
+        raise ValueError(f"TASK={task!r} is not an environment that Gymnasium has registered") from None
     if arm.startswith("own-") and not arm.startswith(f"own-{task}-"):
-        raise ValueError(f"ARM={arm} has settings of its own task only, not of TASK={task}")
+        raise ValueError(f"ARM={arm} has settings for one task only, not for TASK={task}")
     if not seed.isdecimal():
         raise ValueError(f"SEED={seed!r} must be a whole number, 0 or above")
     return Job(arm, task, int(seed))
@@ -101,7 +101,7 @@ def experiment(job: Job, settings: dict[str, Any]) -> Experiment:
 
 
 def make_model(algorithm: type[Any], training: Experiment, env: VecEnv) -> Any:
-    """The algorithm, with weights that the seed determines."""
+    """A model of the algorithm, with weights that the seed determines."""
     own = {"n_threads": 1} if issubclass(algorithm, PPO_Plus) else {}
     arguments = deepcopy({**training.hyperparams, **own})
     policy_kwargs = deepcopy(training.policy_kwargs)
@@ -231,7 +231,7 @@ def run(job: Job, file: Path = FILE, steps: int | None = None) -> None:
 
 
 def status(file: Path, jobs: Iterable[Job]) -> list[str]:
-    """A line for each run: what came out of it, or whether it is going on."""
+    """A line for each run: its scores, or whether it is running."""
     jobs = list(jobs)
     done = read(file, jobs)
 
@@ -249,7 +249,7 @@ def status(file: Path, jobs: Iterable[Job]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--list", action="store_true", help="what is done, going on, and left")
+    what.add_argument("--list", action="store_true", help="what is done, running, and left")
     what.add_argument("--run", nargs=3, metavar=("ARM", "TASK", "SEED"), help="do one run")
     what.add_argument("--queue", action="store_true", help="do what is left")
     what.add_argument("--table", action="store_true", help="what came out")

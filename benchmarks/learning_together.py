@@ -35,8 +35,8 @@ class Vault(gym.Env[np.ndarray, Any]):
     The sign can be read in one cell only, some steps before the vault. Walking ahead ends at the vault, walking back at
     the entrance, and keys fit nowhere but at the vault: :meth:`action_masks` says what is possible. What is impossible
     only takes time. The right key is worth 1, a wrong one nothing, and either ends the episode, as does the time limit;
-    each step costs an equal part of 1 in all. So those who explore have to walk in one direction for long, and those
-    who do not remember the sign have the right key once in eight times: the vault looks the same whatever it said.
+    each step costs an equal part of 1 in all. So exploration has to walk in one direction for long, and a policy
+    that does not remember the sign has the right key once in eight times: the vault looks the same whatever it said.
     """
 
     N_KEYS = 8

@@ -26,7 +26,7 @@ from ppo_plus.zoo.cli.arguments import whole_number
 def parser(
     doc: str | None, tables: Iterable[str], seeds: int | None = None, contenders: Iterable[str] = ()
 ) -> argparse.ArgumentParser:
-    """What learning scripts can be asked for.
+    """The options of a learning script.
 
     :param doc: the script's docstring
     :param tables: what it can be limited to
@@ -64,14 +64,14 @@ def learn(model: Any, steps: int, callback: MaybeCallback = None) -> float:
 def run(
     jobs: Iterable[Callable[[], Result]], arguments: argparse.Namespace, before: Sequence[Result] = ()
 ) -> list[Result]:
-    """Run jobs in processes with one thread each, and keep what there is after each of them: a table takes long.
+    """Run jobs in processes with one thread each, and save all results after each job, since they take long.
 
     :param jobs: functions that can be sent to a process
     :param arguments: of :func:`parser`
-    :param before: results that there are already
+    :param before: earlier results
     :return: all results: those from before, then in the order of the jobs
-    :raises Exception: what a job has raised; those that have not begun are not done then, what there is before is kept
-    :raises SystemExit: Ctrl-C, which ends the jobs that are going on as well
+    :raises Exception: what a job has raised; jobs that have not begun are not done, and earlier results are kept
+    :raises SystemExit: Ctrl-C, which ends running jobs as well
     """
     print(", ".join(f"{key} {value}" for key, value in facts().items()))
     results, futures = [*before], []
@@ -100,19 +100,19 @@ def run(
 
 
 def _begin() -> None:
-    """In each process. Ctrl-C ends it at once: what it was about is not kept, and what would follow is not wanted."""
+    """Set up a process of the pool: one thread, and Ctrl-C ends it at once, since its unfinished run is not kept."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     th.set_num_threads(1)
 
 
 def done_before(path: Path) -> list[Result]:
-    """The results in a file; none if there is no file. It ends the script if they are of other versions: a file says
-    them once for all its runs."""
+    """The results in a file; none if there is no file. Results of other versions end the script, because a file names
+    the versions once for all its runs."""
     if not path.exists():
         return []
     versions, now = json.loads(path.read_text())["versions"], facts()
     if others := [name for name in now if versions.get(name) != now[name]]:
-        differ = ", ".join(f"{name} {versions.get(name)}, and not {now[name]}" for name in others)
+        differ = ", ".join(f"{name} {versions.get(name)}, not {now[name]}" for name in others)
         raise SystemExit(f"{path} has results of {differ}: give another file to --json")
     return read(path)
 

@@ -25,8 +25,8 @@ def main() -> None:
     options.add_argument(
         "--bandwidth",
         type=float,
-        default=2.5e9 / 16,
-        help="between machines, of a process, byte/s (default: 25 Gbit/16)",
+        default=ASSUMED[2],
+        help="between machines, of a process, byte/s (default: 25 Gbit/s shared by 16)",
     )
     options.add_argument("--seed", type=int, default=0, help="of the simulation")
     arguments = options.parse_args()

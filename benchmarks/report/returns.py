@@ -194,9 +194,8 @@ def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task of which settings of its own were measured: what runs with these reach and what those with
-    the shared settings do, and how many times as much that is; an interval without 1 is a gain that chance does
-    not explain."""
+    """A line for each task whose own settings were measured: what runs reach with these and with the shared settings,
+    and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
     results, rows = list(results), []
     for task, arm in OVERRIDES.items():
         arms = arm, shared_arm(task)

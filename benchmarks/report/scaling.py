@@ -7,7 +7,7 @@ size of the minibatch, and that of an all-reduce between processes of one machin
 - an all-reduce of S bytes over N processes takes 2 log2(N) alpha + 2 (N - 1) / N S / beta (Thakur, Rabenseifner and
   Gropp 2005: recursive halving and doubling); within a machine alpha and beta fit what was measured, between machines
   the slower of that and the network counts, whose latency comes on top;
-- a process takes as long as another but for chance: each minibatch of each is slower by a factor drawn anew, log-normal
+- processes differ by chance alone: each minibatch of each process is slower by a random factor, log-normal
   with the spread that was measured, and all wait for the slowest. That is simulated.
 
 Efficiency is the time of a minibatch of b transitions in one process, divided by the time that N processes need for one

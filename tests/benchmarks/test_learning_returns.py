@@ -159,12 +159,12 @@ def test_a_curve_is_made_of_means_between_ends_of_episodes(script):
         (["?", "Ant-v5", "1"], "there is no contender ARM='?': mujoco, entry, sb3-defaults are some of those"),
         (["mujoco", "Nope-v5", "1"], "ARM=mujoco TASK=Nope-v5: ppo_plus.yml has no entry Nope-v5"),
         (["rl_zoo3", "Nope-v5", "1"], "ppo_plus.yml has no entry Nope-v5/rl_zoo3"),
-        (["sb3-defaults", "Nope-v5", "1"], "TASK='Nope-v5' is no environment that Gymnasium has registered"),
-        (["atari", "ALE/Nope-v5", "1"], "TASK='ALE/Nope-v5' is no environment that Gymnasium has registered"),
-        (["entry", "mujoco", "1"], "TASK='mujoco' is no environment that Gymnasium has registered"),
+        (["sb3-defaults", "Nope-v5", "1"], "TASK='Nope-v5' is not an environment that Gymnasium has registered"),
+        (["atari", "ALE/Nope-v5", "1"], "TASK='ALE/Nope-v5' is not an environment that Gymnasium has registered"),
+        (["entry", "mujoco", "1"], "TASK='mujoco' is not an environment that Gymnasium has registered"),
         (
             ["own-Ant-v5-00", "Hopper-v5", "1"],
-            "ARM=own-Ant-v5-00 has settings of its own task only, not of TASK=Hopper-v5",
+            "ARM=own-Ant-v5-00 has settings for one task only, not for TASK=Hopper-v5",
         ),
         (
             ["screen-01", "Ant-v5", "1"],
