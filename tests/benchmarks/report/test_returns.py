@@ -41,7 +41,7 @@ def test_comparison_says_how_much_and_how_probable(script, results):
     assert len(script.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
 
 
-def test_what_has_the_settings_of_the_reference_is_not_compared_with_it(script, results):
+def test_settings_of_the_reference_are_not_compared_with_it(script, results):
     for each in results:
         if (each["arm"], each["task"]) == ("trpo", "Ant-v5"):
             each["settings"] = {"of": "sb3-defaults"}
@@ -100,7 +100,7 @@ def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_s
     )
 
 
-def test_every_entry_with_a_goal_is_planned_with_ten_runs_or_three_long_ones(script, import_script):
+def test_every_entry_with_a_goal_has_ten_runs_or_three_long_ones(script, import_script):
     stages, n_runs = import_script("report.plan").STAGES, {}
     for job in import_script("report.plan").in_order(stages[name] for name in ("table", "entries")):
         n_runs[job.arm, job.task] = n_runs.get((job.arm, job.task), 0) + 1
