@@ -247,8 +247,8 @@ def attach_clocks(model: Any) -> dict[str, float]:
     methods = [(model.env, "step", ENV), (model, "train", UPDATE), (buffer, "add", COLLECT)]
     if hasattr(model, "collector"):
         # PPO_Plus settles before each rollout which function acts, and does not compile what reads a clock.
-        begin = model.collector.begin
-        model.collector.begin = lambda task, *given: begin(replace(task, act=clocked(seconds, ACT, task.act)), *given)
+        start = model.collector.start
+        model.collector.start = lambda plan, *given: start(replace(plan, act=clocked(seconds, ACT, plan.act)), *given)
         methods.append((model.collector, "finish", COLLECT))
     else:
         methods += [(policy, "forward", ACT), (policy, "predict_values", COLLECT)]

@@ -6,7 +6,7 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 import io
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -40,7 +40,7 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, at
 from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
-from ppo_plus.policy.masking import MaskSource, find_masks
+from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
@@ -49,10 +49,10 @@ from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, Task, ended
+from ppo_plus.rollout.collector import Collector, RolloutPlan
 from ppo_plus.rollout.evaluation import evaluate
-from ppo_plus.rollout.lazy import Seen
-from ppo_plus.rollout.tensor_collector import TensorCollector, collector_for, in_tensors, warn_of_numpy
+from ppo_plus.rollout.lazy import LazyLocals
+from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.rollout.together import Together
 from ppo_plus.settings import Settings
 from ppo_plus.update.batch import Batch
@@ -457,7 +457,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration
-            callback.on_training_start(Seen(locals()) if in_tensors(self.env) else locals(), globals())
+            callback.on_training_start(LazyLocals(locals()), globals())
             call.go_on(self)
             while self.num_timesteps < total_timesteps:
                 if not self.collect_rollouts(self.env, callback, self.rollout_buffer, self.n_steps):  # type: ignore[arg-type]
@@ -549,86 +549,32 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param callback: called at every step, and at the beginning and end of the rollout
         :param rollout_buffer: to fill
         :param n_rollout_steps: steps per environment
-        :return: whether training goes on: ``False`` if the callback stopped it
+        :return: whether training continues: ``False`` if the callback stopped it
         """
         self.policy.set_training_mode(False)
         collector = self.collector
         rollout_buffer.reset()
+        # A callback may use the environments here, write a checkpoint, or assign arguments.
         callback.on_rollout_start()
         self._check_arguments()
         self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
-        mask_source = find_masks(env, self.policy.family.choices, self.action_mask_key)
-        self._expects_masks = mask_source is not None and mask_source.key is None
-        act = prepare_act(self.policy, mask_source, self.compilation, callback)
-        length = self.settings.steps_per_sequence
-        task = Task(self.policy, act, rollout_buffer, self.sde_sample_freq, length)
-        collector.begin(task, env, self._steps())
-        if isinstance(collector, TensorCollector):
-            return self._collect_in_tensors(env, callback, rollout_buffer, n_rollout_steps, mask_source)
-        explained = CheckedEnvs(env, self._steps)
-        # Callbacks find what is assigned here, under SB3's names, in their `locals`.
+        collector.start(self._plan(env, callback, rollout_buffer), env, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
-            action_masks = None
-            if mask_source is not None:
-                action_masks = mask_source.read(env, self._last_obs, self._steps())
-            decision = collector.decide(action_masks)
-            obs_tensor, actions, clipped_actions = decision.obs_tensor, decision.actions, decision.clipped_actions
-            values, log_probs = th.from_numpy(decision.value[:, None]), th.from_numpy(decision.log_prob)
-
-            with explained:
-                new_obs, rewards, starts, infos = env.step(clipped_actions)
-                dones = ended(starts, infos)
-                self.num_timesteps += env.num_envs * self.ranks.size
-                collector.receive(new_obs, rewards, self._steps())
-            callback.update_locals(locals())
-            if not callback.on_step():
-                return self._meet(False)
-            self._update_info_buffer(infos, dones)
-            if collector.obs is None:
-                env = self.env  # type: ignore[assignment]
-            with explained:
-                collector.store(decision, rewards, starts, infos, env)
-        self._read_settings()
-        collector.finish()
-
-        goes_on = self._meet(True)
-        callback.update_locals(locals())
-        callback.on_rollout_end()
-        return goes_on
-
-    def _collect_in_tensors(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: RolloutBuffer,
-        n_rollout_steps: int,
-        mask_source: MaskSource | None,
-    ) -> bool:
-        """What ``collect_rollouts`` does where environments are in tensors, once the rollout has begun."""
-        collector = self.collector
-        assert isinstance(collector, TensorCollector)
-        # Callbacks find what is assigned here, under SB3's names, in their `locals`; what is another kind of value in
-        # SB3 is made of it when they look.
-        while (n_steps := collector.n_steps) < n_rollout_steps:
-            action_masks = collector.masks(mask_source)
-            decision = collector.choose(action_masks)
-            obs_tensor, values, log_probs = decision.obs, decision.value[:, None], decision.log_prob
+            decision = collector.act()
             step = collector.step(decision)
             self.num_timesteps += env.num_envs * self.ranks.size
-            callback.update_locals(locals() | collector.seen(decision, step))
+            callback.update_locals(locals() | collector.locals(decision, step))
             if not callback.on_step():
-                collector.settle()
+                collector.flush()
                 return self._meet(False)
-            if collector.obs is None:
-                env = self.env  # type: ignore[assignment]
-            collector.keep(decision, step, env, self._steps())
+            self._update_info_buffer(step.infos, step.dones)
+            collector.store(decision, step, self.env)  # type: ignore[arg-type]
         self._read_settings()
-        told = collector.conclude(mask_source, self._stats_window_size)
-        infos = [{"episode": episode} for episode in told.episodes]
-        self._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
-        for name, value in told.log.items():
+        report = collector.finish()
+        self._update_info_buffer(report.infos)
+        for name, value in report.log.items():
             self.logger.record_mean(name, value)
 
         goes_on = self._meet(True)
@@ -636,15 +582,23 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return goes_on
 
+    def _plan(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer) -> RolloutPlan:
+        """What the rollout that begins is collected with."""
+        masks = find_masks(env, self.policy.family.choices, self.action_mask_key)
+        self._expects_masks = masks is not None and masks.key is None
+        act = prepare_act(self.policy, masks, self.compilation, callback)
+        length, window = self.settings.steps_per_sequence, self._stats_window_size
+        return RolloutPlan(self.policy, act, masks, rollout_buffer, self.sde_sample_freq, length, window)
+
     def _steps(self) -> int:
         """How many steps each environment has taken."""
         return self.num_timesteps // (self.n_envs * self.ranks.size)
 
-    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+    def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
         if self.ranks.several:
-            self.together.ended(infos, np.zeros(len(infos), dtype=bool) if dones is None else dones)
+            self.together.ended(infos, dones)
         else:
-            super()._update_info_buffer(infos, dones)
+            super()._update_info_buffer(infos, dones)  # type: ignore[arg-type]
 
     def _meet(self, goes_on: bool) -> bool:
         """End a rollout, with other processes if there are any.
@@ -782,7 +736,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: no environment, one with other spaces, or no episode asked for
         :raises FloatingPointError: an observation or a reward is not finite
         """
-        self.collector.settle()
+        self.collector.flush()
         return evaluate(self, n_eval_episodes, env, render)
 
     # --- saving ------------------------------------------------------------------------------------------------------

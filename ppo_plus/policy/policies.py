@@ -52,6 +52,17 @@ class Step(NamedTuple):
         """All of it in one tensor, shape ``(N, action_dim + 2 + param_dim)``, which comes from a device in one copy."""
         return th.cat([self.actions, self.values[:, None], self.log_probs[:, None], self.params], dim=1)
 
+    @classmethod
+    def unpacked(cls, packed: Any, action_dim: int) -> "Step":
+        """The parts of :meth:`packed`, as views.
+
+        :param packed: a tensor, or an array
+        :param action_dim: numbers of an action
+        """
+        return cls(
+            packed[:, :action_dim], packed[:, action_dim], packed[:, action_dim + 1], packed[:, action_dim + 2 :]
+        )
+
 
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
     """Policy and value networks; ``MlpPolicy``, and the base of the others.

@@ -1,8 +1,10 @@
-"""Collecting rollouts: what stands between the environments and the policy while they act."""
+"""The collector: takes steps in the environments with the policy's actions, and stores them in the buffer."""
 
 import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -14,7 +16,9 @@ from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.vec_env import row_of
 from ppo_plus.policy.carry import Carry, Memory
+from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
+from ppo_plus.policy.policies import Step
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -22,48 +26,72 @@ from ppo_plus.trees import tree_map
 
 
 @dataclass(frozen=True)
-class Task:
-    """A rollout to collect.
+class RolloutPlan:
+    """What a rollout is collected with.
 
     :param policy: whose actions to take
-    :param act: its act
+    :param act: the function that chooses them (:func:`~ppo_plus.rollout.acting.prepare_act`)
+    :param masks: where action masks come from; ``None``: there are none
     :param buffer: where to store the transitions
     :param sde_sample_freq: when held noise is renewed, as in :class:`~ppo_plus.PPO_Plus`
     :param steps_per_sequence: steps of the sequences that are stored; 0 without memory
+    :param window: how many of the last episodes are reported, at most
     """
 
     policy: Any
     act: Act
+    masks: MaskSource | None
     buffer: RolloutBuffer
     sde_sample_freq: int | str
-    steps_per_sequence: int
+    steps_per_sequence: int = 0
+    window: int = 100
 
 
-class Decision:
-    """The actions for ``N`` environments, with what they were chosen from; arrays have SB3's names.
+class Decision(NamedTuple):
+    """The actions for ``N`` environments, with what they were chosen from: arrays, or tensors on the policy's device.
 
     :param obs: the observations
     :param starts: which of them begin an episode, booleans ``(N,)``
     :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
     :param obs_tensor: the observations as the policy saw them
-    :param step: a packed step
-    :param distribution: of the actions
+    :param step: what the policy returned
+    :param env_actions: the actions as the environments take them
     """
 
-    def __init__(
-        self,
-        obs: Any,
-        starts: np.ndarray,
-        masks: np.ndarray | None,
-        obs_tensor: Any,
-        step: np.ndarray,
-        distribution: Any,
-    ):
-        n = distribution.action_dim
-        self.obs, self.starts, self.masks, self.obs_tensor = obs, starts, masks, obs_tensor
-        self.actions: np.ndarray = step[:, :n].astype(distribution.dtype, copy=False)
-        self.value, self.log_prob, self.params = step[:, n], step[:, n + 1], step[:, n + 2 :]
-        self.clipped_actions = distribution.to_env(self.actions)
+    obs: Any
+    starts: Any
+    masks: Any
+    obs_tensor: Any
+    step: Step
+    env_actions: Any
+
+
+class EnvStep(NamedTuple):
+    """What ``N`` environments returned for their actions: arrays, or tensors on their device.
+
+    :param obs: the next observations
+    :param rewards: shape ``(N,)``
+    :param starts: which of ``obs`` begin an episode, booleans ``(N,)``
+    :param dones: which episodes have ended: ``starts`` without steps that only reset (:func:`ended`)
+    :param infos: one for each environment; empty for environments in tensors, which report episodes at the end
+    """
+
+    obs: Any
+    rewards: Any
+    starts: Any
+    dones: Any
+    infos: Sequence[dict[str, Any]]
+
+
+class Report(NamedTuple):
+    """What is known of a rollout only when it has ended, because environments in tensors keep it on their device.
+
+    :param infos: of the last episodes that have ended, in order: the info dict a ``Monitor`` would have returned
+    :param log: what the simulator logged, averaged over the rollout
+    """
+
+    infos: list[dict[str, Any]]
+    log: dict[str, float]
 
 
 class Collector:
@@ -78,12 +106,15 @@ class Collector:
         self.obs: Any = None
         #: Which of them begin an episode, booleans ``(N,)``.
         self.starts: np.ndarray | None = None
-        #: Memory and held noise of each environment; ``None``: both start anew.
+        #: Memory and held noise of each environment; ``None``: memory is cleared and noise drawn before the next step.
         self.carry: Carry | None = None
         self._begin_rollout()
 
     def _begin_rollout(self) -> None:
-        self._task: Any = None
+        self._plan: Any = None
+        #: The environments, and the context in which their mistakes are explained.
+        self._env: Any = None
+        self._checked: Any = None
         #: Of the environments' observations and rewards, as they were when the rollout began.
         self._statistics: Any = None
         #: Steps taken in this rollout.
@@ -113,11 +144,11 @@ class Collector:
         return vars(kept)
 
     def forget(self) -> None:
-        """Clear the memory, and draw all noise anew."""
+        """Clear the memory, and draw new noise for all environments."""
         self.carry = None
 
     def to(self, device: th.device) -> None:
-        """Go on where the policy computes now."""
+        """Move the carry to the device where the policy computes now."""
         self.device = device
         if self.carry is not None:
             self.carry = tree_map(lambda tensor: tensor.to(device), self.carry)
@@ -128,54 +159,69 @@ class Collector:
         # A wrapper may write into the observations that it has just returned.
         self._incoming = copy.deepcopy(self._incoming)
 
-    def settle(self) -> None:
-        """Somebody is going to ask the environments' wrappers: have them know all that there is to know by now."""
+    def flush(self) -> None:
+        """Write pending statistics to the environments' wrappers before outside code reads them."""
 
-    def begin(self, task: Task, env: VecEnv, step: int) -> None:
+    def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
         """Begin a rollout.
 
-        :param task: what to collect
+        :param plan: what to collect it with
         :param env: the environments
         :param step: how many steps each of them has taken, for messages
         """
         self._begin_rollout()
-        self._task = task
+        self._plan, self._step = plan, step
         if self.obs is None:
-            self.restart(env, step)
+            self.restart(env)
         else:
-            self._statistics = Statistics(env)
+            self._use(env)
 
-    def restart(self, env: VecEnv, step: int) -> None:
-        """Reset the environments; parameters as for :meth:`begin`."""
-        self._statistics = Statistics(env)
-        with CheckedEnvs(env, lambda: step):
+    def _use(self, env: VecEnv) -> None:
+        self._env, self._statistics = env, Statistics(env)
+        self._checked = CheckedEnvs(env, lambda: self._step)
+
+    def restart(self, env: VecEnv) -> None:
+        """Reset the environments.
+
+        :param env: the environments, from now on
+        """
+        self._use(env)
+        with self._checked:
             self.obs = env.reset()
-        check_reset(env, self.obs, step, self._statistics)
+        check_reset(env, self.obs, self._step, self._statistics)
         self.starts = np.ones((env.num_envs,), dtype=bool)
         self.forget()
 
-    def decide(self, masks: np.ndarray | None) -> Decision:
+    def act(self) -> Decision:
         """Choose the next actions.
 
-        :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
-        :raises ValueError: the observations are of another shape than their space
+        :raises ValueError: the observations have another shape than their space, or the masks are not valid
         """
+        plan, policy = self._plan, self._plan.policy
+        masks = None if plan.masks is None else plan.masks.read(self._env, self.obs, self._step)
         # Copies: environments may return the same arrays in each step, and a transition is stored after the next one.
-        task, obs, starts = self._task, _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
-        policy = task.policy
-        carry = self.renew_noise(policy, task.sde_sample_freq)
-        if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
-            task.buffer.begin_sequences(carry.memory)
+        obs, starts = _copied(self.obs), self.starts.copy()  # type: ignore[union-attr]
+        carry = self._carry_now()
         obs_tensor = to_network(obs, policy.observation_space, self.device)
         starts_tensor = self._tensor(np.asarray(starts, dtype=bool)) if policy.remembers else None
         try:
-            step, self.carry = task.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
+            packed, self.carry = plan.act(obs_tensor, carry, starts_tensor, self._tensor(masks))
         except Exception:
             # Checked only on errors, so that steps are not slower.
-            check_shape(obs, policy.observation_space, len(starts))  # type: ignore[arg-type]
+            check_shape(obs, policy.observation_space, len(starts))
             raise
         self._memory = self.carry.memory
-        return Decision(obs, starts, masks, obs_tensor, step.cpu().numpy(), policy.family)  # type: ignore[arg-type]
+        step: Any = Step.unpacked(packed.cpu().numpy(), policy.family.action_dim)
+        step = step._replace(actions=step.actions.astype(policy.family.dtype, copy=False))
+        return Decision(obs, starts, masks, obs_tensor, step, policy.family.to_env(step.actions))
+
+    def _carry_now(self) -> Carry:
+        """The carry of the next step; stores the memory where a training sequence begins."""
+        plan = self._plan
+        carry = self.renew_noise(plan.policy, plan.sde_sample_freq)
+        if plan.steps_per_sequence and self.n_steps % plan.steps_per_sequence == 0:
+            plan.buffer.begin_sequences(carry.memory)
+        return carry
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
         """The carry, with held noise drawn again where it is due."""
@@ -191,75 +237,79 @@ class Collector:
         assert self.carry is not None
         return self.carry
 
-    def receive(self, new_obs: Any, rewards: np.ndarray, step: int) -> None:
-        """Take what the environments have returned.
+    def step(self, decision: Decision) -> EnvStep:
+        """Take the actions.
 
-        :raises FloatingPointError: a number is not finite
+        :raises FloatingPointError: an observation or a reward is not finite
         """
-        self._statistics.require_finite(step, new_obs, rewards)
-        self._incoming, self._step = new_obs, step
+        with self._checked:
+            obs, rewards, starts, infos = self._env.step(decision.env_actions)
+            self._step += 1
+            self._statistics.require_finite(self._step, obs, rewards)
+        self._incoming = obs
+        return EnvStep(obs, rewards, starts, ended(starts, infos), infos)
 
-    def store(
-        self,
-        decision: Decision,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        env: VecEnv,
-    ) -> None:
-        """Store a transition, and go on from where it led.
+    def locals(self, decision: Decision, step: EnvStep) -> dict[str, Any]:
+        """What callbacks find of a step in their ``locals``, under SB3's names."""
+        return {
+            "obs_tensor": decision.obs_tensor,
+            "action_masks": decision.masks,
+            "actions": decision.step.actions,
+            "values": th.from_numpy(decision.step.values[:, None]),
+            "log_probs": th.from_numpy(decision.step.log_probs),
+            "clipped_actions": decision.env_actions,
+            "new_obs": step.obs,
+            "rewards": step.rewards,
+            "dones": step.dones,
+            "infos": step.infos,
+        }
+
+    def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
+        """Store a transition, and continue with the observations that it led to.
 
         :param decision: the actions taken
-        :param rewards: shape ``(N,)``
-        :param dones: which episodes have ended, shape ``(N,)``
-        :param infos: one for each environment
-        :param env: the environments to go on with
+        :param step: what they led to
+        :param env: the environments to reset if something else has used them
         :raises FloatingPointError: a final observation is not finite
         """
-        row, new_obs = self.n_steps, self._incoming
-        truncated = _truncated(dones, infos)
-        for i, final_obs in truncated:
-            require_finite("final observation", final_obs, self._step, env=i)
+        row, new_obs, starts, infos = self.n_steps, self._incoming, step.starts, step.infos
+        truncated = _truncated(starts, infos)
+        with self._checked if truncated else nullcontext():
+            for i, final_obs in truncated:
+                require_finite("final observation", final_obs, self._step, env=i)
         if self.obs is None:
             # Something else has used the environments.
-            truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~dones).tolist()]
-            self.restart(env, self._step)
-            new_obs, dones = self.obs, np.ones_like(dones)
+            truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~starts).tolist()]
+            self.restart(env)
+            new_obs, starts = self.obs, np.ones_like(starts)
         self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
-        if np.count_nonzero(dones):
-            self._resets += [(row, i) for i in np.flatnonzero(dones).tolist() if is_reset(infos[i])]
-            self._cuts += [(row, i) for i in np.flatnonzero(dones).tolist() if RESTART in infos[i]]
+        if np.count_nonzero(starts):
+            self._resets += [(row, i) for i in np.flatnonzero(starts).tolist() if is_reset(infos[i])]
+            self._cuts += [(row, i) for i in np.flatnonzero(starts).tolist() if RESTART in infos[i]]
         extra = {} if decision.masks is None else {"masks": decision.masks}
-        self._task.buffer.add(
-            decision.obs,
-            decision.actions,
-            rewards,
-            decision.starts,
-            decision.value,
-            decision.log_prob,
-            decision.params,
-            **extra,
-        )
+        actions, values, log_probs, params = decision.step
+        self._plan.buffer.add(decision.obs, actions, step.rewards, decision.starts, values, log_probs, params, **extra)
         self.n_steps += 1
-        self.obs, self.starts = new_obs, dones
+        self.obs, self.starts = new_obs, starts
 
-    def finish(self) -> None:
+    def finish(self) -> Report:
         """End a rollout: exclude the steps that only reset, and estimate advantages."""
-        buffer = self._task.buffer
+        buffer = self._plan.buffer
         assert self.starts is not None
-        # Copies: whoever uses the environments before advantages are estimated anew may write into these.
+        # Copies: code that uses the environments before advantages are recomputed may write into these.
         self._end = _copied(self.obs), self._memory, self.starts.copy()
         self._rewards = buffer.rewards.copy()
         if self._resets:
             buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
         self.estimate(buffer)
+        return Report([], {})
 
     def estimate(self, buffer: RolloutBuffer) -> None:
         """Bootstrap from the policy's present values of final and last observations, and estimate advantages.
 
         :param buffer: has the rollout, and the values of its observations; or a twin of it
         """
-        policy = self._task.policy
+        policy = self._plan.policy
         obs, memory, starts = self._end
         buffer.rewards[...] = self._rewards
         with th.no_grad():
@@ -282,25 +332,25 @@ class Collector:
         return None if array is None else th.as_tensor(array, device=self.device)
 
 
-def ended(dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
-    """Which episodes have ended: ``dones`` without the steps that a vector environment took to reset.
+def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+    """Which episodes have ended: all but those of environments that only reset in this step.
 
-    :param dones: behind which steps an episode starts, booleans ``(N,)``
+    :param starts: which environments begin an episode after this step, booleans ``(N,)``
     :param infos: one for each environment
     """
-    if not np.count_nonzero(dones):
-        return dones
-    return dones & [not is_reset(info) for info in infos]
+    if not np.count_nonzero(starts):
+        return starts
+    return starts & [not is_reset(info) for info in infos]
 
 
-def _truncated(dones: np.ndarray, infos: list[dict[str, Any]]) -> list[tuple[int, Any]]:
+def _truncated(starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
     """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
-    if not np.count_nonzero(dones):
+    if not np.count_nonzero(starts):
         return []
     return [
         # Copied: the environment may reuse the array before the rollout ends.
         (i, copy.deepcopy(infos[i]["terminal_observation"]))
-        for i in np.flatnonzero(dones).tolist()
+        for i in np.flatnonzero(starts).tolist()
         if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
     ]
 

@@ -1,13 +1,13 @@
-"""Values that are made when somebody looks at them: what callbacks see of a step that is in tensors on a device."""
+"""Values that are computed on access: what callbacks see of a step whose tensors are on a device."""
 
 from collections.abc import Callable, ItemsView, Iterator, ValuesView
 from typing import Any
 
 
 class Lazy:
-    """A value that is made when it is asked for, once.
+    """A value that is computed on first access.
 
-    :param make: makes it
+    :param make: computes it
     """
 
     def __init__(self, make: Callable[[], Any]):
@@ -21,8 +21,8 @@ class Lazy:
         return self._value
 
 
-class Seen(dict[str, Any]):
-    """A dict of which everybody who looks at a :class:`Lazy` value sees the value."""
+class LazyLocals(dict[str, Any]):
+    """A dict that returns the value of a :class:`Lazy` entry, however it is read."""
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -40,7 +40,7 @@ class Seen(dict[str, Any]):
         return self[key]
 
     def __iter__(self) -> Iterator[str]:
-        # With a method of its own, `dict(seen)` and `{**seen}` ask for each value.
+        # With a method of its own, `dict(locals)` and `{**locals}` ask for each value.
         return super().__iter__()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]

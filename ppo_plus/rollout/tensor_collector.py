@@ -6,7 +6,7 @@ there were, what is to be logged, the statistics of a ``VecNormalize``) is compu
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -19,9 +19,10 @@ from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import MaskSource
+from ppo_plus.policy.policies import Step
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, Task
+from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
 
@@ -52,40 +53,6 @@ def collector_for(env: VecEnv, present: Collector, device: th.device) -> Collect
     return present if type(present) is kind else kind(device)
 
 
-class TensorDecision(NamedTuple):
-    """The actions for ``N`` environments, with what they were chosen from; all of it on the policy's device.
-
-    :param obs: the observations
-    :param starts: which of them begin an episode, booleans ``(N,)``
-    :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
-    :param actions: internal actions, shape ``(N, action_dim)``
-    :param value: shape ``(N,)``
-    :param log_prob: shape ``(N,)``
-    :param params: shape ``(N, param_dim)``
-    :param env_actions: actions as the environments take them
-    """
-
-    obs: Any
-    starts: th.Tensor
-    masks: th.Tensor | None
-    actions: th.Tensor
-    value: th.Tensor
-    log_prob: th.Tensor
-    params: th.Tensor
-    env_actions: Any
-
-
-class Told(NamedTuple):
-    """What the host learns of a rollout.
-
-    :param episodes: of the last episodes that have ended, in order: what a ``Monitor`` tells of each
-    :param log: what the simulator logged, averaged over the rollout
-    """
-
-    episodes: list[dict[str, Any]]
-    log: dict[str, float]
-
-
 class TensorCollector(Collector):
     """A :class:`~ppo_plus.rollout.collector.Collector` whose ``obs`` and ``starts`` are tensors on its device."""
 
@@ -95,7 +62,9 @@ class TensorCollector(Collector):
 
     def _begin_rollout(self) -> None:
         super()._begin_rollout()
-        self._env: Any = None
+        #: The environments without the ``VecNormalize`` around them.
+        self._simulator: Any = None
+        self._stepped: Stepped
         self._normalizing: Normalizing | None = None
         self._to_env: Any = None
         #: Of each step what it led to, without what is in the buffer.
@@ -109,24 +78,26 @@ class TensorCollector(Collector):
 
     # --- step by step ----------------------------------------------------------------------------------------------
 
-    def begin(self, task: Task, env: VecEnv, step: int) -> None:
-        super().begin(task, env, step)
-        self._env = env.unwrapped
-        if isinstance(env, VecNormalize):
-            self._normalizing = Normalizing(env, self._env.device)
-        self._to_env = task.policy.family.tensors_to_env(self.device)
+    def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
+        super().start(plan, env, step)
+        self._to_env = plan.policy.family.tensors_to_env(self.device)
         self._as_tensors()
 
-    def settle(self) -> None:
+    def _use(self, env: VecEnv) -> None:
+        super()._use(env)
+        self._simulator = env.unwrapped
+        self._normalizing = Normalizing(env, self._simulator.device) if isinstance(env, VecNormalize) else None
+
+    def flush(self) -> None:
         if self._normalizing is not None:
             self._normalizing.write(_read(self._normalizing.tensors()))
 
     def interrupt(self) -> None:
-        self.settle()
+        self.flush()
         super().interrupt()
 
-    def restart(self, env: VecEnv, step: int) -> None:
-        super().restart(env, step)
+    def restart(self, env: VecEnv) -> None:
+        super().restart(env)
         if self._normalizing is not None:
             self._normalizing.read()
         self._as_tensors()
@@ -139,14 +110,15 @@ class TensorCollector(Collector):
     def _here(self, tensors: Any) -> Any:
         return tree_map(lambda tensor: tensor.to(self.device), tensors)
 
-    def masks(self, source: MaskSource | None) -> th.Tensor | None:
+    def _masks(self) -> th.Tensor | None:
         """The present action masks, booleans ``(N, M)``; ``None``: none, or in the observations.
 
         :raises ValueError: they have another shape
         """
+        source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        masks: th.Tensor = self._here(self._env.masks_tensor())
+        masks: th.Tensor = self._here(self._simulator.masks_tensor())
         if masks.shape[1] != sum(source.choices):
             raise ValueError(
                 f"{source}: masks of shape {tuple(masks.shape)} do not fit: {sum(source.choices)} entries are needed, "
@@ -154,29 +126,24 @@ class TensorCollector(Collector):
             )
         return masks
 
-    def choose(self, masks: th.Tensor | None) -> TensorDecision:
+    def act(self) -> Decision:
         """Choose the next actions.
 
-        :param masks: action masks, booleans ``(N, M)``; ``None``: none, or in the observations
         :raises FloatingPointError: the policy cannot, since an observation is not finite
+        :raises ValueError: the masks have another shape than the choices
         """
-        task, starts = self._task, self.starts
-        policy = task.policy
+        policy, starts, masks = self._plan.policy, self.starts, self._masks()
         # A copy, since the simulator may write into its own in the step.
         obs = tree_map(lambda tensor: tensor.clone(memory_format=th.contiguous_format), self.obs)
-        carry = self.renew_noise(policy, task.sde_sample_freq)
-        if task.steps_per_sequence and self.n_steps % task.steps_per_sequence == 0:
-            task.buffer.begin_sequences(carry.memory)
+        carry = self._carry_now()
         try:
-            packed, self.carry = task.act(obs, carry, starts if policy.remembers else None, masks)
+            packed, self.carry = self._plan.act(obs, carry, starts if policy.remembers else None, masks)
         except Exception:
             require_finite("observation", as_numpy(obs), self._step)
             raise
         self._memory = self.carry.memory
-        n, m = policy.family.action_dim, policy.family.action_dim + 2
-        actions = packed[:, :n]
-        numbers = packed[:, n], packed[:, n + 1], packed[:, m:]
-        return TensorDecision(obs, starts, masks, actions, *numbers, self._to_env(actions))
+        step = Step.unpacked(packed, policy.family.action_dim)
+        return Decision(obs, starts, masks, obs, step, self._to_env(step.actions))
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
         if self.carry is None or not isinstance(sde_sample_freq, str):
@@ -193,78 +160,71 @@ class TensorCollector(Collector):
         assert self.carry is not None
         return self.carry
 
-    def step(self, decision: TensorDecision) -> Stepped:
-        """Have the environments take a step."""
-        step: Stepped = self._env.step_tensors(decision.env_actions)
-        self._log.add(step.log)
+    def step(self, decision: Decision) -> EnvStep:
+        stepped: Stepped = self._simulator.step_tensors(decision.env_actions)
+        self._log.add(stepped.log)
         if self._normalizing is not None:
-            step = self._normalizing(step)
-        self._incoming = step.obs
-        return step
+            stepped = self._normalizing(stepped)
+        self._step += 1
+        self._incoming, self._stepped = stepped.obs, stepped
+        return EnvStep(stepped.obs, stepped.rewards, stepped.dones, stepped.dones, ())
 
-    def keep(self, decision: TensorDecision, step: Stepped, env: VecEnv, n_steps: int) -> None:
-        """Store a transition, and go on from where it led.
+    def locals(self, decision: Decision, step: EnvStep) -> dict[str, Any]:
+        """What callbacks find of a step in their ``locals``, under SB3's names; copied to the host on access."""
+        stepped, simulator = self._stepped, self._simulator
+        return {
+            "obs_tensor": decision.obs_tensor,
+            "action_masks": decision.masks,
+            "values": decision.step.values[:, None],
+            "log_probs": decision.step.log_probs,
+            "actions": Lazy(lambda: as_numpy(decision.step.actions)),
+            "clipped_actions": Lazy(lambda: as_numpy(decision.env_actions)),
+            "new_obs": Lazy(lambda: as_numpy(step.obs)),
+            "rewards": Lazy(lambda: as_numpy(step.rewards)),
+            "dones": Lazy(lambda: as_numpy(step.dones)),
+            "infos": Lazy(lambda: simulator.infos(stepped)),
+        }
 
-        :param decision: the actions taken
-        :param step: what they led to
-        :param env: the environments to go on with
-        :param n_steps: how many steps each of them has taken, for messages
-        """
-        self._step = n_steps
-        dones, timeouts, final_obs = step.dones, step.timeouts, step.final_obs
+    def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
+        stepped = self._stepped
+        dones, timeouts, final_obs = stepped.dones, stepped.timeouts, stepped.final_obs
         known = th.full_like(dones, final_obs is not None)
         if self.obs is None:
             # Something else has used the environments: all episodes end here, as at a time limit.
             incoming = self._incoming
             final_obs = incoming if final_obs is None else _where(dones, final_obs, incoming)
             known, timeouts = known | ~dones, timeouts | ~dones
-            self.restart(env, n_steps)
+            self.restart(env)
         else:
             self.obs, self.starts = self._here(step.obs), self._here(dones)
         given: dict[str, Any] = {"masks": decision.masks, "final_observations": final_obs}
-        self._task.buffer.put(
+        actions, values, log_probs, params = decision.step
+        self._plan.buffer.put(
             observations=decision.obs,
-            actions=decision.actions.float(),
+            actions=actions.float(),
             rewards=self._here(step.rewards),
             episode_starts=decision.starts,
-            values=decision.value,
-            log_probs=decision.log_prob,
-            params=decision.params,
+            values=values,
+            log_probs=log_probs,
+            params=params,
             **{name: self._here(rows) for name, rows in given.items() if rows is not None},
         )
-        self._steps.append(step._replace(obs=None, final_obs=None, timeouts=timeouts))
+        self._steps.append(stepped._replace(obs=None, final_obs=None, timeouts=timeouts))
         self._known.append(known)
         self._knows_any = self._knows_any or final_obs is not None
         if self._memory:
             self._memories.append(self._memory)
         self.n_steps += 1
 
-    def seen(self, decision: TensorDecision, step: Stepped) -> dict[str, Lazy]:
-        """What callbacks find of a step, under SB3's names, made if they look at it.
-
-        :param decision: the latest actions
-        :param step: what they led to
-        """
-        return {
-            "actions": Lazy(lambda: as_numpy(decision.actions)),
-            "clipped_actions": Lazy(lambda: as_numpy(decision.env_actions)),
-            "new_obs": Lazy(lambda: as_numpy(step.obs)),
-            "rewards": Lazy(lambda: as_numpy(step.rewards)),
-            "dones": Lazy(lambda: as_numpy(step.dones)),
-            "infos": Lazy(lambda: self._env.infos(step)),
-        }
-
     # --- at the end ------------------------------------------------------------------------------------------------
 
-    def conclude(self, masks: MaskSource | None, window: int) -> Told:
-        """End a rollout: look at what it brought, bootstrap, and estimate advantages.
+    def finish(self) -> Report:
+        """End a rollout: check its numbers, bootstrap, and estimate advantages.
 
-        :param masks: where action masks come from, if they do
-        :param window: of how many episodes to tell at most
         :raises FloatingPointError: an observation or a reward was not finite
         :raises ValueError: a mask allowed nothing
         """
-        buffer = self._task.buffer
+        buffer, masks = self._plan.buffer, self._plan.masks
         dones, timeouts = self._table("dones"), self._table("timeouts")
         known = timeouts & self._here(th.stack(self._known))
         unknown = timeouts & ~known
@@ -272,7 +232,7 @@ class TensorCollector(Collector):
             [
                 self._suspicious(buffer, known, masks),
                 th.stack([known.sum(), unknown.sum()]),
-                _last_episodes(dones, self._table("returns"), self._table("lengths"), window),
+                _last_episodes(dones, self._table("returns"), self._table("lengths"), self._plan.window),
                 self._log.means(self.device),
                 *([] if self._normalizing is None else self._here(self._normalizing.tensors())),
             ]
@@ -285,20 +245,20 @@ class TensorCollector(Collector):
         if n_unknown:
             self._warn_of_unknown()
         self._known_at, self._unknown_at = _places(known, int(n_known)), _places(unknown, int(n_unknown))
-        # Copies: the simulator may write into its own before advantages are estimated anew.
+        # Copies: the simulator may write into its own before advantages are recomputed.
         self._last = tree_map(th.clone, (self.obs, self._memory, self.starts))
         self._gained = buffer.stored("rewards").clone()
         self.estimate(buffer)
-        seconds = self._env.seconds()
-        ended = [
-            {"r": round(r, 6), "l": int(length), "t": seconds}
+        seconds = self._simulator.seconds()
+        infos = [
+            {"episode": {"r": round(r, 6), "l": int(length), "t": seconds}}
             for there, r, length in episodes.T[::-1].tolist()
             if there
         ]
-        return Told(ended, self._log.named(log))
+        return Report(infos, self._log.named(log))
 
     def estimate(self, buffer: RolloutBuffer) -> None:
-        policy = self._task.policy
+        policy = self._plan.policy
         obs, memory, starts = self._last
         buffer.stored("rewards").copy_(self._gained)
         with th.no_grad():
@@ -321,7 +281,7 @@ class TensorCollector(Collector):
             self._has_warned = True
             warnings.warn(
                 "the simulator does not tell the observations that episodes end with, so the value of the one before "
-                f"stands for what a time limit has cut off: {self._env.env.remedy}",
+                f"stands for what a time limit has cut off: {self._simulator.env.remedy}",
                 stacklevel=5,
             )
 

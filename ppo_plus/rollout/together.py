@@ -3,7 +3,7 @@ go on. In one process, nothing is told."""
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -65,13 +65,14 @@ class Together:
             each.mean, each.var, each.count = lead
         self._common = [_moments(each) for each in found]
 
-    def ended(self, infos: list[dict[str, Any]], dones: np.ndarray) -> None:
+    def ended(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
         """Remember the episodes that end in a step.
 
         :param infos: one for each environment
-        :param dones: which episodes have ended
+        :param dones: which episodes have ended; ``None``: none of them, as in SB3
         """
-        for info, done in zip(infos, dones, strict=True):
+        for i, info in enumerate(infos):
+            done = dones is not None and dones[i]
             episode, success = info.get("episode"), info.get("is_success")
             if episode is not None or (success is not None and done):
                 self._episodes.append((episode, success if done else None))

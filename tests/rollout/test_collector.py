@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.acting import Acting
-from ppo_plus.rollout.collector import Collector, Task
+from ppo_plus.rollout.collector import Collector, RolloutPlan
 
 
 def collected(n_steps=5, **kwargs):
@@ -20,13 +20,11 @@ def collected(n_steps=5, **kwargs):
     )
     collector = Collector()
     model.rollout_buffer.reset()
-    task = Task(model.policy, th.no_grad()(Acting(model.policy).plain), model.rollout_buffer, -1, n_steps)
-    collector.begin(task, model.env, 0)
+    act = th.no_grad()(Acting(model.policy).plain)
+    collector.start(RolloutPlan(model.policy, act, None, model.rollout_buffer, -1, n_steps), model.env, 0)
     for _ in range(n_steps):
-        decision = collector.decide(None)
-        obs, rewards, dones, infos = model.env.step(decision.clipped_actions)
-        collector.receive(obs, rewards, 1)
-        collector.store(decision, rewards, dones, infos, model.env)
+        decision = collector.act()
+        collector.store(decision, collector.step(decision), model.env)
     collector.finish()
     return collector, model
 
@@ -71,7 +69,7 @@ def test_what_is_pickled_is_the_state_between_rollouts():
     np.testing.assert_array_equal(copied.starts, collector.starts)
     for mine, other in zip(copied.carry.memory["actor"], collector.carry.memory["actor"], strict=True):
         assert th.equal(mine, other)
-    assert (copied.n_steps, copied._timeouts, copied._task, copied._incoming) == (0, [], None, None)
+    assert (copied.n_steps, copied._timeouts, copied._plan, copied._incoming) == (0, [], None, None)
 
 
 def test_an_interruption_leaves_what_was_given_alone():
@@ -85,5 +83,5 @@ def test_an_interruption_leaves_what_was_given_alone():
 def test_episodes_begin_anew_after_an_interruption():
     collector, model = collected()
     collector.interrupt()
-    collector.begin(collector._task, model.env, 5)
+    collector.start(collector._plan, model.env, 5)
     assert collector.starts.all() and collector.carry is None and collector.obs is not None

@@ -1,11 +1,11 @@
-"""Values that are made when somebody looks."""
+"""Values that are computed on access."""
 
-from ppo_plus.rollout.lazy import Lazy, Seen
+from ppo_plus.rollout.lazy import Lazy, LazyLocals
 
 
 def test_nobody_who_looks_sees_anything_but_the_value():
     made = []
-    seen = Seen(a=Lazy(lambda: made.append("a") or 1), b=2)
+    seen = LazyLocals(a=Lazy(lambda: made.append("a") or 1), b=2)
     assert made == []
     assert seen["a"] == 1 and seen["a"] == 1 and made == ["a"]
     looks = (dict(seen), {**seen}, dict(seen.items()), seen.copy(), {} | dict(seen))
@@ -15,6 +15,6 @@ def test_nobody_who_looks_sees_anything_but_the_value():
 
 
 def test_what_it_is_updated_with_is_not_made():
-    seen = Seen()
+    seen = LazyLocals()
     seen.update({"a": Lazy(lambda: 1 / 0)} | {"b": 1})
     assert seen["b"] == 1 and "a" in seen
