@@ -23,10 +23,8 @@ def runs(file: Path) -> returns.Runs:
 
 
 def draw_speed(file: Path, picture: Path) -> None:
-    found = read(file)["results"]
-    speed.draw(
-        {name: {who: speed.Measured(**each) for who, each in found[name].items()} for name in speed.PICTURED}, picture
-    )
+    found = speed.parse(read(file)["results"])
+    speed.draw({name: found[name] for name in speed.PICTURED}, picture)
 
 
 #: For each picture, the file of its results, and what draws it.

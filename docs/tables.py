@@ -121,14 +121,10 @@ NO_PACKAGES = (
 
 def measured(*names: str) -> speed.Results:
     """What ``benchmarks/benchmark.py`` has measured, by workload and contender."""
-    return {
-        workload: {
-            contender: speed.Measured(**values)
-            for contender, values in by_contender.items()
-        }
-        for name in names
-        for workload, by_contender in read(name)["results"].items()
-    }
+    found: speed.Results = {}
+    for name in names:
+        found |= speed.parse(read(name)["results"])
+    return found
 
 
 def speeds(
@@ -182,24 +178,15 @@ def speed_details(*names: str) -> Lines:
 
 def scaled(axis: str, name: str = "scaling") -> Lines:
     """Time per step against one quantity."""
-    points = read(name)[axis]["results"]
-    results = {
-        at: {who: speed.Measured(**values) for who, values in by.items()}
-        for at, by in points.items()
-    }
+    results = speed.parse(read(name)[axis]["results"])
     return speed.comparison(results, axis, speed.time_cell)
 
 
-def memory_scaling(axis: str) -> Lines:
+def memory_scaled(axis: str) -> Lines:
     """Memory against one quantity."""
-    points = read("scaling")[axis]["results"]
-    results = {
-        at: {who: speed.Measured(**values) for who, values in by.items()}
-        for at, by in points.items()
-    }
-    return speed.comparison(
-        results, f"{axis}: buffer, added by training", speed.memory_cell
-    )
+    results = speed.parse(read("scaling")[axis]["results"])
+    corner = f"{axis}: buffer, added by training"
+    return speed.comparison(results, corner, speed.memory_cell)
 
 
 def learning_check() -> Lines:
@@ -340,8 +327,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "scaling-batch-size": lambda: scaled("batch-size"),
     "scaling-width": lambda: scaled("width"),
     "scaling-image-size": lambda: scaled("image-size"),
-    "memory-environments": lambda: memory_scaling("environments"),
-    "memory-image-size": lambda: memory_scaling("image-size"),
+    "memory-environments": lambda: memory_scaled("environments"),
+    "memory-image-size": lambda: memory_scaled("image-size"),
     "scaling-about": lambda: about("scaling"),
     "threads": lambda: scaled("threads", "threads"),
     "threads-about": lambda: about("threads"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from report.markdown import markdown
 
@@ -46,6 +47,11 @@ class Measured:
 
 #: By workload and contender.
 Results = dict[str, dict[str, Measured]]
+
+
+def parse(results: dict[str, dict[str, dict[str, Any]]]) -> Results:
+    """The results in a file."""
+    return {title: {name: Measured(**each) for name, each in by.items()} for title, by in results.items()}
 
 
 def time_cell(result: Measured, reference: Measured) -> str:
