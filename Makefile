@@ -1,4 +1,4 @@
-PYTHON ?= python3
+PYTHON ?= python$(if $(filter test-python,$(MAKECMDGOALS)),$(VERSION),3)
 VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
@@ -8,20 +8,21 @@ RUNTIME := $(VENV)/runtime.stamp
 DEV := $(VENV)/dev.stamp
 DOCS := $(VENV)/docs.stamp
 RELEASE := $(VENV)/release.stamp
-# Where the environments of other torch versions are: their builds bring gigabytes of GPU libraries.
-TORCH_VENVS ?= $(HOME)/.cache
-TORCH_VENV = $(TORCH_VENVS)/ppo_plus-torch-$(VERSION)
+# Where the environments of other versions of Python and torch are: torch's builds bring gigabytes of GPU libraries.
+VENVS ?= $(HOME)/.cache
+TORCH_VENV = $(VENVS)/ppo_plus-torch-$(VERSION)
 # The networks here are small: further threads only wait for each other, several times slower on a busy machine.
 export OMP_NUM_THREADS := 1
 # Tests start hundreds of processes, which begin sooner where bytecode is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test test-all test-torch lint check format docs dist clean
+.PHONY: help train test test-all test-python test-torch lint check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
 	@echo "make test    run the fast tests, which hold every room: some three minutes"
 	@echo "make test-all   run all tests, with whole products of cases and compiled training"
+	@echo "make test-python VERSION=3.13    run the fast tests with another Python"
 	@echo "make test-torch VERSION=2.15.0   run all tests with another torch"
 	@echo "make lint    check format, lint and types"
 	@echo "make check   make lint, make dist and make test-all: all that has to pass"
@@ -38,6 +39,10 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(BIN)/pytest -n 2 --dist worksteal tests
+
+test-python:
+	$(if $(VERSION),,$(error which Python? make $@ VERSION=3.13))
+	$(MAKE) test PYTHON=$(PYTHON) VENV=$(VENVS)/ppo_plus-python-$(VERSION)
 
 test-torch:
 	$(if $(VERSION),,$(error which torch? make $@ VERSION=2.15.0))
@@ -80,8 +85,7 @@ $(DEV): $(RUNTIME)
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
-# The tables are made by the scripts that measured them, which need what the extra dev has.
-$(DOCS): $(DEV)
+$(DOCS): $(RUNTIME)
 	$(INSTALL) --editable '.[docs]'
 	touch $@
 

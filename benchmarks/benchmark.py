@@ -1,6 +1,6 @@
 """How fast PPO_Plus trains beside SB3's PPO (with masks and memory: sb3-contrib's) and, where installed, SBX's.
 
-    python benchmarks/benchmark.py --json benchmarks/results/speed.json --plot docs/pictures/speed.png
+    python benchmarks/benchmark.py --json benchmarks/results/speed.json
     python benchmarks/benchmark.py --only CartPole-v1-x8 HalfCheetah-v5-x1 --rounds 9
     python benchmarks/benchmark.py --scaling --json benchmarks/results/scaling.json
     python benchmarks/benchmark.py --learning --json benchmarks/results/learning_check.json
@@ -20,9 +20,7 @@ they replay random observations. ``--learning`` asks whether returns differ from
 
 import argparse
 import itertools
-import json
 import os
-import platform
 import resource
 import sys
 import tempfile
@@ -32,21 +30,40 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import gymnasium as gym
+import machine  # the modules beside this one
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from machine import processor  # the scripts beside this one
-from markdown_table import markdown
+from report.markdown import markdown
+from report.results import write
+from report.speed import (
+    ACT,
+    COLLECT,
+    COMPILED,
+    ENV,
+    LEARNING,
+    REFERENCE,
+    REST,
+    SBX,
+    SECTIONS,
+    UPDATE,
+    Measured,
+    Results,
+    all_cores_table,
+    comparison,
+    details_table,
+    learning_row,
+    memory_cell,
+    time_cell,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
@@ -54,7 +71,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 #: One thread each, torch's and XLA's; libraries read it when they are imported, so it is set before processes start.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 
-REFERENCE, COMPILED, SBX = "SB3", "PPO_Plus compiled", "SBX"
 #: Where the algorithms are found, and their own arguments.
 CONTENDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     REFERENCE: ("stable_baselines3", "PPO", {}),
@@ -173,10 +189,6 @@ WORKLOADS = {
     ),
     "Pendulum-v1-gSDE-x4": Workload("Pendulum-v1", 4, 512, arguments={"use_sde": True, "sde_sample_freq": 4}),
 }
-#: What the picture shows.
-PICTURED = ("CartPole-v1-x8", "HalfCheetah-v5-x1")
-#: Rollouts until the learning check: enough to have learned, too few for every seed to be at the ceiling.
-LEARNING = {"CartPole-v1-x8": 15, "HalfCheetah-v5-x1": 50}
 
 _base = Workload(VECTOR, 8, 256, rollouts=1)
 
@@ -210,8 +222,6 @@ SCALING: dict[str, dict[Any, Workload]] = {
 
 
 # --- in a contender's process --------------------------------------------------------------------------------------
-
-ENV, ACT, COLLECT, UPDATE, REST = SECTIONS = ("environment", "acting", "buffer, bootstrap, GAE", "update", "rest")
 
 
 def clocked(seconds: dict[str, float], section: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +301,7 @@ class Trainee:
         return parts | {REST: total - sum(parts.values())}
 
     def memory(self) -> dict[str, float]:
-        """Megabytes: the process at its peak, what training added to that, and what the rollout buffer holds."""
+        """Megabytes: the process at its peak, what training added to that, and the size of the rollout buffer."""
         peak = peak_memory()
         return {"peak": peak, "added": peak - self.memory_before, "buffer": stored(vars(self.model.rollout_buffer))}
 
@@ -355,34 +365,6 @@ class Process(ProcessPoolExecutor):
         return self.submit(_call, method).result()
 
 
-@dataclass
-class Measured:
-    """What is known of one contender on one workload.
-
-    :param us_per_step: microseconds per environment step, one per round
-    :param start_up: seconds of the first rollout and update in a fresh process
-    :param start_up_empty: the same with an empty compiler cache
-    :param memory: megabytes, see :meth:`Trainee.memory`
-    :param sections: microseconds per environment step, by part
-    :param error: why there is nothing
-    """
-
-    us_per_step: list[float] = field(default_factory=list)
-    start_up: float | None = None
-    start_up_empty: float | None = None
-    memory: dict[str, float] = field(default_factory=dict)
-    sections: dict[str, float] = field(default_factory=dict)
-    error: str = ""
-
-    def speed_ups(self, reference: "Measured") -> list[float]:
-        """How many times faster than the reference, round by round."""
-        return [theirs / own for own, theirs in zip(self.us_per_step, reference.us_per_step, strict=True)]
-
-
-#: By workload and contender.
-Results = dict[str, dict[str, Measured]]
-
-
 def compare(
     workload: Workload, contenders: list[str], rounds: int, seed: int, device: str, details: bool = True
 ) -> dict[str, Measured]:
@@ -414,108 +396,15 @@ def compare(
     return results
 
 
-# --- tables and picture --------------------------------------------------------------------------------------------
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(markdown(header, rows)) + "\n"
-
-
-def time_cell(result: Measured, reference: Measured) -> str:
-    if result.error:
-        return "–"
-    text = f"{median(result.us_per_step):.1f} µs"
-    if result is reference or reference.error:
-        return text
-    ratios = result.speed_ups(reference)
-    return f"{text}, **{median(ratios):.2f}×** [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
-def memory_cell(result: Measured, reference: Measured) -> str:
-    return "–" if result.error else f"{result.memory['buffer']:.1f} MB, {result.memory['added']:.0f} MB"
-
-
-def comparison(results: Results, corner: str, cell: Callable[[Measured, Measured], str]) -> str:
-    """A row for each workload, a column for each contender."""
-    contenders = list(next(iter(results.values())))
-    rows = [[title, *(cell(by[name], by[REFERENCE]) for name in contenders)] for title, by in results.items()]
-    return table([corner, *contenders], rows)
-
-
-def details_table(results: Results) -> str:
-    """A row for each workload and contender."""
-    header = ["workload", "contender", "start-up, s", "with empty cache, s", "peak, MB", "added, MB"]
-    rows = []
-    for title, by_contender in results.items():
-        for name, result in by_contender.items():
-            if not result.error:
-                seconds = ["" if s is None else f"{s:.2f}" for s in (result.start_up, result.start_up_empty)]
-                memory = [f"{result.memory[key]:.0f}" for key in ("peak", "added")]
-                parts = [f"{result.sections[section]:.1f}" if result.sections else "" for section in SECTIONS]
-                rows.append([title, name, *seconds, *memory, *parts])
-    return table([*header, *(f"{section}, µs" for section in SECTIONS)], rows)
-
-
-def learning_row(name: str, returns: dict[str, list[float]]) -> list[str]:
-    """Interquartile means over seeds with their 95 % intervals, and whether the intervals overlap."""
-    from ppo_plus.zoo.tune.statistics import iqm_interval
-
-    intervals = [iqm_interval(scores) for scores in returns.values()]
-    overlap = max(low for _, low, _ in intervals) <= min(high for _, _, high in intervals)
-    return [
-        name,
-        *(f"{point:.0f} [{low:.0f}, {high:.0f}]" for point, low, high in intervals),
-        "yes" if overlap else "no",
-    ]
-
-
-def draw(results: Results, path: Path) -> None:
-    """Time per environment step, stacked by section."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5 * len(results), 3), layout="constrained")
-    # Okabe and Ito's colors, which stay apart for the color-blind.
-    colors = ("#999999", "#56B4E9", "#009E73", "#D55E00", "#F0E442")
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    for ax, (title, by_contender) in zip(panels, results.items(), strict=True):
-        bars = {name: result.sections for name, result in by_contender.items() if result.sections}
-        ends = np.zeros(len(bars))
-        for section, color in zip(SECTIONS, colors, strict=True):
-            widths = [parts[section] for parts in bars.values()]
-            ax.barh(list(bars), widths, left=ends, color=color, label=section)
-            ends += widths
-        for row, end in enumerate(ends):
-            ax.text(end, row, f" {end:.0f}", va="center")
-        ax.set(title=title, xlabel="µs per environment step", xlim=(0, 1.12 * ends.max()))
-        ax.invert_yaxis()
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=len(SECTIONS), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
 # --- the whole -----------------------------------------------------------------------------------------------------
-
-
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
-    from ppo_plus import __version__
-
-    packages = ("torch", "stable_baselines3", "sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax", "envpool")
-    return {
-        "python": platform.python_version(),
-        "ppo_plus": __version__,
-        **{package: installed(package) for package in packages},
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": os.cpu_count(),
+    packages = ("sb3_contrib", "gymnasium", "mujoco", "numpy", "sbx-rl", "jax", "envpool")
+    found = machine.facts(*packages)
+    return found | {
+        "machine": f"{found['machine']}, {machine.processor()}",
         "load before": round(os.getloadavg()[0], 2),
         "device": arguments.device if arguments.device == "cpu" else th.cuda.get_device_name(arguments.device),
         "threads": "all" if arguments.all_cores else 1,
@@ -538,7 +427,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda; SBX chooses for itself")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see whether it runs")
     parser.add_argument("--json", type=Path, help="file for everything that was measured")
-    parser.add_argument("--plot", type=Path, help=f"file for a picture of where the time goes in {', '.join(PICTURED)}")
     arguments = parser.parse_args()
     known = list(SCALING if arguments.scaling else LEARNING if arguments.learning else WORKLOADS)
     arguments.only = arguments.only or (["HalfCheetah-v5-x8"] if arguments.all_cores else known)
@@ -547,6 +435,10 @@ def parse_arguments() -> argparse.Namespace:
     if arguments.quick:
         arguments.rounds, arguments.seeds = min(arguments.rounds, 2), min(arguments.seeds, 2)
     return arguments
+
+
+def show(table: list[str]) -> None:
+    print("\n".join(table) + "\n")
 
 
 def selected(workloads: dict[Any, Workload], names: Iterable[Any], quick: bool) -> dict[Any, Workload]:
@@ -574,11 +466,8 @@ def run_speed(arguments: argparse.Namespace) -> dict[str, Any]:
         print("SBX is not installed (pip install sbx-rl), so it is left out\n")
     workloads = selected(WORKLOADS, arguments.only, arguments.quick)
     results = measure(workloads, contenders, arguments)
-    print(comparison(results, "time per environment step", time_cell))
-    print(details_table(results))
-    pictured = {name: results[name] for name in PICTURED if name in results and results[name][REFERENCE].sections}
-    if arguments.plot and pictured:
-        draw(pictured, arguments.plot)
+    show(comparison(results, "time per environment step", time_cell))
+    show(details_table(results))
     return {"workloads": workloads, "results": results}
 
 
@@ -588,29 +477,16 @@ def run_scaling(arguments: argparse.Namespace) -> dict[str, Any]:
         points = SCALING[axis]
         workloads = selected(points, (min(points), max(points)) if arguments.quick else points, arguments.quick)
         results = measure(workloads, [name for name in CONTENDERS if name != SBX], arguments)
-        print(comparison(results, f"time per step by {axis}", time_cell))
-        print(comparison(results, f"rollout buffer, memory added by training, by {axis}", memory_cell))
+        show(comparison(results, f"time per step by {axis}", time_cell))
+        show(comparison(results, f"rollout buffer, memory added by training, by {axis}", memory_cell))
         everything[axis] = {"workloads": workloads, "results": results}
     return everything
-
-
-def all_cores_table(results: Results) -> str:
-    """A row for each workload and contender: its time, and how many times faster than it PPO_Plus is."""
-    rows = []
-    for title, by_contender in results.items():
-        *others, ours = by_contender.values()
-        for name, result in by_contender.items():
-            if not result.error:
-                # The last one is the others' measure.
-                cell = time_cell(ours, result) if result in others and not ours.error else ""
-                rows.append([title, name, f"{median(result.us_per_step):.1f} µs", cell.partition(", ")[2]])
-    return table(["workload, all cores", "contender", "time per environment step", "PPO_Plus is faster"], rows)
 
 
 def run_all_cores(arguments: argparse.Namespace) -> dict[str, Any]:
     workloads = selected(WORKLOADS, arguments.only, arguments.quick)
     results = measure(workloads, list(ALL_CORES), arguments)
-    print(all_cores_table(results))
+    show(all_cores_table(results))
     return {"workloads": workloads, "results": results}
 
 
@@ -618,13 +494,15 @@ def run_learning(arguments: argparse.Namespace) -> dict[str, Any]:
     returns: dict[str, dict[str, list[float]]] = {}
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         for name in arguments.only:
-            given = WORKLOADS[name], 1 if arguments.quick else LEARNING[name], arguments.device
+            workload = WORKLOADS[name]
+            rollouts = 1 if arguments.quick else LEARNING[name] // (workload.n_envs * workload.n_steps)
+            given = workload, rollouts, arguments.device
             returns[name] = {
                 contender: list(pool.map(partial(learn_and_evaluate, contender, *given), range(arguments.seeds)))
                 for contender in (REFERENCE, COMPILED)
             }
     rows = [learning_row(name, by_contender) for name, by_contender in returns.items()]
-    print(table(["returns, IQM [95 %]", REFERENCE, COMPILED, "intervals overlap"], rows))
+    show(markdown(["returns, IQM [95 %]", REFERENCE, COMPILED, "intervals overlap"], rows))
     return {"returns": returns}
 
 
@@ -638,12 +516,8 @@ def main() -> None:
     run = next((run for mode, run in modes.items() if getattr(arguments, mode)), run_speed)
     results = run(arguments)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        # What JSON does not know are dataclasses and, within workloads, spaces.
-        text = json.dumps(
-            {"about": about} | results, indent=1, default=lambda v: vars(v) if is_dataclass(v) else str(v)
-        )
-        arguments.json.write_text(text + "\n")
+        # JSON does not know dataclasses and, within workloads, spaces.
+        write(arguments.json, {"about": about} | results, default=lambda v: vars(v) if is_dataclass(v) else str(v))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ up. **Updates**: of networks with two hidden layers, by their width and the size
 all of it: NatureCNN, images of Atari's shape that are replayed, 16 environments, minibatches of 256; by SB3 and by
 PPO_Plus in one process, and by PPO_Plus in all. They take turns in the same processes; where one works alone, others
 sleep. A speed-up is the time of one process divided by that of all, in the same round: median [smallest, largest].
-*Without messages* each process trains a model of its own on its part: what the cores allow, since two of them share
+*Without messages* each process trains a separate model on its part: what the cores allow, since two of them share
 memory and clock, and the minibatches are smaller.
 """
 
@@ -26,8 +26,21 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from benchmark import ATARI, REFERENCE, VECTOR, Workload, table  # the scripts beside this one
-from runs import facts
+from benchmark import ATARI, VECTOR, Workload  # the modules beside this one
+from machine import facts
+from report.processes import (
+    ALL,
+    ALONE,
+    APART,
+    N_ENVS,
+    N_MINIBATCHES,
+    N_STEPS,
+    messages_table,
+    training_table,
+    updates_table,
+)
+from report.results import write
+from report.speed import REFERENCE
 from stable_baselines3 import PPO
 from torch import distributed as dist
 
@@ -36,17 +49,14 @@ from ppo_plus.ranks import Ranks
 from ppo_plus.rollout.together import Together
 from ppo_plus.zoo.torchrun import launched
 
-ALONE, ALL, APART = "PPO_Plus, one process", "PPO_Plus, all processes", "all, without messages"
-IMAGES = replace(ATARI, n_envs=16, n_steps=64, batch_size=256, n_epochs=4)
+IMAGES = replace(ATARI, n_envs=N_ENVS, n_steps=N_STEPS, batch_size=256, n_epochs=4)
 #: How many numbers are added up.
 SIZES = (100, 10_000, 100_000, 1_000_000, 10_000_000)
 WIDTHS, BATCH_SIZES = (64, 128, 256, 512, 1024), (64, 256, 1024, 4096)
-#: Minibatches of an update that is timed; numbers that are observed, and actions to choose from.
-N_MINIBATCHES, N_OBSERVED, N_ACTIONS = 8, VECTOR.shape[0], 6
 
 
 def part(workload: Workload, ranks: Ranks) -> Workload:
-    """What one of the processes has of a workload."""
+    """The part of a workload that one process has."""
     return replace(workload, n_envs=workload.n_envs // ranks.size, batch_size=workload.batch_size // ranks.size)
 
 
@@ -54,7 +64,7 @@ def trainee(workload: Workload, ranks: Ranks, algorithm: Any = PPO_Plus, **argum
     """One model on a workload.
 
     :param workload: of this process
-    :param ranks: whom it learns with; ``Ranks()``: nobody
+    :param ranks: the processes that train it together; ``Ranks()``: this one alone
     """
     sizes = {"n_steps": workload.n_steps, "batch_size": workload.batch_size, "n_epochs": workload.n_epochs}
     env = workload.make_env(ranks.rank)
@@ -123,34 +133,6 @@ def time_messages(rounds: int) -> dict[int, float]:
     return found
 
 
-def cell(seconds: dict[str, list[float]], name: str = ALL, of: str = ALONE) -> str:
-    """How many times as fast as another one is."""
-    ratios = [theirs / own for own, theirs in zip(seconds[name], seconds[of], strict=True)]
-    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
-def training_table(results: dict[str, Any]) -> str:
-    found, steps = results["training"], IMAGES.n_envs * IMAGES.n_steps
-    header = ["", "µs per step", "times as fast as SB3", "as one process"]
-    rows = [
-        [name, f"{1e6 * median(found[name]) / steps:.0f}", cell(found, name, REFERENCE), cell(found, name)]
-        for name in found
-    ]
-    return table(header, rows)
-
-
-def updates_table(results: dict[str, Any]) -> str:
-    found = results["updates"]
-    sizes = list(next(iter(found.values())))
-    header = ["units per layer", *(f"minibatches of {size}" for size in sizes)]
-    return table(header, [[width, *(cell(found[width][size]) for size in sizes)] for width in found])
-
-
-def messages_table(results: dict[str, Any]) -> str:
-    rows = [[f"{int(size):,}", f"{1e3 * seconds:.2f}"] for size, seconds in results["messages"].items()]
-    return table(["numbers", "ms per all-reduce"], rows)
-
-
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """In each process."""
     results: dict[str, Any] = {}
@@ -175,12 +157,6 @@ def updates_of(width: int, batch_size: int) -> Workload:
     return Workload(VECTOR, N_MINIBATCHES, batch_size, batch_size=batch_size, n_epochs=1, arguments=arguments)
 
 
-def n_weights(width: int) -> int:
-    """How many weights these networks have."""
-    hidden = (N_OBSERVED + 1) * width + (width + 1) * width
-    return 2 * hidden + (width + 1) * (N_ACTIONS + 1)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--processes", type=int, default=2, help="how many (default: %(default)s)")
@@ -202,22 +178,16 @@ def main() -> None:
     with Ranks.present().until_error():
         measured = measure(arguments)
     if Ranks.present().leads:
-        results = json.loads(
-            json.dumps(
-                {
-                    "about": facts() | {"seed": arguments.seed, "rounds": arguments.rounds},
-                    "processes": arguments.processes,
-                    **measured,
-                }
-            )
-        )
+        about = facts() | {"seed": arguments.seed, "rounds": arguments.rounds}
+        # As it comes back from a file: with text for keys.
+        results = json.loads(json.dumps({"about": about, "processes": arguments.processes, **measured}))
         tables = {"messages": messages_table, "updates": updates_table, "training": training_table}
         for name, make in tables.items():
             if name in results:
-                print(f"\n{name}\n\n{make(results)}")
+                print("\n".join(["", name, "", *make(results)]))
         print(f"\n{json.dumps(results['about'])}")
         if arguments.json:
-            arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+            write(arguments.json, results)
     Ranks.present().leave()
 
 

@@ -8,27 +8,25 @@
 The task is a cart-pole that swings up, written in torch; an iteration is a rollout and the update with it. All have the
 same networks, rollouts, minibatches, epochs, learning rate, loss and bootstrap coefficients. Rounds are interleaved, so
 that a busy machine disturbs all alike, and medians are given: seconds, and seconds of processor time, which hardly
-depend on what else the machine does. What is not installed (``pip install rsl-rl-lib skrl``, best into an environment
-of its own) is left out, and said so.
+depend on what else the machine does. What is not installed (``pip install rsl-rl-lib skrl``, best into a separate
+environment) is left out with a message.
 """
 
 import argparse
-import importlib.metadata
-import json
 import math
-import platform
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from os import cpu_count
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import torch as th
-from markdown_table import markdown  # the script beside this one
+from machine import facts  # the modules beside this one
+from report.markdown import markdown
+from report.results import write
 from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, TensorEnv, Transition, as_vec_env
@@ -307,23 +305,6 @@ def benchmark(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return results
 
 
-def versions(arguments: argparse.Namespace) -> dict[str, str]:
-    packages = {package for package, _ in CONTENDERS.values()} | {"torch"}
-    found = {}
-    for package in sorted(packages):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    where = th.cuda.get_device_name() if arguments.device.startswith("cuda") else f"{cpu_count()} cores"
-    return {
-        "python": platform.python_version(),
-        **found,
-        "machine": f"{platform.system()} {platform.machine()}, {where}, {th.get_num_threads()} threads",
-        "seed": str(arguments.seed),
-    }
-
-
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     """Markdown: how long an iteration takes, by what factor longer than the first contender's, and what was learned."""
     best = next(iter(results.values()))
@@ -351,7 +332,9 @@ def main() -> None:
     arguments = parser.parse_args()
     th.set_num_threads(arguments.threads)
 
-    about = versions(arguments)
+    about = facts("rsl-rl-lib", "skrl") | {"threads": str(th.get_num_threads()), "seed": str(arguments.seed)}
+    if arguments.device.startswith("cuda"):
+        about["device"] = th.cuda.get_device_name()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     results = benchmark(arguments)
     print(
@@ -359,9 +342,8 @@ def main() -> None:
         f"networks {arguments.hidden}\n\n" + "\n".join(table(results))
     )
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         content = {"versions": about, "n_envs": arguments.n_envs, "hidden": arguments.hidden, "results": results}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write(arguments.json, content)
 
 
 if __name__ == "__main__":

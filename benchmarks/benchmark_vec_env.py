@@ -11,15 +11,13 @@ in SB3's ``AtariWrapper`` where ale-py is installed, else an environment that co
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from os import cpu_count, getloadavg
+from os import getloadavg
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,13 +26,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
-from markdown_table import markdown  # the script beside this one
-from stable_baselines3 import __version__ as sb3_version
+from machine import facts  # the modules beside this one
+from report.markdown import markdown
+from report.results import write
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from ppo_plus import SupervisedVecEnv, __version__
+from ppo_plus import SupervisedVecEnv
 from ppo_plus.envs.vec_env import as_vec_env
 
 #: What is stepped where nothing is asked for.
@@ -184,22 +183,6 @@ def benchmark(
     return times
 
 
-def versions() -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "gymnasium": gym.__version__,
-        "stable_baselines3": sb3_version,
-        "ppo_plus": __version__,
-        "machine": f"{platform.system()} {platform.machine()}, {cpu_count()} cores",
-    }
-    for name in ("envpool", "mujoco", "ale_py"):
-        if find_spec(name) is not None:
-            found[name] = import_module(name).__version__
-    found["load before"] = f"{getloadavg()[0]:.1f}"
-    return found
-
-
 def table(results: dict[int, dict[str, list[float]]]) -> list[str]:
     """Markdown: microseconds per step, and in brackets how many times SB3's DummyVecEnv that is in steps per second."""
     names = next(iter(results.values()))
@@ -236,7 +219,7 @@ def main() -> None:
         arguments.n_envs, arguments.rounds, seconds = [2], 1, 0.0
 
     # Before it makes a load itself.
-    about = versions()
+    about = facts("gymnasium", "numpy", "envpool", "mujoco", "ale_py") | {"load before": f"{getloadavg()[0]:.1f}"}
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     results: dict[str, dict[int, dict[str, list[float]]]] = {}
     for name in arguments.env:
@@ -245,9 +228,7 @@ def main() -> None:
         results[name] = {n: measure(n_envs=n) for n in arguments.n_envs}
         print(f"\n{name} ({task.spec.id}), median of {arguments.rounds} rounds\n\n" + "\n".join(table(results[name])))
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content: dict[str, Any] = {"versions": about, "us_per_step": results}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        write(arguments.json, {"versions": about, "us_per_step": results})
 
 
 if __name__ == "__main__":

@@ -10,47 +10,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch as th
-from machine import processor  # the scripts beside this one
-from report.results import ROOT, read_lines
-from runs import facts
+from machine import facts, processor  # the modules beside this one
+from report.plan import Job, read
+from report.results import ROOT
 
 from ppo_plus.files.lock import claim as claim
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: who learns what with which seed."""
-
-    arm: str
-    task: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.arm} {self.task} {self.seed}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Runs that differ by their seed only."""
-
-    arm: str
-    task: str
-    seeds: Sequence[int]
-
-
-def in_order(stages: Iterable[Iterable[Cell]]) -> list[Job]:
-    """All runs, each once: stage by stage, and within a stage the low seeds of every cell before the high ones, so that
-    whenever it ends, every cell has about as many seeds."""
-    jobs: list[Job] = []
-    for stage in stages:
-        # Sorting keeps the order of the cells.
-        jobs += sorted((Job(cell.arm, cell.task, seed) for cell in stage for seed in cell.seeds), key=lambda j: j.seed)
-    return list(dict.fromkeys(jobs))
 
 
 def running(results: Path) -> Path:
@@ -68,14 +35,8 @@ def queue_path(results: Path) -> Path:
     return running(results) / "queue.pid"
 
 
-def read(results: Path, jobs: Iterable[Job]) -> dict[Job, dict[str, Any]]:
-    """The results of those runs that are done, in the order of the runs."""
-    found = {Job(each["arm"], each["task"], each["seed"]): each for each in read_lines(results)}
-    return {job: found[job] for job in jobs if job in found}
-
-
 def is_claimed(path: Path) -> bool:
-    """Whether a process holds the lock. Unlike :func:`claim` it disturbs nobody who looks as well."""
+    """Whether a process has the lock. Unlike :func:`claim`, it does not take the lock itself."""
     if not path.exists():
         return False
     with path.open() as file:
@@ -87,7 +48,7 @@ def is_claimed(path: Path) -> bool:
 
 
 def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job]:
-    """Do what is left of some runs, one after another, each in a process of its own with one thread. They belong to
+    """Do what is left of some runs, one after another, each in a separate process with one thread. They belong to
     this process's group, whose id stands in :func:`queue_path`: signals to the group pause and continue all of it.
 
     :param command: what does a run, before the words that name it
@@ -108,10 +69,13 @@ def work(command: Sequence[str], results: Path, jobs: Iterable[Job]) -> list[Job
     return failed
 
 
-def versions() -> dict[str, str | None]:
-    """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files."""
+def versions(*packages: str) -> dict[str, str | None]:
+    """What a result depends on. ``commit`` may be rewritten later; ``package`` is the id of the package's files.
+
+    :param packages: what simulates the environments
+    """
     return {
-        **facts(),
+        **facts("sb3_contrib", "gymnasium", "numpy", *packages),
         "processor": f"{processor()} ({th.backends.cpu.get_cpu_capability()})",
         "commit": _git("describe", "--always", "--dirty", "--abbrev=40"),
         "package": _package(),
@@ -119,7 +83,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _package() -> str | None:
-    # With changes that are not committed there is no id.
+    # Changes that are not committed have no id.
     return None if _git("status", "--porcelain", "ppo_plus", "hyperparams") else _git("rev-parse", "HEAD:ppo_plus")
 
 

@@ -1,15 +1,14 @@
-"""What is reproducible: which runs end with the same weights, bit for bit.
+"""Which runs are reproducible: they end with the same weights, bit for bit.
 
     python benchmarks/determinism.py                                          # some seven minutes on two cores
     python benchmarks/determinism.py --json benchmarks/results/determinism.json
 
-Each run is a process of its own, with the same seed and settings, that prints a hash of its weights. A run is compared
+Each run is a separate process, with the same seed and settings, that prints a hash of its weights. A run is compared
 with the first of its column, uncompiled with uncompiled and compiled with compiled.
 """
 
 import argparse
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from markdown_table import markdown  # the scripts beside this one
-from runs import facts
+from machine import facts  # the modules beside this one
+from report.reliability import determinism_table
+from report.results import write
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
@@ -58,7 +58,7 @@ def make_model(task: str, compiled: bool, env: VecEnv | None = None, **changes: 
 
 
 def plainly(task: str, compiled: bool) -> PPO_Plus:
-    """Trained as it is."""
+    """Trained without anything special."""
     return make_model(task, compiled).learn(TOTAL)
 
 
@@ -81,7 +81,7 @@ def in_sb3s_processes(task: str, compiled: bool) -> PPO_Plus:
 
 
 def interrupted(task: str, compiled: bool) -> PPO_Plus:
-    """Trained in two processes, the second of which goes on from a checkpoint of the first."""
+    """Trained in two processes, the second of which resumes from a checkpoint of the first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--run", "first_half", task, str(compiled), folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -131,7 +131,7 @@ def digest(model: PPO_Plus) -> str:
 
 
 def run(way: Callable[..., PPO_Plus], variables: dict[str, str], task: str, compiled: bool) -> str:
-    """The hash that a process of its own prints."""
+    """The hash that a separate process prints."""
     command = [sys.executable, __file__, "--run", way.__name__, task, str(compiled)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **variables}
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()[-1]
@@ -157,16 +157,6 @@ def measure(jobs: int) -> dict[str, dict[str, dict[str, bool]]]:
         }
 
 
-def table(results: dict[str, dict[str, dict[str, bool]]]) -> list[str]:
-    """The results as lines of Markdown: uncompiled / compiled."""
-    words = {True: "same", False: "differs"}
-    rows = [
-        [name, *(" / ".join(words[same] for same in modes.values()) for modes in tasks.values())]
-        for name, tasks in results.items()
-    ]
-    return markdown(["uncompiled / compiled", *TASKS], rows)
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
@@ -178,9 +168,9 @@ def main() -> None:
         print(digest(globals()[way](task, compiled == "True", *rest)))
         return
     results = measure(args.jobs)
-    print("\n".join(table(results)))
+    print("\n".join(determinism_table(results)))
     if args.json:
-        args.json.write_text(json.dumps({"versions": facts(), "results": results}, indent=1) + "\n", encoding="utf-8")
+        write(args.json, {"versions": facts(), "results": results})
 
 
 if __name__ == "__main__":

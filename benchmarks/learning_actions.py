@@ -18,7 +18,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from runs import Result, learn, parser, rows, run  # the script beside this one
+from report.scores import Result, rows
+from runs import learn, parser, run
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
@@ -30,7 +31,7 @@ from ppo_plus import PPO_Plus
 
 
 class Courier(gym.Env[np.ndarray, dict[str, Any]]):
-    """Drive some way in one of eight directions, or deliver the parcel: a choice with a parameter of its own.
+    """Drive some way in one of eight directions, or deliver the parcel: a choice with a continuous parameter.
 
     A courier in the plane sees where an address is. Driving earns by how much the distance shrinks, and each step costs
     0.05. Delivering within 0.1 of the address is worth 1 and ends the episode; elsewhere nobody is at home. Three
@@ -79,7 +80,7 @@ class AsBox(gym.ActionWrapper[np.ndarray, np.ndarray, dict[str, Any]]):
 
 
 class Unmasked(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose masks nobody can ask for."""
+    """An environment that hides its masks."""
 
     def get_wrapper_attr(self, name: str) -> Any:
         if name == "action_masks":
@@ -103,7 +104,7 @@ MASKED: dict[str, Contender] = {
 
 @dataclass(frozen=True)
 class Task:
-    """An environment, how long to learn, who learns, and with which hyperparameters (those of SB3 where not named)."""
+    """An environment, environment steps, contenders and their hyperparameters (SB3's defaults where not named)."""
 
     make: Callable[[], gym.Env[Any, Any]]
     steps: int

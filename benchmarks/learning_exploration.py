@@ -3,7 +3,7 @@
     python benchmarks/learning_exploration.py --only deep-sea --json benchmarks/results/exploration_deep_sea.json
     python benchmarks/learning_exploration.py --only classic --jobs 1
     python benchmarks/learning_exploration.py --only multi-room minatar         # pip install minigrid minatar
-    python benchmarks/learning_exploration.py --draw docs/pictures --json benchmarks/results/exploration_deep_sea.json
+    python benchmarks/pictures.py                                            # docs/pictures/deep_sea.svg
 
 **deep-sea**: one way through a grid of N x N is worth 1, and every step of it costs; undirected noise takes it with a
 probability of 2^-N. In *plain* grids the same action goes right everywhere, in *random* ones a coin has decided it for
@@ -17,31 +17,27 @@ mean return of all training episodes of three successive rollouts reaches the go
 last 100 episodes.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from drawing import picture  # the scripts beside this one
 from gymnasium import spaces
-from markdown_table import markdown
-from runs import N_INTERVAL, Result, done_before, learn, parser, read, run, score
+from report.exploration import EXPLORATIONS, GRIDS, TASKS, table  # the modules beside this one
+from report.scores import Result
+from runs import done_before, learn, parser, run
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus import ColoredNoise, PPO_Plus
-from ppo_plus.zoo.plot import COLORS
-from ppo_plus.zoo.tune.statistics import iqm_interval
 
-EXPLORATIONS: dict[str, dict[str, Any]] = {
+#: The arguments of each way to explore.
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "white": {},
     "gSDE per rollout": {"use_sde": True},
     "gSDE per episode": {"use_sde": True, "sde_sample_freq": "episode"},
@@ -49,7 +45,7 @@ EXPLORATIONS: dict[str, dict[str, Any]] = {
     "colored, 1/f^0.5": {"exploration": ColoredNoise(0.5)},
     "colored, 1/f": {"exploration": ColoredNoise(1.0)},
 }
-N_ENVS, N_STEPS, N_SEEDS = 8, 256, 10
+N_ENVS, N_STEPS = 8, 256
 
 
 class DeepSea(gym.Env[np.ndarray, np.int64]):
@@ -134,38 +130,18 @@ def make_minatar(game: str, seed: int) -> VecEnv:
     return make_vec_env(partial(MinAtar, game), N_ENVS, seed=1000 * seed)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What is learned.
-
-    :param make: makes the environments of a seed
-    :param steps: environment steps at most
-    :param goal: of :class:`EndsAtGoal`; ``None``: none, and the score is the return at the end
-    :param seeds: how many
-    """
-
-    make: Callable[[int], VecEnv]
-    steps: int
-    goal: float | None
-    seeds: int = N_SEEDS
-
-
-#: Environment steps by the size of a grid: 5,000 episodes, and of small ones more, in which white noise learns a random
-#: way.
-GRIDS = {5: 200_000, 8: 200_000} | {size: 5_000 * size for size in (10, 15, 20, 30, 40)}
-TASKS: dict[str, dict[str, Task]] = {
-    "deep-sea": {
-        f"DeepSea {size}, {kind}": Task(partial(make_deep_sea, size, kind == "random"), steps, 0.5)
+#: What makes the environments of a seed, by task.
+MAKERS: dict[str, Callable[[int], VecEnv]] = {
+    **{
+        f"DeepSea {size}, {kind}": partial(make_deep_sea, size, kind == "random")
         for kind in ("plain", "random")
-        for size, steps in GRIDS.items()
+        for size in GRIDS
     },
-    "classic": {
-        "MountainCar-v0": Task(partial(make_classic, "MountainCar-v0", True), 204_800, -130.0),
-        "MountainCar-v0, not normalized": Task(partial(make_classic, "MountainCar-v0", False), 204_800, -130.0),
-        "CartPole-v1": Task(partial(make_classic, "CartPole-v1", False), 204_800, 475.0),
-    },
-    "multi-room": {"MultiRoom-N4-S5": Task(make_multi_room, 1_000_000, 0.5, seeds=3)},
-    "minatar": {game: Task(partial(make_minatar, game), 5_000_000, None, seeds=3) for game in ("freeway", "seaquest")},
+    "MountainCar-v0": partial(make_classic, "MountainCar-v0", True),
+    "MountainCar-v0, not normalized": partial(make_classic, "MountainCar-v0", False),
+    "CartPole-v1": partial(make_classic, "CartPole-v1", False),
+    "MultiRoom-N4-S5": make_multi_room,
+    **{game: partial(make_minatar, game) for game in ("freeway", "seaquest")},
 }
 
 
@@ -174,7 +150,7 @@ class EndsAtGoal(BaseCallback):
     reached a goal. All of several: noise held for a rollout makes its episodes alike, and a mean of few that differ is
     above a goal by chance more often.
 
-    :param goal: that return; infinite: training goes on to its end
+    :param goal: that return; infinite: training continues to its end
     """
 
     N_ROLLOUTS = 3
@@ -200,8 +176,8 @@ class EndsAtGoal(BaseCallback):
 
 def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
     task = TASKS[kind][name]
-    env = task.make(seed)
-    model = PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **EXPLORATIONS[exploration])
+    env = MAKERS[name](seed)
+    model = PPO_Plus("MlpPolicy", env, n_steps=N_STEPS, seed=seed, device="cpu", **ARGUMENTS[exploration])
     until = EndsAtGoal(float("inf") if task.goal is None else task.goal)
     speed = learn(model, task.steps, until)
     found = until.steps if task.goal is not None else safe_mean([each["r"] for each in model.ep_info_buffer or ()])
@@ -209,86 +185,8 @@ def learn_task(kind: str, name: str, exploration: str, seed: int) -> Result:
     return Result(name, exploration, seed, model.num_timesteps, speed, float(found))
 
 
-def table(kind: str, results: list[Result]) -> list[str]:
-    """A line for each task, a column for each exploration: in how many runs, and after how many steps, the goal was
-    reached; of a task without one, the return at the end.
-
-    :param kind: of :data:`TASKS`
-    """
-    lines = []
-    for name, task in TASKS[kind].items():
-        cells = [name]
-        for exploration in EXPLORATIONS:
-            scores = [result.score for result in results if (result.task, result.contender) == (name, exploration)]
-            cells.append("" if not scores else score(scores) if task.goal is None else reached(scores, task.steps))
-        lines.append(cells)
-    return markdown(["", *EXPLORATIONS], lines)
-
-
-def reached(scores: list[float], steps: int) -> str:
-    """In how many runs, and after how many thousand steps, the interquartile mean and its 95 % interval; "≥" where runs
-    that never arrived make a lower bound of it. Of few runs, the steps of each.
-
-    :param scores: steps to the goal of each run; of one that never arrived, infinity, which counts as the whole budget
-    :param steps: the budget
-    """
-    if len(scores) < N_INTERVAL:
-        return ", ".join("never" if math.isinf(each) else f"{each / 1e3:,.0f}k" for each in scores)
-    n_arrived = sum(map(math.isfinite, scores))
-    if n_arrived == 0:
-        return f"0 of {len(scores)}"
-    # What is larger where a run that never arrived counts as more is a lower bound.
-    found, larger = (
-        iqm_interval([never if math.isinf(each) else min(each, steps) for each in scores])
-        for never in (steps, 2 * steps)
-    )
-    point, low, high = ("≥ " * (a < b) + f"{a / 1e3:,.0f}" for a, b in zip(found, larger, strict=True))
-    return f"{n_arrived} of {len(scores)}; {point}k [{low}, {high}]"
-
-
-def arrived(results: list[Result], kind: str) -> dict[int, float]:
-    """Which part of the runs reached the goal, by the size of the grid.
-
-    :param results: of ``deep-sea``
-    :param kind: plain or random
-    """
-    of = {depth: [each.score for each in results if each.task == f"DeepSea {depth}, {kind}"] for depth in GRIDS}
-    return {depth: float(np.isfinite(scores).mean()) for depth, scores in of.items() if scores}
-
-
-def draw(results: list[Result], folder: Path) -> None:
-    """Draw ``deep_sea.svg``: what :func:`arrived` says, plain grids beside random ones.
-
-    :param results: of ``deep-sea``
-    :param folder: where the picture goes
-    """
-    with picture(folder / "deep_sea.svg", 1, 2) as panels:
-        for kind, axes in zip(("plain", "random"), panels.flat, strict=True):
-            # Each is thinner than the one below, so that none is hidden.
-            for exploration, color, width in zip(
-                EXPLORATIONS, COLORS, np.linspace(5, 1, len(EXPLORATIONS)), strict=False
-            ):
-                shares = arrived([each for each in results if each.contender == exploration], kind)
-                axes.plot([*shares], [*shares.values()], color=color, linewidth=width, label=exploration)
-            axes.set(title=f"DeepSea, {kind}", xlabel="rows of the grid", xticks=[*GRIDS], ylim=(-0.03, 1.03))
-        panels[0, 0].set_ylabel("part of the runs that arrived")
-        panels[0, 1].legend(frameon=False, fontsize=7)
-
-
 def main() -> None:
-    options = parser(__doc__, TASKS)
-    options.add_argument(
-        "--draw", type=Path, metavar="FOLDER", help="learn nothing; draw deep-sea of the file of --json"
-    )
-    arguments = options.parse_args()
-    if arguments.draw:
-        if not arguments.json:
-            options.error("--draw needs --json")
-        found = read(arguments.json) if arguments.json.exists() else []
-        if not any(each.task in TASKS["deep-sea"] for each in found):
-            options.error(f"--json {arguments.json} has no runs of deep-sea, which is what --draw shows")
-        draw(found, arguments.draw)
-        return
+    arguments = parser(__doc__, TASKS).parse_args()
     before = done_before(arguments.json) if arguments.json else []
     known = {(result.task, result.contender, result.seed) for result in before}
     # The low seeds of all first: whenever it is stopped, all have about as many.

@@ -14,7 +14,8 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.wrappers import TransformObservation
-from runs import COLUMNS, SPEED, Result, learn, parser, rows, run  # the script beside this one
+from report.scores import COLUMNS, SPEED, Result, rows
+from runs import learn, parser, run
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -76,7 +77,7 @@ TASKS = {
         ),
     ),
 }
-#: Layers behind the recurrent ones, and the size of those.
+#: Layers after the recurrent ones, and the size of the recurrent ones.
 NETWORK = dict(net_arch=[64], activation_fn=nn.ReLU, ortho_init=False)
 MEMORY = dict(lstm_hidden_size=64)
 N_EPISODES, N_SEEDS = 100, 3

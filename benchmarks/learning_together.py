@@ -16,8 +16,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from learning_actions import Unmasked  # the scripts beside this one
-from runs import COLUMNS, SPEED, Result, learn, parser, rows, run
+from learning_actions import Unmasked  # the modules beside this one
+from report.scores import COLUMNS, SPEED, Result, rows
+from runs import learn, parser, run
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from stable_baselines3.common.env_util import make_vec_env
@@ -34,8 +35,8 @@ class Vault(gym.Env[np.ndarray, Any]):
     The sign can be read in one cell only, some steps before the vault. Walking ahead ends at the vault, walking back at
     the entrance, and keys fit nowhere but at the vault: :meth:`action_masks` says what is possible. What is impossible
     only takes time. The right key is worth 1, a wrong one nothing, and either ends the episode, as does the time limit;
-    each step costs an equal part of 1 in all. So those who explore have to walk in one direction for long, and those
-    who do not remember the sign have the right key once in eight times: the vault looks the same whatever it said.
+    each step costs an equal part of 1 in all. So exploration has to walk in one direction for long, and a policy
+    that does not remember the sign has the right key once in eight times: the vault looks the same whatever it said.
     """
 
     N_KEYS = 8

@@ -7,7 +7,7 @@
 Each fault is put into a copy of the checkout, where the tests that should see it first run until one fails, and only if
 none does all other fast tests. The checkout itself is never changed. Before, these first tests run in a copy without a
 fault, since a test that fails there would catch everything. The exit status is 1 if a fault survived, or cannot be put
-in any longer. It needs Python 3.11 or newer.
+in any longer.
 """
 
 import argparse

@@ -4,16 +4,16 @@
     python benchmarks/soak.py --json benchmarks/results/soak.json
 
 Each run is ``ppo-plus train``. First it is left alone; then the same run, with the same seed, is interrupted again and
-again and each time gone on with by ``--resume``, and at its end compared with the first: weights, episodes and
+again and each time resumed with ``--resume``, and at its end compared with the first: weights, episodes and
 evaluations, bit by bit. It is
 
 - killed (-9), at any moment: also while it starts, writes a checkpoint, or is being resumed;
 - ended by SIGTERM or SIGINT;
-- trained on a small file system that fills up for a while: it warns, or ends with exit code 28, and is gone on with;
-- trained under a clock that jumps by up to an hour, forth and back.
+- trained on a small file system that fills up for a while: it warns, or ends with exit code 28, and is resumed;
+- trained with a system clock that jumps by up to an hour, forwards and backwards.
 
 Of runs of several processes a random one is killed, or torchrun, which started them, or all; and in some of these runs
-torchrun starts them anew by itself.
+torchrun restarts them by itself.
 
 In some of the runs environments raise, return NaN or another shape, hang or die as a process, by chances drawn from
 their generator, so that the same faults come again in the run that is interrupted.
@@ -45,8 +45,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from markdown_table import markdown  # the scripts beside this one
-from runs import facts
+from machine import facts  # the modules beside this one
+from report.reliability import n_faults, soak_table
+from report.results import write
 
 from ppo_plus import PPO_Plus
 from ppo_plus.files import checkpoint
@@ -66,7 +67,7 @@ class Kind(NamedTuple):
     :param timesteps: for how long
     :param further: further arguments of ``ppo-plus train``
     :param processes: how many train
-    :param restarts: how often torchrun may start them anew
+    :param restarts: how often torchrun may restart them
     """
 
     env_id: str
@@ -117,17 +118,17 @@ RUNS = {
     "two processes, VecNormalize": Kind("SoakWhole-v0", 30_000, f"{TOGETHER} normalize:True", 2),
     "two processes, restarted": Kind("SoakWhole-v0", 30_000, TOGETHER, 2, restarts=100),
 }
-#: What an environment does, by words of the line that tells of its restart.
+#: What an environment did, by words of the line that reports its restart.
 KINDS = {"raised": "raises", "not finite": "NaN", "of shape": "another shape", "died": "dies", "no answer": "hangs"}
 #: What the exit code says where a run ends by itself before its time.
 FULL_DISK = 28
 #: Of the file system that fills up, in MiB.
 SIZE = 200
 
-#: A run that ends so often by itself has no end.
+#: A run that ends by itself so often is given up.
 MANY = 5
 
-#: Functions of the C library, in front of its own: the clock on the wall is off by what a file says.
+#: Functions that replace those of the C library: the system clock is off by the number in a file.
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -172,7 +173,7 @@ time_t time(time_t *now) {
 
 
 class Clock:
-    """The clock on the wall, as the runs see it.
+    """The system clock that the runs read.
 
     :param folder: for a library and a file
     """
@@ -187,13 +188,13 @@ class Clock:
             self.map = mmap.mmap(opened.fileno(), 8)
 
     def jump(self, seconds: int) -> None:
-        """Put it so much off the true time."""
+        """Set how many seconds it is off the true time."""
         self.map[:] = struct.pack("q", seconds)
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own, with little room."""
+    """A separate, small file system."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}m", "soak", folder], check=True)
     try:
@@ -204,7 +205,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """No room is left on it meanwhile."""
+    """Fill it up for the duration of the block."""
     filler = disk / "filler"
     try:
         with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -217,13 +218,13 @@ def full(disk: Path) -> Iterator[None]:
 
 @dataclass
 class Usage:
-    """What a process uses, five times a second."""
+    """Memory and descriptors of a process, sampled five times a second."""
 
     memory: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
 
     def watch(self, process: "subprocess.Popen[str]") -> None:
-        """Look until the process ends."""
+        """Sample until the process ends."""
         while process.poll() is None:
             with suppress(OSError, IndexError):
                 status = Path(f"/proc/{process.pid}/status").read_text()
@@ -232,7 +233,7 @@ class Usage:
             time.sleep(0.2)
 
     def growth(self) -> dict[str, float]:
-        """From the second quarter of its life to the last."""
+        """How much they grew from the second quarter of the process's life to the last."""
         quarter = max(len(self.memory) // 4, 1)
         parts: dict[str, list[Any]] = {"memory_MiB": self.memory, "descriptors": self.descriptors}
         return {
@@ -256,7 +257,7 @@ class Soak:
         self.random = random.Random(seed)
         self.injected: Counter[str] = Counter()
         self.exit_codes: Counter[int] = Counter()
-        #: Where it ended otherwise than it should.
+        #: How it ended when it should not have.
         self.fatal: list[str] = []
         self.corrupted: list[str] = []
         self.usage = Usage()
@@ -278,7 +279,7 @@ class Soak:
             )
 
     def run(self) -> dict[str, Any]:
-        """Both runs; what came of them."""
+        """Do both runs, and return their result."""
         whole, output = self.folder / "whole", self.folder / "whole.txt"
         process = self.start(self.new(whole), output)
         self.usage.watch(process)
@@ -299,7 +300,7 @@ class Soak:
             "updates_lost": lost,
             "files_corrupted": self.corrupted,
             "differing": differing,
-            # Of torchrun it would say nothing.
+            # That of torchrun would mean nothing.
             "growth": self.usage.growth() if self.kind.processes == 1 else None,
         }
 
@@ -307,7 +308,7 @@ class Soak:
         return logs / "ppo_plus" / f"{self.kind.env_id}_1"
 
     def interrupt_to_the_end(self, disk: Path, output: Path) -> None:
-        """Train, interrupt, go on, until training has reached its end."""
+        """Train, interrupt and resume until training has reached its end."""
         arguments, folder = self.new(disk), self.run_folder(disk)
         while True:
             process = self.start(arguments, output)
@@ -316,7 +317,7 @@ class Soak:
             self.exit_codes[code] += 1
             self.look_through(disk)
             if code == 0 or (_last_model(folder).exists() and not _names(folder / "checkpoints")):
-                # In the second case it was killed behind its end.
+                # In the second case it was killed after its end.
                 return
             allowed = {-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT, FULL_DISK}
             if self.kind.processes > 1:
@@ -330,7 +331,7 @@ class Soak:
             if checkpoint.files(folder / "checkpoints"):
                 arguments = ["--resume", str(folder), "--no-progress", "--gym-packages", "soak_envs", *self.kind.starts]
             elif folder.exists():
-                # Killed before there was anything to go on from: begun anew, as one would.
+                # Killed before there was anything to resume: start again, as a user would.
                 shutil.rmtree(folder)
                 arguments = self.new(disk)
 
@@ -364,7 +365,7 @@ class Soak:
         while any(map(_lives, workers)) and time.monotonic() < until:
             time.sleep(0.1)
         for pid in filter(_lives, workers):
-            self.fatal.append(f"process {pid} goes on without torchrun")
+            self.fatal.append(f"process {pid} still runs without torchrun")
             os.kill(pid, signal.SIGKILL)
 
     def interrupt(self, process: "subprocess.Popen[str]", way: str, disk: Path) -> None:
@@ -392,7 +393,7 @@ class Soak:
         elif way == "kill a process" and workers:
             os.kill(self.random.choice(workers), signal.SIGKILL)
         else:
-            # Each has a session of its own.
+            # Each has a separate session.
             for pid in (process.pid, *workers):
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
@@ -423,7 +424,7 @@ def _workers(torchrun: int) -> list[int]:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process goes on."""
+    """Whether a process is still running."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -431,7 +432,7 @@ def _lives(pid: int) -> bool:
 
 
 def _kind_of_fault(line: str) -> str:
-    """What an environment did, by the line that tells of its restart."""
+    """What an environment did, by the line that reports its restart."""
     return next((kind for words, kind in KINDS.items() if words in line), line)
 
 
@@ -482,7 +483,7 @@ def _episodes(path: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=200, help="go on until there were so many (default: %(default)s)")
+    parser.add_argument("--faults", type=int, default=200, help="stop after so many (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), help="which runs")
     parser.add_argument("--seed", type=int, default=0, help="of the first runs; later ones get the next")
     parser.add_argument("--json", type=Path, help="file for the results")
@@ -500,39 +501,9 @@ def main() -> None:
                 results.append({**result, "seconds": round(time.monotonic() - start)})
                 print(json.dumps(results[-1]), flush=True)
             seed += 1
-    print("\n".join(table(results)))
+    print("\n".join(soak_table(results)))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"versions": facts(), "results": results}, indent=1) + "\n")
-
-
-def n_faults(result: dict[str, Any]) -> int:
-    """How many faults a run survived, in both of its lives."""
-    return sum(result["injected"].values()) + sum(result["env_faults"].values())
-
-
-def _largest(runs: list[dict[str, Any]], name: str) -> Any:
-    """The largest growth of a kind of runs, where it was looked at."""
-    return max((run["growth"][name] for run in runs if run["growth"]), default="")
-
-
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """What came of all runs of a kind, as lines of Markdown."""
-    columns = ["injected", "survived", "updates lost", "files corrupted", "resumed runs that differ"]
-    columns += ["growth, MiB", "growth, descriptors"]
-    rows = []
-    for name in dict.fromkeys(result["run"] for result in results):
-        runs = [result for result in results if result["run"] == name]
-        n = sum(map(n_faults, runs))
-        cells = [
-            n,
-            n - sum(len(run["fatal"]) for run in runs),
-            sum(run["updates_lost"] for run in runs),
-            sum(len(run["files_corrupted"]) for run in runs),
-            f"{sum(bool(run['differing']) for run in runs)} of {len(runs)}",
-            *(_largest(runs, name) for name in ("memory_MiB", "descriptors")),
-        ]
-        rows.append([name, *map(str, cells)])
-    return markdown(["run", *columns], rows)
+        write(arguments.json, {"versions": facts(), "results": results})
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
     python docs/tables.py    # write them into README.md and the pages
 
 A table stands between the comments ``<!-- table: NAME -->`` and ``<!-- end of table -->``. It is in the file, so that
-the file can be read as it is; it is made again whenever the documentation is built, and a test holds the two equal.
-Rows and cells come from the scripts that measured them, so a table here is what its script prints.
+you can read the file directly; it is made again whenever the documentation is built, and a test checks that the two are
+equal. Rows and cells come from ``benchmarks/report``, so a table here is what the script that measured it prints.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -19,15 +18,17 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
-import benchmark  # noqa: E402
-import benchmark_processes  # noqa: E402
-import determinism  # noqa: E402
-import learning_exploration  # noqa: E402
-import learning_returns  # noqa: E402
-import results_returns  # noqa: E402
-import runs  # noqa: E402
-import scaling_model  # noqa: E402
-import soak  # noqa: E402
+from report import (  # noqa: E402
+    exploration,
+    processes,
+    reliability,
+    returns,
+    scaling,
+    scores,
+    speed,
+)
+from report.markdown import markdown  # noqa: E402
+from report.results import path, read  # noqa: E402
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
@@ -74,23 +75,16 @@ SUPERVISED = {
 }
 
 
-def path(name: str) -> Path:
-    """A file of ``benchmarks/results``."""
-    return DOCS.parent / "benchmarks" / "results" / f"{name}.json"
+#: The tables are lines of Markdown.
+Lines = list[str]
 
 
-def read(name: str) -> dict[str, Any]:
-    """The measurements in it."""
-    measured: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
-    return measured
-
-
-def about(name: str) -> str:
-    """With which versions and where a file was measured."""
+def about(name: str) -> Lines:
+    """The machine and the versions with which a file was measured."""
     return described(read(name).get("about") or read(name)["versions"])
 
 
-def described(facts: dict[str, Any]) -> str:
+def described(facts: dict[str, Any]) -> Lines:
     """The machine, and the versions of all packages."""
     facts = dict(facts)
     machine = facts.pop(
@@ -105,11 +99,8 @@ def described(facts: dict[str, Any]) -> str:
     load = (
         f", load {facts['load before']} at the start" if "load before" in facts else ""
     )
-    return (
-        f"{machine}{load}{rounds}; "
-        + ", ".join(f"{key} {value}" for key, value in packages.items())
-        + ".\n"
-    )
+    versions = ", ".join(f"{key} {value}" for key, value in packages.items())
+    return [f"{machine}{load}{rounds}; {versions}."]
 
 
 NO_PACKAGES = (
@@ -128,24 +119,20 @@ NO_PACKAGES = (
 )
 
 
-def measured(*names: str) -> benchmark.Results:
+def measured(*names: str) -> speed.Results:
     """What ``benchmarks/benchmark.py`` has measured, by workload and contender."""
-    return {
-        workload: {
-            contender: benchmark.Measured(**values)
-            for contender, values in by_contender.items()
-        }
-        for name in names
-        for workload, by_contender in read(name)["results"].items()
-    }
+    found: speed.Results = {}
+    for name in names:
+        found |= speed.parse(read(name)["results"])
+    return found
 
 
-def speed(
+def speeds(
     titles: dict[str, str],
     *names: str,
     corner: str = "time per environment step",
     others: bool = True,
-) -> str:
+) -> Lines:
     """Time per environment step of these workloads.
 
     :param titles: what they are called
@@ -158,15 +145,15 @@ def speed(
         title: {
             contender: value
             for contender, value in results[workload].items()
-            if others or contender != benchmark.SBX
+            if others or contender != speed.SBX
         }
         for workload, title in titles.items()
         if workload in results
     }
-    return benchmark.comparison(chosen, corner, benchmark.time_cell)
+    return speed.comparison(chosen, corner, speed.time_cell)
 
 
-def speed_details(*names: str) -> str:
+def speed_details(*names: str) -> Lines:
     """Start-up and memory."""
     header = [
         "workload",
@@ -186,64 +173,54 @@ def speed_details(*names: str) -> str:
                 ]
                 memory = [f"{value.memory[key]:.0f}" for key in ("peak", "added")]
                 rows.append([WORKLOADS[workload], contender, *seconds, *memory])
-    return benchmark.table(header, rows)
+    return markdown(header, rows)
 
 
-def scaling(axis: str, name: str = "scaling") -> str:
+def scaled(axis: str, name: str = "scaling") -> Lines:
     """Time per step against one quantity."""
-    points = read(name)[axis]["results"]
-    results = {
-        at: {who: benchmark.Measured(**values) for who, values in by.items()}
-        for at, by in points.items()
-    }
-    return benchmark.comparison(results, axis, benchmark.time_cell)
+    results = speed.parse(read(name)[axis]["results"])
+    return speed.comparison(results, axis, speed.time_cell)
 
 
-def memory_scaling(axis: str) -> str:
+def memory_scaled(axis: str) -> Lines:
     """Memory against one quantity."""
-    points = read("scaling")[axis]["results"]
-    results = {
-        at: {who: benchmark.Measured(**values) for who, values in by.items()}
-        for at, by in points.items()
-    }
-    return benchmark.comparison(
-        results, f"{axis}: buffer, added by training", benchmark.memory_cell
-    )
+    results = speed.parse(read("scaling")[axis]["results"])
+    corner = f"{axis}: buffer, added by training"
+    return speed.comparison(results, corner, speed.memory_cell)
 
 
-def learning_check() -> str:
+def learning_check() -> Lines:
     """Returns beside SB3's."""
     titles = {
-        name: f"{WORKLOADS[name]}, {rollouts * workload.n_envs * workload.n_steps:,} steps"
-        for name, rollouts in benchmark.LEARNING.items()
-        for workload in [benchmark.WORKLOADS[name]]
+        name: f"{WORKLOADS[name]}, {steps:,} steps"
+        for name, steps in speed.LEARNING.items()
     }
     rows = [
-        benchmark.learning_row(titles[name], by_contender)
+        speed.learning_row(titles[name], by_contender)
         for name, by_contender in read("learning_check")["returns"].items()
     ]
     header = [
         "return, IQM of 5 seeds [95 %]",
-        benchmark.REFERENCE,
-        benchmark.COMPILED,
+        speed.REFERENCE,
+        speed.COMPILED,
         "intervals overlap",
     ]
-    return benchmark.table(header, rows)
+    return markdown(header, rows)
 
 
-def results(*names: str) -> list[runs.Result]:
+def results(*names: str) -> list[scores.Result]:
     """What the learning scripts have found."""
-    return [result for name in names for result in runs.read(path(name))]
+    return [result for name in names for result in scores.read(path(name))]
 
 
-def learned(*names: str, speed: bool = False, only: str = "") -> str:
+def learned(*names: str, timed: bool = False, only: str = "") -> Lines:
     """Returns by task and contender, where ``only`` is in the task's name."""
-    columns = runs.COLUMNS | (runs.SPEED if speed else {})
+    columns = scores.COLUMNS | (scores.SPEED if timed else {})
     chosen = [result for result in results(*names) if only in result.task]
-    return "\n".join(runs.rows(chosen, columns)) + "\n"
+    return scores.rows(chosen, columns)
 
 
-def more_seeds() -> str:
+def more_seeds() -> Lines:
     """The seeds of both files together, of the contenders that are in both."""
     first, more = results("learning_memory"), results("learning_memory_more_seeds")
     names = {result.contender for result in more}
@@ -252,26 +229,26 @@ def more_seeds() -> str:
         for result in first
         if result.task == "Pendulum-v1" and result.contender in names
     ]
-    columns = {name: cell for name, cell in runs.COLUMNS.items() if name != "returns"}
+    columns = {name: cell for name, cell in scores.COLUMNS.items() if name != "returns"}
     columns["seeds"] = lambda group: str(len(group))
-    return "\n".join(runs.rows([*first, *more], columns)) + "\n"
+    return scores.rows([*first, *more], columns)
 
 
-def tuning() -> str:
+def tuning() -> Lines:
     """The confirmation in the report of the study on Pendulum-v1, without the single returns."""
     report = (DOCS / "tuning" / "pendulum" / "report.md").read_text(encoding="utf-8")
     lines = report.split("## Confirmation")[1].split("\n## ")[0].splitlines()
     rows = [line.strip("|").split("|")[:4] for line in lines if line.startswith("|")]
-    return "".join("|" + "|".join(row) + "|\n" for row in rows)
+    return ["|" + "|".join(row) + "|" for row in rows]
 
 
-def vec_envs(name: str, titles: dict[str, str]) -> str:
+def vec_envs(name: str, titles: dict[str, str]) -> Lines:
     """What a step of all environments costs: a table for each task.
 
     :param name: the file with measurements
     :param titles: what the kinds of vector environments are called; those that a task does not have make no row
     """
-    tables = []
+    lines: Lines = []
     for task, times in read(name)["us_per_step"].items():
         numbers = [f"{n} env{'s' * (n != '1')}" for n in times]
         rows = [
@@ -279,30 +256,28 @@ def vec_envs(name: str, titles: dict[str, str]) -> str:
             for kind, title in titles.items()
             if all(kind in by_kind for by_kind in times.values())
         ]
-        tables.append(benchmark.table([f"µs per step of {task}", *numbers], rows))
-    return "\n".join(tables)
+        lines += [*markdown([f"µs per step of {task}", *numbers], rows), ""]
+    return lines[:-1]
 
 
-def effects(name: str) -> str:
+def effects(name: str) -> Lines:
     """What a screening says of each setting."""
-    runs = learning_returns.results(stages=[name])
-    return "\n".join(learning_returns.effects_table(runs, name)) + "\n"
+    return returns.effects_table(returns.results(stages=[name]), name)
 
 
-def returns(stage: str) -> str:
+def returned(stage: str) -> Lines:
     """What the contenders of one part of the campaign reached."""
-    runs = learning_returns.results(stages=[stage])
-    return "\n".join(learning_returns.table(runs)) + "\n"
+    return returns.table(returns.results(stages=[stage]))
 
 
 def reported() -> list[dict[str, Any]]:
     """The runs that contenders are compared by."""
-    return learning_returns.results(stages=results_returns.REPORTED)
+    return returns.results(stages=returns.REPORTED)
 
 
-def goals(arm: str) -> str:
-    """What runs of a contender reach, and what they were meant to."""
-    return "\n".join(results_returns.goals(learning_returns.results(), arm)) + "\n"
+def goals(arm: str) -> Lines:
+    """What runs of a contender reach, and their goals."""
+    return returns.goals(returns.results(), arm)
 
 
 def explored_in(kind: str) -> str:
@@ -310,21 +285,22 @@ def explored_in(kind: str) -> str:
     return f"exploration_{kind.replace('-', '_')}"
 
 
-def explored(kind: str) -> str:
+def explored(kind: str) -> Lines:
     """What they came to, by exploration."""
-    return (
-        "\n".join(learning_exploration.table(kind, results(explored_in(kind)))) + "\n"
-    )
+    return exploration.table(kind, results(explored_in(kind)))
 
 
-def returns_about() -> str:
+def returns_about() -> Lines:
     """With which versions all of the campaign ran."""
     seen: dict[str, set[str]] = {}
-    for result in learning_returns.results():
+    for result in returns.results():
         for name, version in result["versions"].items():
             seen.setdefault(name, set()).add(str(version))
     versions = {name: " and ".join(sorted(found)) for name, found in seen.items()}
-    return f"{described(versions).rstrip()} {len(seen['package'])} states of the package; each file names its own.\n"
+    (line,) = described(versions)
+    return [
+        f"{line} {len(seen['package'])} states of the package; each run names its own."
+    ]
 
 
 IMAGES = {
@@ -333,52 +309,45 @@ IMAGES = {
     if "Atari" in name or "image" in name
 }
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
-EXPLORED = [
-    kind for kind in learning_exploration.TASKS if path(explored_in(kind)).exists()
-]
-TABLES: dict[str, Callable[[], str]] = {
-    "readme-speed": lambda: speed(
+EXPLORED = [kind for kind in exploration.TASKS if path(explored_in(kind)).exists()]
+TABLES: dict[str, Callable[[], Lines]] = {
+    "readme-speed": lambda: speeds(
         README, "speed", "speed_images", "memory_speed", others=False
     ),
-    "speed": lambda: speed(WORKLOADS, "speed", "speed_images"),
+    "speed": lambda: speeds(WORKLOADS, "speed", "speed_images"),
     "speed-about": lambda: about("speed"),
     "speed-details": lambda: speed_details("speed", "speed_images"),
-    "images": lambda: speed(IMAGES, "speed_images"),
+    "images": lambda: speeds(IMAGES, "speed_images"),
     "images-about": lambda: about("speed_images"),
-    "memory-speed": lambda: speed(WORKLOADS, "memory_speed", corner=LSTM, others=False),
+    "memory-speed": lambda: speeds(
+        WORKLOADS, "memory_speed", corner=LSTM, others=False
+    ),
     "memory-speed-about": lambda: about("memory_speed"),
-    "scaling-environments": lambda: scaling("environments"),
-    "scaling-batch-size": lambda: scaling("batch-size"),
-    "scaling-width": lambda: scaling("width"),
-    "scaling-image-size": lambda: scaling("image-size"),
-    "memory-environments": lambda: memory_scaling("environments"),
-    "memory-image-size": lambda: memory_scaling("image-size"),
+    "scaling-environments": lambda: scaled("environments"),
+    "scaling-batch-size": lambda: scaled("batch-size"),
+    "scaling-width": lambda: scaled("width"),
+    "scaling-image-size": lambda: scaled("image-size"),
+    "memory-environments": lambda: memory_scaled("environments"),
+    "memory-image-size": lambda: memory_scaled("image-size"),
     "scaling-about": lambda: about("scaling"),
-    "threads": lambda: scaling("threads", "threads"),
+    "threads": lambda: scaled("threads", "threads"),
     "threads-about": lambda: about("threads"),
     "learning-check": learning_check,
     "learning-check-about": lambda: about("learning_check"),
-    "returns": lambda: "\n".join(results_returns.contenders(reported())) + "\n",
-    "returns-over-tasks": lambda: (
-        "\n".join(results_returns.comparison(reported())) + "\n"
-    ),
-    "returns-each-task": lambda: (
-        "\n".join(results_returns.each_task(reported())) + "\n"
-    ),
+    "returns": lambda: returns.contenders(reported()),
+    "returns-over-tasks": lambda: returns.comparison(reported()),
+    "returns-each-task": lambda: returns.each_task(reported()),
     **{
-        f"returns-{stage}": partial(returns, stage)
+        f"returns-{stage}": partial(returned, stage)
         for stage in ("beside-sb3", "looks", "deciders", "own", "own-entry", "atari")
     },
-    "returns-overrides": lambda: (
-        "\n".join(results_returns.gains(learning_returns.results(stages=["overrides"])))
-        + "\n"
-    ),
+    "returns-overrides": lambda: returns.gains(returns.results(stages=["overrides"])),
     **{
         f"returns-effects-{name}": partial(effects, name)
         for name in ("screen", "survivors", "again", "finalists", "kl")
     },
     "returns-about": returns_about,
-    **{f"returns-goals-{arm}": partial(goals, arm) for arm in results_returns.GOALS},
+    **{f"returns-goals-{arm}": partial(goals, arm) for arm in returns.GOALS},
     **{f"exploration-{kind}": partial(explored, kind) for kind in EXPLORED},
     **{
         f"exploration-{kind}-about": partial(about, explored_in(kind))
@@ -387,37 +356,40 @@ TABLES: dict[str, Callable[[], str]] = {
     "actions-courier": lambda: learned("learning_actions", only="Courier"),
     "actions-invalid": lambda: learned("learning_actions", only="invalid"),
     "actions-about": lambda: about("learning_actions"),
-    "memory": lambda: learned("learning_memory", speed=True),
+    "memory": lambda: learned("learning_memory", timed=True),
     "memory-about": lambda: about("learning_memory"),
     "memory-seeds": more_seeds,
-    "together": lambda: learned("learning_together", speed=True),
+    "together": lambda: learned("learning_together", timed=True),
     "together-about": lambda: about("learning_together"),
     "tuning": tuning,
-    "determinism": lambda: (
-        "\n".join(determinism.table(read("determinism")["results"])) + "\n"
+    "determinism": lambda: reliability.determinism_table(
+        read("determinism")["results"]
     ),
     "determinism-about": lambda: about("determinism"),
-    "soak": lambda: "\n".join(soak.table(read("soak")["results"])) + "\n",
+    "soak": lambda: reliability.soak_table(read("soak")["results"]),
     "soak-about": lambda: about("soak"),
     "vec-envs": lambda: vec_envs("vec_env", VEC_ENVS),
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
-    "all-cores": lambda: benchmark.all_cores_table(measured("all_cores")),
+    "all-cores": lambda: speed.all_cores_table(measured("all_cores")),
     "all-cores-about": lambda: about("all_cores"),
-    "processes-training": lambda: benchmark_processes.training_table(read("processes")),
-    "processes-updates": lambda: benchmark_processes.updates_table(read("processes")),
-    "processes-messages": lambda: benchmark_processes.messages_table(read("processes")),
+    "processes-training": lambda: processes.training_table(read("processes")),
+    "processes-updates": lambda: processes.updates_table(read("processes")),
+    "processes-messages": lambda: processes.messages_table(read("processes")),
     "processes-about": lambda: about("processes"),
-    "processes-scaling": lambda: scaling_model.assumed_table(read("processes")),
+    "processes-scaling": lambda: scaling.assumed_table(read("processes")),
 }
 
 
 def fill(text: str) -> str:
-    """The text with its tables made anew."""
-    return PATTERN.sub(
-        lambda found: f"{BEGIN.format(found[1])}\n\n{TABLES[found[1]]()}\n{END}", text
-    )
+    """The text with its tables made again."""
+
+    def table(found: re.Match[str]) -> str:
+        lines = "\n".join(TABLES[found[1]]())
+        return f"{BEGIN.format(found[1])}\n\n{lines}\n\n{END}"
+
+    return PATTERN.sub(table, text)
 
 
 def pages() -> list[Path]:

@@ -21,6 +21,8 @@ FILES = [
     *("CONTRIBUTING.md", "Makefile", "constraints.txt"),
 ]
 FOLDERS = ["ppo_plus", "hyperparams", "benchmarks", "docs", "scripts", "tests"]
+#: Results of which no page shows anything.
+NOT_SHOWN = {Path("benchmarks/results/tensor_env.json")}
 #: What is made, and so not shipped.
 MADE = shutil.ignore_patterns("__pycache__", "_build", ".*")
 
@@ -47,18 +49,25 @@ def sdist(tmp_path_factory):
 
 
 def test_the_source_distribution_is_a_checkout(sdist):
-    """Everything that `make test` and `make docs` need is in it, and nothing that a build has made."""
+    """Everything that `make test` and `make docs` read is in it, and nothing else."""
     copy, path = sdist
     with tarfile.open(path) as archive:
         names = [member.name for member in archive.getmembers() if member.isfile()]
     shipped = {Path(*Path(name).parts[1:]) for name in names}
     expected = {Path(name) for name in FILES}
     expected |= {file.relative_to(copy) for name in FOLDERS for file in (copy / name).rglob("*") if file.is_file()}
-    assert not expected - shipped
-    extra = {
-        name for name in shipped - expected if "egg-info" not in str(name) and name not in map(Path, ("", "PKG-INFO"))
-    }
-    assert {name for name in extra if name.suffix} == set()
+    assert expected - shipped <= NOT_SHOWN and not shipped & NOT_SHOWN
+    made = {name for name in shipped - expected if name.parts[0] == "ppo_plus.egg-info"} | {Path("PKG-INFO")}
+    assert shipped - expected == made
+
+
+def test_every_result_that_ships_is_shown():
+    """Tables and pictures name it, or the pages do."""
+    readers = [*(ROOT / "docs").glob("*.py"), *(ROOT / "benchmarks" / "report").glob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in [*readers, ROOT / "benchmarks" / "pictures.py"])
+    results = [path.relative_to(ROOT) for path in (ROOT / "benchmarks" / "results").glob("*.json*")]
+    shown = {path for path in results if f'"{path.stem}"' in text or path.name in text or "exploration_" in path.name}
+    assert set(results) - shown <= NOT_SHOWN
 
 
 def test_the_metadata_is_complete(sdist):
@@ -73,6 +82,22 @@ def test_the_metadata_is_complete(sdist):
     assert metadata.get_payload().startswith("# ppo_plus")
     extras = set(setup()["options.extras_require"])
     assert set(metadata.get_all("Provides-Extra")) == extras
+
+
+def test_the_same_versions_of_python_are_named_everywhere():
+    config = setup()
+    start = "Programming Language :: Python :: 3."
+    versions = [line.split()[-1] for line in config["metadata"]["classifiers"].splitlines() if line.startswith(start)]
+    first, last = versions[0], versions[-1]
+    assert config["options"]["python_requires"] == f">={first}"
+    assert f"Python {first} to {last};" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Python {first} or newer" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ruff = f'target-version = "py{first.replace(".", "")}"'
+    assert ruff in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    workflow = ROOT / ".github" / "workflows" / "tests.yml"
+    if workflow.exists():  # not in a source distribution
+        jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+        assert jobs["linux"]["strategy"]["matrix"]["python"] == versions
 
 
 def test_every_folder_with_modules_is_a_package_that_ships():

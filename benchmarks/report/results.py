@@ -24,11 +24,11 @@ def write(path: Path, measured: dict[str, Any], **kwargs: Any) -> None:
     """Write a measurement to a JSON file.
 
     :param path: the file; missing folders are made
-    :param measured: what JSON can express; NaN and infinity raise an error
+    :param measured: what JSON can express
     :param kwargs: further arguments of :func:`json.dumps`
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(measured, indent=1, allow_nan=False, **kwargs) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(measured, **{"indent": 1, **kwargs}) + "\n", encoding="utf-8")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

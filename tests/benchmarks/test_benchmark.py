@@ -11,14 +11,6 @@ def benchmark(import_script):
     return import_script("benchmark")
 
 
-def test_speed_ups_are_taken_within_rounds(benchmark):
-    slow, fast = benchmark.Measured([10.0, 20.0, 60.0]), benchmark.Measured([5.0, 5.0, 20.0])
-    assert fast.speed_ups(slow) == [2.0, 4.0, 3.0]
-    assert benchmark.time_cell(fast, slow) == "5.0 µs, **3.00×** [2.00, 4.00]"
-    assert benchmark.time_cell(slow, slow) == "20.0 µs"
-    assert benchmark.time_cell(benchmark.Measured(error="ValueError"), slow) == "–"
-
-
 def test_memory_that_is_shared_counts_once(benchmark):
     tensor = th.zeros(1000)
     stored = {"view": tensor.numpy(), "tensors": {"own": tensor, "other": np.zeros(500)}, "size": 3}
@@ -62,15 +54,6 @@ def test_sections_add_up_to_a_round(benchmark, algorithm):
     assert list(sections) == list(benchmark.SECTIONS)
     assert all(value > 0 for value in sections.values())
     assert trainee.memory()["buffer"] > 0
-
-
-def test_with_all_cores_each_contender_is_what_ppo_plus_is_compared_with(benchmark):
-    results = {
-        "task": {"SB3": benchmark.Measured([10.0, 30.0, 30.0]), "PPO_Plus": benchmark.Measured([5.0, 5.0, 10.0])}
-    }
-    *_, theirs, ours = benchmark.all_cores_table(results).splitlines()
-    assert theirs == "| task | SB3 | 30.0 µs | **3.00×** [2.00, 6.00] |"
-    assert ours == "| task | PPO_Plus | 5.0 µs |  |"
 
 
 @pytest.mark.parametrize("name", ["SB3, DummyVecEnv, one thread", "PPO_Plus, make_vec"])

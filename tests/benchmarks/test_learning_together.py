@@ -42,7 +42,7 @@ def test_who_remembers_the_sign_opens_the_vault_every_time(script):
         assert terminated and sum(rewards) == pytest.approx(1 - (env.LENGTH + 1) / env.MAX_STEPS)
 
 
-def test_who_forgets_the_sign_is_right_once_in_as_many_times_as_there_are_keys(script):
+def test_without_memory_one_key_in_eight_is_right(script):
     """What is seen at the vault does not depend on the right key, and each key is right equally often."""
     env = script.Vault()
     at_vault, opened = set(), 0
@@ -93,7 +93,7 @@ class Arrivals(BaseCallback):
 
 
 @pytest.mark.parametrize(("contender", "low", "high"), [(0, 0.25, 0.75), (1, 0.0, 0.1)], ids=["gSDE", "white"])
-def test_noise_held_for_an_episode_walks_to_the_vault_before_anything_is_learned(script, contender, low, high):
+def test_noise_of_an_episode_reaches_the_vault_untrained(script, contender, low, high):
     """Memory, masks and exploration of discrete actions at once."""
     name = list(script.CONTENDERS)[contender]
     model, arrivals = script.make_model(name, seed=0), Arrivals()

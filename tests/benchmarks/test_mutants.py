@@ -1,4 +1,4 @@
-"""The seeded faults of ``benchmarks/mutants.py`` keep up with the package; the script tells which the tests catch."""
+"""The seeded faults of ``benchmarks/mutants.py`` keep up with the package, and the tests of each exist."""
 
 import ast
 from pathlib import Path

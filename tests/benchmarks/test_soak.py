@@ -22,13 +22,13 @@ def soak_envs(import_script):
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("raise", "raises"), ("NaN", "NaN"), ("shape", "another shape")])
-def test_each_fault_is_told_by_its_line(soak, soak_envs, fault, kind):
-    told = []
-    make = [lambda: soak_envs.Soaked({fault: 1.0} if not told else {})]
-    env = SupervisedVecEnv(make, restarts=1, processes=False, report=told.append)
+def test_each_fault_is_known_by_its_line(soak, soak_envs, fault, kind):
+    reports = []
+    make = [lambda: soak_envs.Soaked({fault: 1.0} if not reports else {})]
+    env = SupervisedVecEnv(make, restarts=1, processes=False, report=reports.append)
     env.reset()
     env.step([1])
-    assert [soak._kind_of_fault(line) for line in told] == [kind]
+    assert [soak._kind_of_fault(line) for line in reports] == [kind]
 
 
 def whole_run(folder):
@@ -58,10 +58,10 @@ def test_what_differs_is_named(soak, tmp_path):
 def test_a_clock_can_jump(soak, tmp_path):
     clock = soak.Clock(tmp_path)
     read = [sys.executable, "-c", "import time; print(time.time(), time.monotonic())"]
-    told = []
+    times = []
     for offset in (0, 3600):
         clock.jump(offset)
         output = subprocess.check_output(read, env=os.environ | clock.variables, text=True)
-        told.append([float(each) for each in output.split()])
-    (wall, steady), (later_wall, later_steady) = told
+        times.append([float(each) for each in output.split()])
+    (wall, steady), (later_wall, later_steady) = times
     assert later_wall - wall > 3600 and later_steady - steady < 3600

@@ -1,4 +1,4 @@
-"""How the pictures of the documentation look."""
+"""The look of the pictures of the documentation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ LOOK: Any = {**SETTINGS, "font.size": 8, "axes.titlesize": 9, "legend.fontsize":
 
 @contextmanager
 def picture(path: Path, rows: int = 1, columns: int = 1, width: float = 3.7, height: float = 2.8) -> Iterator[Any]:
-    """A file with one or more panels, the same bytes for the same measurements; its name is printed.
+    """A file with one or more panels, the same bytes for the same measurements.
 
     :param path: SVG file
     :param rows: of panels
@@ -32,4 +32,3 @@ def picture(path: Path, rows: int = 1, columns: int = 1, width: float = 3.7, hei
         yield panels[0, 0] if panels.size == 1 else panels
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
-    print(path)

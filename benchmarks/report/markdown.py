@@ -1,4 +1,4 @@
-"""Tables as lines of Markdown. Imports nothing, so that a benchmark's processes hold no more than what they measure."""
+"""Tables as lines of Markdown."""
 
 from collections.abc import Iterable
 

@@ -1,11 +1,11 @@
-"""Contenders of the campaign beside each other, and goals."""
+"""What the long runs reached: ``benchmarks/report/returns.py``."""
 
 import pytest
 
 
 @pytest.fixture
 def script(import_script):
-    return import_script("results_returns")
+    return import_script("report.returns")
 
 
 def result(arm, task, score, curve=(1.0, None, 2.0)):
@@ -41,7 +41,7 @@ def test_comparison_says_how_much_and_how_probable(script, results):
     assert len(script.comparison([each for each in fewer if each not in of_trpo[1:]])) == 2
 
 
-def test_what_has_the_settings_of_the_reference_is_not_compared_with_it(script, results):
+def test_settings_of_the_reference_are_not_compared_with_it(script, results):
     for each in results:
         if (each["arm"], each["task"]) == ("trpo", "Ant-v5"):
             each["settings"] = {"of": "sb3-defaults"}
@@ -51,7 +51,7 @@ def test_what_has_the_settings_of_the_reference_is_not_compared_with_it(script, 
 
 def test_shared_settings_are_not_those_of_single_tasks(script, import_script, results, monkeypatch):
     overridden = "Hopper-v5", "Humanoid-v5", "Swimmer-v5"
-    monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", dict.fromkeys(overridden, "mujoco"))
+    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(overridden, "mujoco"))
     for task in script.TASKS:
         results += [result("mujoco", task, 400.0)] * 2
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
@@ -64,7 +64,7 @@ OWN = ["Ant-v5", "Swimmer-v5"]
 
 
 def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_script, results, monkeypatch):
-    monkeypatch.setattr(import_script("learning_returns"), "OVERRIDES", dict.fromkeys(OWN, "mujoco"))
+    monkeypatch.setattr(import_script("report.plan"), "OVERRIDES", dict.fromkeys(OWN, "mujoco"))
     assert len(script.each_task(results)) == 2
     results += [result("sb3-defaults", task, 200.0) for task in script.TASKS for _ in range(2)]
     for task in ("Hopper-v5", *OWN):
@@ -91,18 +91,18 @@ def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
 
 
 def test_every_contender_is_planned_to_be_compared_on_all_tasks(script, import_script):
-    stages = import_script("learning_returns").STAGES
+    stages = import_script("report.plan").STAGES
     runs = {}
-    for job in import_script("campaign").in_order(stages[name] for name in ("baselines", "table")):
+    for job in import_script("report.plan").in_order(stages[name] for name in ("baselines", "table")):
         runs.setdefault(job.arm, {}).setdefault(job.task, []).append(job)
     assert {arm: script.enough(runs, arm) for arm in script.CONTENDERS} == dict.fromkeys(
         script.CONTENDERS, list(script.TASKS)
     )
 
 
-def test_every_entry_with_a_goal_is_planned_with_ten_runs_or_three_long_ones(script, import_script):
-    stages, n_runs = import_script("learning_returns").STAGES, {}
-    for job in import_script("campaign").in_order(stages[name] for name in ("table", "entries")):
+def test_every_entry_with_a_goal_has_ten_runs_or_three_long_ones(script, import_script):
+    stages, n_runs = import_script("report.plan").STAGES, {}
+    for job in import_script("report.plan").in_order(stages[name] for name in ("table", "entries")):
         n_runs[job.arm, job.task] = n_runs.get((job.arm, job.task), 0) + 1
     assert n_runs == {
         (arm, task): 3 if task == "BipedalWalker-v3" else 10 for arm, goals in script.GOALS.items() for task in goals
@@ -134,3 +134,35 @@ def test_goals_are_reached_or_not(script, scores, cells):
     (row,) = script.goals([result("mujoco", "Swimmer-v5", score) for score in scores], "mujoco")[2:]
     assert row.startswith("| Swimmer-v5 | 60,000 |") and row.endswith(cells)
     assert len(script.goals([result("sb3-defaults", "Swimmer-v5", 1.0)], "mujoco")) == 2
+
+
+def test_table_puts_tasks_together(script):
+    results = [
+        {"task": task, "arm": arm, **{name: {"mean": 1.0} for name in script.MEASURES.values()}}
+        for arm, task in [("a", "x"), ("a", "y"), ("b", "x"), *[("a", "x")] * 4]
+    ]
+    lines = script.table(results)
+    assert lines[0].startswith("| task | contender | seeds | last 100 training episodes |")
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        ["| x", "a", "5"],
+        ["| x", "b", "1"],
+        ["| y", "a", "1"],
+    ]
+    assert "1.0 [1.0, 1.0]" in lines[2] and "[" not in lines[3]
+
+
+def test_effects_are_of_each_task_and_of_all(script):
+    """Runs with the first setting, whatever else, reach 3 where the others reach 1: it adds as much as the mean is."""
+    name, columns = "finalists", 5
+    screen = script.SCREENS[name]
+    high = dict(zip(screen.arms(name), screen.design.levels[:, 0] > 0, strict=True))
+    results = [
+        {"arm": arm, "task": task, "seed": screen.seed, **dict.fromkeys(("last", "deterministic"), {"mean": score})}
+        for task in script.SCREENED
+        for arm, score in zip(high, (3.0 if each else 1.0 for each in high.values()), strict=True)
+    ]
+    header, _, means, first, *others, _, n_runs = script.effects_table(results, name)
+    assert header.count("|") == columns + 2 and f"{len(results)} of {len(results)} runs" == n_runs
+    assert means.count(" 2 |") == len(script.SCREENED)
+    assert first.count("+100% [") == columns and all(f"{row}".count("+100%") == 0 for row in others)
+    assert script.effects_table([], name)[-1] == f"0 of {len(results)} runs"

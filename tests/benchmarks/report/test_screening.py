@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def screening(import_script):
-    return import_script("screening")
+    return import_script("report.screening")
 
 
 @pytest.fixture(params=["MANY", "FEW", "AGAIN"])

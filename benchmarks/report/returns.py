@@ -1,37 +1,94 @@
-"""What the campaign found: contenders beside each other, over all of MuJoCo's tasks, and what was meant to be reached.
+"""What the long runs reached: tables of runs and of settings, contenders compared over tasks, goals, and pictures.
 
-    python benchmarks/results_returns.py                         # the tables
-    python benchmarks/results_returns.py --draw docs/pictures    # mujoco_curves.svg, mujoco_profile.svg
-
-From what ``learning_returns.py`` left in ``benchmarks/results/returns.jsonl``. Over tasks, a score is in units of what
-SB3's settings reach on its task (the interquartile mean of their runs).
+Over tasks, a score is in units of what SB3's settings reach on its task (the interquartile mean of their runs).
 """
 
-import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawing import BLUE, GREEN, ORANGE, PURPLE, picture  # the scripts beside this one
-from learning_returns import (
-    BIN,
-    COMPARED,
-    FILE,
-    GOALS,
-    NAMES,
-    OVERRIDES,
-    SCREENED,
-    TASKS,
-    reached,
-    results,
-    shared_arm,
-    table,
-)
-from markdown_table import markdown
-from runs import N_INTERVAL, score
 
-from ppo_plus.zoo.tune.statistics import improvement_interval, iqm, iqm_interval, profile, ratio_interval
+from ppo_plus.zoo.tune.statistics import Estimate, improvement_interval, iqm, iqm_interval, profile, ratio_interval
+from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
+from report.markdown import markdown
+from report.plan import GOALS, NAMES, OVERRIDES, SCREENED, SCREENS, STAGES, TASKS, Job, in_order, read, shared_arm
+from report.results import RESULTS
+from report.scores import N_INTERVAL, score
+
+FILE = RESULTS / "returns.jsonl"
+
+
+#: Environment steps that one point of a curve is the mean of.
+BIN = 20_000
+
+
+def results(file: Path = FILE, stages: Iterable[str] = STAGES) -> list[dict[str, Any]]:
+    """The results of some stages, as far as they are there."""
+    return list(read(file, in_order(STAGES[stage] for stage in stages)).values())
+
+
+#: What is compared: heading, and the name in a result.
+MEASURES = {
+    "last 100 training episodes": "last",
+    "20 deterministic episodes": "deterministic",
+    "20 sampled episodes": "stochastic",
+}
+#: Those that say most: what was learned while exploring, and what is used.
+COMPARED = {heading: name for heading, name in MEASURES.items() if name != "stochastic"}
+
+
+def reached(runs: Iterable[dict[str, Any]], measure: str) -> str:
+    """What runs came to; nothing of one that was too short for an episode to end.
+
+    :param measure: of :data:`MEASURES`
+    """
+    means = (run[measure]["mean"] for run in runs)
+    return score([mean for mean in means if mean is not None])
+
+
+def table(results: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for each task and contender, tasks together, in the order in which tasks and contenders come."""
+    results = list(results)
+    tasks = list(dict.fromkeys(result["task"] for result in results))
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda result: tasks.index(result["task"])):
+        groups.setdefault((result["task"], result["arm"]), []).append(result)
+    rows = []
+    for (task, arm), runs in groups.items():
+        scores = [reached(runs, name) for name in MEASURES.values()]
+        rows.append([task, NAMES.get(arm, arm), str(len(runs)), *scores])
+    return markdown(["task", "contender", "seeds", *MEASURES], rows)
+
+
+def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
+    """What the runs of a screening reach on average; then a line for each setting: by which part of that it changes the
+    return.
+
+    :param results: of the part
+    :param name: of :data:`SCREENS`
+    """
+    screen = SCREENS[name]
+    jobs = in_order([STAGES[name]])
+    found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
+
+    def scores(measure: str) -> np.ndarray:
+        each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
+        return np.reshape(each, (len(screen.design.levels), len(SCREENED)))
+
+    def effects(scores: np.ndarray) -> list[str]:
+        each = (Estimate(*row) for row in screen.design.effects(scores))
+        return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
+
+    measured = {measure: scores(measure) for measure in COMPARED.values()}
+    last = measured["last"]
+    means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
+    columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
+    columns |= {f"all three, {heading}": ["", *effects(measured[measure])] for heading, measure in COMPARED.items()}
+    names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
+    rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
+    return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
+
 
 REFERENCE, SHARED = "sb3-defaults", "mujoco-shared"
 #: Contenders of the pictures and of the comparison over tasks, and their colors.
@@ -42,6 +99,19 @@ Runs = Mapping[str, Mapping[str, list[dict[str, Any]]]]
 REPORTED = ("baselines", "table", "overrides")
 #: Fewer runs of a task are not compared, though there are several tasks.
 N_POOLED = 2
+
+
+def report(file: Path = FILE) -> list[str]:
+    """Contenders, how they compare, what a task's own settings gain, and goals: one table after another."""
+    reported = results(file, REPORTED)
+    tables = [
+        contenders(reported),
+        comparison(reported),
+        each_task(reported),
+        gains(results(file, ["overrides"])),
+        *(goals(results(file), arm) for arm in GOALS),
+    ]
+    return [line for table in tables for line in (*table, "")]
 
 
 def grouped(results: Iterable[dict[str, Any]]) -> Runs:
@@ -124,9 +194,8 @@ def each_task(results: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def gains(results: Iterable[dict[str, Any]]) -> list[str]:
-    """A line for each task of which settings of its own were measured: what runs with these reach and what those with
-    the shared settings do, and how many times as much that is; an interval without 1 is a gain that chance does
-    not explain."""
+    """A line for each task whose own settings were measured: what runs reach with these and with the shared settings,
+    and the ratio of the two; chance does not explain a gain whose interval excludes 1."""
     results, rows = list(results), []
     for task, arm in OVERRIDES.items():
         arms = arm, shared_arm(task)
@@ -207,38 +276,3 @@ def draw_profile(runs: Runs, path: Path) -> None:
         axes.set(xlabel="return, SB3's = 1", ylabel="runs that reach it", xlim=(0, None), ylim=(0, 1.02))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.legend(frameon=False)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=FILE, help="JSON Lines file of results")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="draw the pictures there")
-    arguments = parser.parse_args()
-    found = results(arguments.results)
-    if not found:
-        parser.error(
-            f"--results {arguments.results}: there are no results of runs that learning_returns.py --list shows"
-        )
-    if arguments.draw:
-        runs = grouped(found)
-        if not runs:
-            parser.error(
-                f"--results {arguments.results}: no runs there of {', '.join(CONTENDERS)}, which the pictures show"
-            )
-        draw_curves(runs, arguments.draw / "mujoco_curves.svg")
-        if enough(runs, REFERENCE):
-            draw_profile(runs, arguments.draw / "mujoco_profile.svg")
-    else:
-        reported = results(arguments.results, REPORTED)
-        tables = (
-            contenders(reported),
-            comparison(reported),
-            each_task(reported),
-            gains(results(arguments.results, ["overrides"])),
-            *(goals(found, arm) for arm in GOALS),
-        )
-        print("\n\n".join("\n".join(rows) for rows in tables))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,23 @@
+"""The cells of tables of speed: ``benchmarks/report/speed.py``."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def speed(import_script):
+    return import_script("report.speed")
+
+
+def test_speed_ups_are_taken_within_rounds(speed):
+    slow, fast = speed.Measured([10.0, 20.0, 60.0]), speed.Measured([5.0, 5.0, 20.0])
+    assert fast.speed_ups(slow) == [2.0, 4.0, 3.0]
+    assert speed.time_cell(fast, slow) == "5.0 µs, **3.00×** [2.00, 4.00]"
+    assert speed.time_cell(slow, slow) == "20.0 µs"
+    assert speed.time_cell(speed.Measured(error="ValueError"), slow) == "–"
+
+
+def test_with_all_cores_ppo_plus_is_compared_with_each_contender(speed):
+    results = {"task": {"SB3": speed.Measured([10.0, 30.0, 30.0]), "PPO_Plus": speed.Measured([5.0, 5.0, 10.0])}}
+    *_, theirs, ours = speed.all_cores_table(results)
+    assert theirs == "| task | SB3 | 30.0 µs | **3.00×** [2.00, 6.00] |"
+    assert ours == "| task | PPO_Plus | 5.0 µs |  |"
