@@ -143,8 +143,6 @@ MODELS = {
         PPO_Plus,
         dict(
             policy="MlpPolicy",
-            critic_epochs=1,
-            critic_learning_rate="lin_1e-3",
             policy_kwargs=dict(net_arch=dict(pi=[8], vf=[6])),
         ),
     ),

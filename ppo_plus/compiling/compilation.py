@@ -10,8 +10,8 @@ import torch as th
 from ppo_plus.compiling.cache import Cache
 from ppo_plus.compiling.compiled import Compiled, compile_error, obstacle
 
-#: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (``benchmarks/benchmark.py``), and
-#: takes 2 to 4 s, except for the first time on a machine.
+#: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
+#: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
 WORTH_COMPILING = 4_000
 #: The message before something is compiled.
 NOTICE = "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"

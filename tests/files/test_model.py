@@ -159,7 +159,7 @@ def test_the_versions_of_a_file_are_printed(capsys):
 
 def test_attributes_are_left_out_and_kept_on_demand(tmp_path):
     model = make()
-    model.mine, model._settings = [1, 2], None
+    model.mine = [1, 2]
     model.save(tmp_path / "model", exclude=["mine", "seed"], include=["_warned_of_masks"])
     value = parts(tmp_path / "model.zip")[0]
     assert value["attributes"].keys() == {"_warned_of_masks"} and "seed" not in value["arguments"]
@@ -349,10 +349,10 @@ NO_MODELS = {
     "state": lambda value: value.update(state=3),
     "attributes": lambda value: value.update(attributes=[1]),
     "an unknown argument": lambda value: value["arguments"].update(env=3),
-    "an unknown state": lambda value: value["state"].update({"learner.skipped": 3}),
+    "an unknown state": lambda value: value["state"].update({"updater.n_skipped": 3}),
     "a tag for arguments": lambda value: value.update(arguments={"!tuple": []}),
     "a method": lambda value: value["attributes"].update(learn=3),
-    "a property": lambda value: value["attributes"].update(settings=3),
+    "a property": lambda value: value["attributes"].update(compiled=3),
     "a class": lambda value: value["attributes"].update(__class__=3),
     "a path": lambda value: value["attributes"].update({"policy.x": 3}),
     "no weights": lambda value: value.update(parameters={}),

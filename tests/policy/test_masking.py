@@ -303,8 +303,9 @@ def test_a_mask_in_the_observations_masks_predictions():
 
 def test_a_mask_in_the_observations_that_allows_nothing_is_named():
     env = vec(ACTIONS["discrete"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
-    observe = env.envs[1].observe
-    env.envs[1].observe = lambda: observe() | ({"mask": np.zeros(3, np.int8)} if env.envs[1].n_steps == 7 else {})
+    single = env.envs[1]
+    observe = single.observe
+    single.observe = lambda: observe() | ({"mask": np.zeros(3, np.int8)} if single.n_steps == 7 else {})
     message = r"the mask observation\['mask'\] of environment 1 at step 7 allows nothing to choose from"
     with pytest.raises(ValueError, match=message):
         make(env, "MultiInputPolicy", action_mask_key="mask").learn(64)

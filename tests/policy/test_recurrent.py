@@ -122,7 +122,7 @@ def test_a_custom_recurrent_policy_raises_an_error():
     class Own(RecurrentPPO.policy_aliases["MlpLstmPolicy"]):
         pass
 
-    with pytest.raises(ValueError, match=r"RecurrentPPO policy of your own: derive it from ppo_plus.MlpLstmPolicy"):
+    with pytest.raises(ValueError, match=r"is a RecurrentPPO custom policy: derive it from ppo_plus.MlpLstmPolicy"):
         PPO_Plus.from_sb3(RecurrentPPO(Own, "CartPole-v1", n_steps=16))
 
 
@@ -194,7 +194,7 @@ def rollout(model):
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
 def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     """Values and log-probabilities, computed episode by episode with torch's own layers, and the loss from them."""
-    model = make(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24)
+    model = make(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24, ent_coef=0.01)
     model.train = lambda: None
     model.learn(72)
     del model.train
@@ -204,7 +204,6 @@ def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
             weight.add_(0.02 * th.randn_like(weight))
     batch = rollout(model)
     coefficients = Coefficients(th.tensor(0.2), None, th.tensor(0.01), th.tensor(0.5))
-    model.ent_coef = 0.01
     loss = model.compute_loss(batch, coefficients).total
     grads = th.autograd.grad(loss, list(model.policy.parameters()), allow_unused=True)
 

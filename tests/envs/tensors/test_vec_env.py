@@ -107,7 +107,7 @@ def test_resuming_starts_new_episodes_and_warns(tmp_path):
     model = PPO_Plus("MlpPolicy", VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"]))), **SMALL).learn(48)
     model.save_checkpoint(tmp_path)
     again = VecNormalize(as_vec_env(TensorTwin(3, ACTIONS["box"])))
-    with pytest.warns(UserWarning, match="begin anew"):
+    with pytest.warns(UserWarning, match="new episodes start"):
         resumed = PPO_Plus.resume(tmp_path, again, device="cpu")
     np.testing.assert_array_equal(resumed.env.obs_rms.mean, model.env.obs_rms.mean)
     resumed.learn(48, reset_num_timesteps=False)
