@@ -45,9 +45,9 @@ from stable_baselines3 import PPO
 from torch import distributed as dist
 
 from ppo_plus import PPO_Plus
-from ppo_plus.ranks import Ranks
-from ppo_plus.rollout.together import Together
-from ppo_plus.zoo.torchrun import launched
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.distributed.rollouts import Together
+from ppo_plus.distributed.torchrun import launched
 
 IMAGES = replace(ATARI, n_envs=N_ENVS, n_steps=N_STEPS, batch_size=256, n_epochs=4)
 #: How many numbers are added up.

@@ -365,31 +365,31 @@ UPDATE = (
 ROLLOUT = (
     Fault(
         "anew-too-late",
-        "rollout/anew.py",
+        "rollout/reestimate.py",
         "        if number:\n",
         "        if number > 1:\n",
-        "tests/rollout/test_anew.py",
+        "tests/rollout/test_reestimate.py",
     ),
     Fault(
         "anew-with-dropout",
-        "rollout/anew.py",
+        "rollout/reestimate.py",
         "            policy.set_training_mode(False)\n",
         "",
-        "tests/rollout/test_anew.py",
+        "tests/rollout/test_reestimate.py",
     ),
     Fault(
         "anew-over-the-rollout",
-        "rollout/anew.py",
+        "rollout/reestimate.py",
         "    twin = buffer.twin()\n",
         "    twin = buffer\n",
-        "tests/rollout/test_anew.py",
+        "tests/rollout/test_reestimate.py",
     ),
     Fault(
         "bootstraps-pile-up",
         "rollout/collector.py",
         "        buffer.rewards[...] = self._rewards\n",
         "",
-        "tests/rollout/test_anew.py",
+        "tests/rollout/test_reestimate.py",
     ),
     Fault(
         "tensors-bootstrap-ended",
@@ -677,40 +677,46 @@ TOP = (
     ),
     Fault(
         "value-clip-of-sb3",
-        "files/from_sb3.py",
+        "saving/sb3/from_sb3.py",
         'model.value_clip = "plain"',
         "pass",
-        "tests/files/test_from_sb3.py",
+        "tests/saving/sb3/test_from_sb3.py",
     ),
     Fault(
         "generators-forgotten",
-        "files/call.py",
+        "saving/checkpoint/call.py",
         'random_state.set_states(resumed["generators"])',
         "pass",
-        "tests/files/test_checkpoint.py",
+        "tests/saving/checkpoint/test_checkpoint.py",
     ),
     Fault(
         "iterations-from-zero",
         "ppo.py",
         "iteration = call.iteration\n",
         "iteration = 0\n",
-        "tests/files/test_checkpoint.py",
+        "tests/saving/checkpoint/test_checkpoint.py",
     ),
     Fault(
         "kl-memory-forgotten",
-        "files/model.py",
+        "saving/model.py",
         '    "kl_memory": "updater.kl_memory",\n',
         "",
-        "tests/files/test_model.py tests/files/test_checkpoint.py",
+        "tests/saving/test_model.py tests/saving/checkpoint/test_checkpoint.py",
     ),
     Fault(
         "configuration-kept",
-        "files/callback_state.py",
+        "saving/checkpoint/callback_state.py",
         "if name not in configured or not _equal(value, configured[name])",
         "if True",
-        "tests/files/test_callback_state.py",
+        "tests/saving/checkpoint/test_callback_state.py",
     ),
-    Fault("logs-not-cut", "files/log_state.py", "os.truncate(path, size)", "pass", "tests/files/test_log_state.py"),
+    Fault(
+        "logs-not-cut",
+        "saving/checkpoint/log_state.py",
+        "os.truncate(path, size)",
+        "pass",
+        "tests/saving/checkpoint/test_log_state.py",
+    ),
     Fault(
         "checkpoint-not-written",
         "zoo/train.py",
@@ -727,24 +733,24 @@ TOP = (
     ),
     Fault(
         "methods-set-by-files",
-        "files/names.py",
+        "saving/format/names.py",
         ' or callable(defined) or hasattr(defined, "__get__")',
         "",
-        "tests/files/test_callback_state.py tests/files/test_model.py",
+        "tests/saving/checkpoint/test_callback_state.py tests/saving/test_model.py",
     ),
     Fault(
         "other-versions-read",
-        "files/container.py",
+        "saving/format/container.py",
         "if number != VERSION:",
         "if number > VERSION:",
-        "tests/files/test_container.py",
+        "tests/saving/format/test_container.py",
     ),
     Fault(
         "imported-names-allowed",
-        "files/names.py",
+        "saving/format/names.py",
         "isinstance(found, type) and name_of(found) == name and issubclass",
         "isinstance(found, type) and issubclass",
-        "tests/files/test_values.py",
+        "tests/saving/format/test_values.py",
     ),
     Fault(
         "resets-counted",
@@ -762,17 +768,17 @@ TOP = (
     ),
     Fault(
         "optimizer-shared",
-        "files/from_sb3.py",
+        "saving/sb3/from_sb3.py",
         "copy.deepcopy(source.parameters)",
         "source.parameters",
-        "tests/files/test_from_sb3.py",
+        "tests/saving/sb3/test_from_sb3.py",
     ),
     Fault(
         "old-starts-lost",
-        "files/from_sb3.py",
+        "saving/sb3/from_sb3.py",
         'data.get("_last_obs"), data.get("_last_episode_starts")',
         'data.get("_last_obs"), None',
-        "tests/files/test_from_sb3.py",
+        "tests/saving/sb3/test_from_sb3.py",
     ),
 )
 ZOO = (
@@ -931,7 +937,24 @@ ZOO = (
         "tests/zoo/cli/test_cli.py",
     ),
 )
-FAULTS = FORMULAS + POLICY + UPDATE + ROLLOUT + COMPILING + TOP + ZOO
+DISTRIBUTED = (
+    Fault(
+        "first-update-is-measured",
+        "distributed/rollouts.py",
+        "self._n_updates == 2",
+        "self._n_updates == 1",
+        "tests/distributed/test_rollouts.py",
+    ),
+    Fault(
+        "ranks-share-a-seed",
+        "distributed/ranks.py",
+        "[seed, self.rank]",
+        "[seed]",
+        "tests/distributed/test_ranks.py",
+    ),
+)
+
+FAULTS = FORMULAS + POLICY + UPDATE + ROLLOUT + COMPILING + DISTRIBUTED + TOP + ZOO
 
 #: Libraries that tests load, loaded once for all processes; not the package, which each loads from its own copy.
 LIBRARIES = ["gymnasium", "hypothesis", "matplotlib.pyplot", "optuna", "sb3_contrib", "scipy.stats", "torch"]

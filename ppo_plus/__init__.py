@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ppo_plus.envs.tensors.env import Transition as Transition
     from ppo_plus.envs.tensors.jax_env import JaxEnv as JaxEnv
     from ppo_plus.envs.vec_env import as_vec_env as as_vec_env
-    from ppo_plus.files.checkpoint import Checkpoints as Checkpoints
-    from ppo_plus.files.names import register as register
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
     from ppo_plus.formulas.exploration import StateDependentNoise as StateDependentNoise
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
     from ppo_plus.ppo import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
+    from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
+    from ppo_plus.saving.format.names import register as register
     from ppo_plus.update.batch import Batch as Batch
 
 #: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
@@ -58,7 +58,7 @@ MODULES = {
     "AdaptivePenalty": "ppo_plus.formulas.kl_control",
     "Batch": "ppo_plus.update.batch",
     "Carry": "ppo_plus.policy.carry",
-    "Checkpoints": "ppo_plus.files.checkpoint",
+    "Checkpoints": "ppo_plus.saving.checkpoint.checkpoint",
     "CnnGruPolicy": "ppo_plus.policy.recurrent",
     "CnnLstmPolicy": "ppo_plus.policy.recurrent",
     "CnnPolicy": "ppo_plus.policy.policies",
@@ -97,7 +97,7 @@ MODULES = {
     "cosine": "ppo_plus.formulas.schedules",
     "linear": "ppo_plus.formulas.schedules",
     "make_vec": "ppo_plus.envs.make_vec",
-    "register": "ppo_plus.files.names",
+    "register": "ppo_plus.saving.format.names",
 }
 __all__ = list(MODULES)
 

@@ -21,6 +21,16 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
+from ppo_plus.distributed.gradients import (
+    Reduction,
+    average_buffers,
+    copy_lead,
+    explained_variance,
+    shared_epochs,
+    with_room,
+)
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.distributed.rollouts import Together
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
@@ -28,13 +38,6 @@ from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.envs.vec_env import as_vec_env
-from ppo_plus.files import checkpoint
-from ppo_plus.files.call import Call, calling
-from ppo_plus.files.container import is_container, opened_to_write, path_to_save
-from ppo_plus.files.from_sb3 import changes, from_sb3, saved_by
-from ppo_plus.files.model import load_model, load_parameters, save_model
-from ppo_plus.files.sb3_zip import is_of_sb3
-from ppo_plus.files.to_sb3 import to_sb3
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
@@ -45,20 +48,24 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
-from ppo_plus.ranks import Ranks
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.acting import prepare_act
-from ppo_plus.rollout.anew import estimated_anew, separate
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, RolloutPlan
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import LazyLocals
+from ppo_plus.rollout.reestimate import estimated_anew, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
-from ppo_plus.rollout.together import Together
+from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.checkpoint.call import Call, calling
+from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
+from ppo_plus.saving.model import load_model, load_parameters, save_model
+from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
+from ppo_plus.saving.sb3.to_sb3 import to_sb3
+from ppo_plus.saving.sb3.zip import is_of_sb3
 from ppo_plus.settings import Settings
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
-from ppo_plus.update.parallel import Reduction, average_buffers, copy_lead, explained_variance, shared_epochs, with_room
 from ppo_plus.update.update import Update, Updater
 
 SelfPPO_Plus = TypeVar("SelfPPO_Plus", bound="PPO_Plus")
@@ -109,7 +116,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
     :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
-        present weights (:mod:`ppo_plus.rollout.anew`)
+        present weights (:mod:`ppo_plus.rollout.reestimate`)
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`

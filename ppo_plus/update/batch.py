@@ -67,6 +67,13 @@ def steps_per_sequence(data: Batch) -> int:
     return 1 if data.carry is None else len(data.returns) // len(tree_leaves(data.carry)[0])
 
 
+def n_transitions(data: Batch, indices: th.Tensor | None) -> int:
+    """How many transitions of a minibatch are learned from."""
+    if data.valid is None:
+        return len(data.returns) if indices is None else len(indices)
+    return int((data.valid if indices is None else data.valid[indices]).sum())
+
+
 def rows(data: Any, indices: th.Tensor) -> Any:
     """The rows with these indices of any nesting of tensors."""
     return tree_map(lambda tensor: tensor.index_select(0, indices), data)

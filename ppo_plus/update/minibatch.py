@@ -19,7 +19,7 @@ from ppo_plus.compiling.torch_private import after_accumulation, optimizer_step,
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.carry import Features
-from ppo_plus.update.batch import Batch, pick
+from ppo_plus.update.batch import Batch, n_transitions, pick
 from ppo_plus.update.flat import Weights, concatenated, trainable
 from ppo_plus.update.gradient import (
     Gradient,
@@ -30,7 +30,6 @@ from ppo_plus.update.gradient import (
     others_of,
     standing_in,
 )
-from ppo_plus.update.parallel import Reduction, n_transitions
 from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, apply, functional_step
 
 #: What a minibatch returns: the KL control's state, and a record.
@@ -39,6 +38,10 @@ Outcome = tuple[KLState, Columns, th.Tensor]
 Minibatch = Callable[[Any, KLState, th.Tensor | None], Outcome]
 #: The loss of a minibatch and its gradient, of the coefficients, the rollout and its rows.
 GradientFunction = Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]]
+
+#: Averages the loss and gradient over processes: takes those of this process (``None``: it has no transitions), the
+#: tensors that the gradient belongs to, and the number of transitions.
+Reduction = Callable[[tuple[Losses, Gradient] | None, list[Any], int], tuple[Losses, Gradient]]
 
 
 class Scheduled(NamedTuple):

@@ -11,9 +11,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import sync_envs_normalization
 from tqdm import tqdm
 
-from ppo_plus.files.atomic import replacing
-from ppo_plus.ranks import Ranks
+from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
+from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.models import save_statistics
 
@@ -54,7 +54,7 @@ class EvalAfterUpdates(EvalCallback):
 
     #: The name in checkpoints.
     saved_as = "EvalAfterUpdates"
-    #: See :attr:`ppo_plus.files.call.Call.in_all_processes`.
+    #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
     in_all_processes = True
 
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):

@@ -12,10 +12,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.normalization import are_finite
-from ppo_plus.files import statistics
-from ppo_plus.files.atomic import replacing
-from ppo_plus.files.names import Refused
 from ppo_plus.process import torch_threads
+from ppo_plus.saving import statistics
+from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.format.names import Refused
 from ppo_plus.zoo.experiment import Experiment
 
 

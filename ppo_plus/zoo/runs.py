@@ -23,8 +23,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.files.atomic import UNFINISHED
-from ppo_plus.files.lock import claim
+from ppo_plus.saving.format.atomic import UNFINISHED
+from ppo_plus.saving.format.lock import claim
 from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
 
 ALGO = "ppo_plus"

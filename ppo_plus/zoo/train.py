@@ -17,9 +17,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus import PPO_Plus
-from ppo_plus.files import checkpoint
-from ppo_plus.files.atomic import write_text
-from ppo_plus.ranks import Ranks
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.distributed.torchrun import job
+from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.enjoy import saved_experiment
@@ -29,7 +30,6 @@ from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_mod
 from ppo_plus.zoo.plot import plot_learning_curve, uncounted_timesteps
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, runs_of
-from ppo_plus.zoo.torchrun import job
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _why_no_checkpoint(folder: RunFolder) -> str:
 def restarted_run(job_id: str, log_folder: Path, env_id: str) -> RunFolder | None:
     """The run that the same command started in the same job of torchrun, before torchrun restarted it.
 
-    :param job_id: see :func:`ppo_plus.zoo.torchrun.job`
+    :param job_id: see :func:`ppo_plus.distributed.torchrun.job`
     :param log_folder: folder of all runs
     :param env_id: Gymnasium environment id
     :return: the folder; ``None`` if no such run can be resumed

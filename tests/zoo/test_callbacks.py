@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopT
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from ppo_plus.files.statistics import read_statistics
+from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, ProgressDisplay, SavedModels
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment

@@ -87,6 +87,7 @@ def test_handlers_are_put_back(error):
 def test_python_callers_get_keyboard_interrupt(handlers):
     """At the end of the block at the latest, and the next one begins without a signal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     done = []
     with pytest.raises(KeyboardInterrupt), deferred([signal.SIGINT]), deferred():
         signal.raise_signal(signal.SIGINT)

@@ -17,8 +17,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.files import checkpoint
-from ppo_plus.files.statistics import read_statistics
+from ppo_plus.saving.checkpoint import checkpoint
+from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Part, load_experiment

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppo_plus.distributed.torchrun import job, launch, launched
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
@@ -29,7 +30,6 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
 from ppo_plus.zoo.registry import import_packages
 from ppo_plus.zoo.runs import Options, RunFolder, open_run
-from ppo_plus.zoo.torchrun import job, launch, launched
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
@@ -277,7 +277,7 @@ def _join(args: argparse.Namespace, device: str) -> bool:
         return True
     import numpy as np
 
-    from ppo_plus.zoo.torchrun import join
+    from ppo_plus.distributed.torchrun import join
 
     ranks = join(device)
     if args.seed < 0:
@@ -291,7 +291,7 @@ def _restarted_run(args: argparse.Namespace) -> RunFolder | None:
     name = job()
     if name is None:
         return None
-    from ppo_plus.ranks import Ranks
+    from ppo_plus.distributed.ranks import Ranks
     from ppo_plus.zoo.train import restarted_run
 
     ranks = Ranks.present()
@@ -319,8 +319,8 @@ def _train(run: "Run", args: argparse.Namespace, run_name: str | None = None) ->
     :param args: arguments of the command
     :param run_name: name of the run for Weights & Biases; ``None``: it is not tracked
     """
+    from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.envs.supervised.faults import DISK_FULL
-    from ppo_plus.ranks import RanksError
     from ppo_plus.zoo.train import train
 
     finished, code = False, INTERRUPTED
@@ -364,7 +364,7 @@ def _print_error(code: int, reason: str) -> int:
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
     """The command that plays the trained model, or resumes the run."""
-    from ppo_plus.files.checkpoint import files, steps_of
+    from ppo_plus.saving.checkpoint.checkpoint import files, steps_of
 
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     if finished:

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from ppo_plus import __version__
-from ppo_plus.files.atomic import write_text
+from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.runs import file_name

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.files.atomic import write_text
+from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.tune.export import entry_path, export, versions
 from ppo_plus.zoo.tune.jobs import JOB, why_failed
 from ppo_plus.zoo.tune.pictures import Picture, draw_all

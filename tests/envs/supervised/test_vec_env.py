@@ -432,7 +432,7 @@ def faulty(kind, fault):
     [("local", "raise"), ("forked", "kill"), pytest.param("forked", "nan", marks=pytest.mark.slow)],
 )
 def test_an_interrupted_run_with_faults_resumes_exactly(kind, fault, tmp_path, monkeypatch):
-    monkeypatch.setattr("ppo_plus.files.checkpoint.SHARE", np.inf)
+    monkeypatch.setattr("ppo_plus.saving.checkpoint.checkpoint.SHARE", np.inf)
     whole = model_in(faulty(kind, fault), use_sde=True)
     whole.learn(240, callback=Checkpoints(tmp_path / "whole"))
     n_restarts = whole.env.unwrapped.n_restarts

@@ -41,7 +41,7 @@ from ppo_plus.zoo.tune.worker import CannotCompile, Worker
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.
-PYTHONPATH = f"{ROOT}:{ROOT / 'tests'}"
+PYTHONPATH = f"{ROOT}:{ROOT / 'tests' / 'helpers'}"
 #: A search of four trials on runs of two rollouts of the default.
 SEARCH = ["--env", "CartPole-v1", "-n", "4096", "--n-evaluations", "2", "--last-evals", "1", "--eval-episodes", "1"]
 ALONE = ["--max-total-trials", "4", "--pruner", "none", "--race-seeds", "0", "--confirm-seeds", "0"]

@@ -1,0 +1,171 @@
+"""What processes that train one model share in an update, so that together they make the steps that one would make with
+all their transitions: the moments of advantages, and the mean of losses and gradients."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.utils import explained_variance as sb3_explained_variance
+from torch import nn
+
+from ppo_plus.distributed.ranks import Ranks, RanksError
+from ppo_plus.formulas.losses import Losses
+from ppo_plus.formulas.moments import Moments, total
+from ppo_plus.trees import tree_leaves
+from ppo_plus.update.batch import Batch
+from ppo_plus.update.gradient import Gradient
+
+#: A minibatch: the rollout and the rows of it (``None``: all).
+Rows = tuple[Any, th.Tensor | None]
+
+
+class Reduction:
+    """Means over all processes, weighted by their numbers of transitions, in one all-reduce.
+
+    :param ranks: the processes
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        self._names: tuple[str, ...] = ()
+
+    def __call__(self, found: tuple[Losses, Gradient] | None, targets: list[Any], n: int) -> tuple[Losses, Gradient]:
+        """The loss and the gradient of the minibatch that all processes have a part of.
+
+        :param found: those of this one's part; ``None``: it has none
+        :param targets: what the gradient is with respect to; missing in all processes, a part of it stays missing
+        :param n: transitions in this part
+        """
+        if found is not None:
+            self._names = tuple(found[0].diagnostics)
+        elif not self._names:
+            raise RanksError(f"rank {self.ranks.rank} has no transitions to learn from: use more n_steps")
+        grads: Gradient = (None,) * len(targets) if found is None else found[1]
+        given = [target.new_zeros(target.shape) if g is None else g for g, target in zip(grads, targets, strict=True)]
+        like = given[0]
+        reached = like.new_tensor([float(g is not None) for g in grads])
+        if found is None:
+            numbers = like.new_zeros(len(self._names) + 1)
+        else:
+            numbers = th.stack([found[0].total.detach(), *found[0].diagnostics.values()]).to(like.dtype)
+        weighted = [part.reshape(-1) * n for part in (*given, numbers)]
+        flat = th.cat([*weighted, reached, like.new_tensor([float(n)])])
+        self.ranks.sum(flat)
+        *parts, reached, count = th.split(flat, [*(part.numel() for part in weighted), len(grads), 1])
+        *means, numbers = (part / count for part in parts)
+        # With one target, which is all weights, nobody has to look.
+        missing = [False] if len(grads) == 1 else (reached == 0).tolist()
+        loss, *diagnostics = numbers.unbind()
+        return Losses(loss, dict(zip(self._names, diagnostics, strict=True))), tuple(
+            None if absent else mean.view(target.shape)
+            for absent, mean, target in zip(missing, means, targets, strict=True)
+        )
+
+
+def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
+    """Epochs with as many minibatches in each process, of which the last ones may have no rows.
+
+    :param ranks: the processes
+    :param epochs: for each epoch the minibatches of this process
+    :param normalizes: whether the loss is to find :attr:`~ppo_plus.Batch.normalized` advantages, for which rollouts
+        have a place (:func:`with_room`)
+    """
+    if not ranks.several:
+        yield from epochs
+        return
+    for epoch in epochs:
+        minibatches = list(epoch)
+        if not minibatches:
+            raise RanksError(f"rank {ranks.rank} has no transitions to learn from: use more n_steps")
+        data = minibatches[0][0]
+        most = int(max(ranks.gather(th.tensor([len(minibatches)], device=data.returns.device))))
+        nothing = th.zeros(0, dtype=th.long, device=data.returns.device)
+        minibatches += [(data, nothing)] * (most - len(minibatches))
+        yield normalized(ranks, minibatches) if normalizes else minibatches
+
+
+def with_room(rollout: Any) -> Any:
+    """The rollout with a place for its normalized advantages, if there is one as a whole."""
+    return None if rollout is None else rollout._replace(normalized=th.zeros_like(rollout.advantages))
+
+
+def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
+    """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each.
+
+    :param ranks: the processes
+    :param minibatches: of one epoch, equally many in each process
+    """
+    parts = [data.advantages if indices is None else data.advantages[indices] for data, indices in minibatches]
+    sizes = th.tensor([len(part) for part in parts])
+    of = th.arange(len(parts)).repeat_interleave(sizes).to(parts[0].device)
+    advantages = th.cat(parts).double()
+    counted = th.ones_like(advantages)
+    if minibatches[0][0].valid is not None:
+        counted = th.cat([data.valid if i is None else data.valid[i] for data, i in minibatches]).double()
+
+    def sums(values: th.Tensor) -> th.Tensor:
+        return th.zeros(len(parts), dtype=values.dtype, device=values.device).index_add_(0, of, values)
+
+    n = sums(counted)
+    mean = sums(counted * advantages) / n.clamp(min=1)
+    m2 = sums(counted * (advantages - mean[of]) ** 2)
+    whole = total(Moments(*table) for table in ranks.gather(th.stack([n, mean, m2])))
+    # A single advantage has no standard deviation, and stays as it is.
+    alone = whole.n < 2
+    shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
+    values = th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
+    return [_with(data, indices, part) for (data, indices), part in zip(minibatches, values, strict=True)]
+
+
+def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
+    """The minibatch with these normalized advantages."""
+    if indices is None:
+        return data._replace(normalized=values), None
+    if data.normalized is None:
+        # A buffer of one's own, each of whose minibatches may be of another rollout.
+        data = with_room(data)
+    assert data.normalized is not None
+    data.normalized[indices] = values
+    return data, indices
+
+
+def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
+    r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, over all processes.
+
+    :param ranks: the processes
+    :param values: the critic's predictions during the rollout
+    :param returns: what they should have been
+    :return: NaN where returns do not vary
+    """
+    values, returns = (each.cpu().numpy() if isinstance(each, th.Tensor) else each for each in (values, returns))
+    if not ranks.several:
+        return float(sb3_explained_variance(values.flatten(), returns.flatten()))
+    own = Moments.of(th.from_numpy(np.stack([(returns - values).flatten(), returns.flatten()], axis=1)))
+    residual, whole = total(ranks.gather_values(own)).var.tolist()
+    return float("nan") if whole == 0 else 1 - residual / whole
+
+
+def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
+    """Have all processes go on with the mean of what layers keep of the data, such as batch normalization's statistics.
+
+    :param ranks: the processes
+    :param policy: whose buffers to change
+    """
+    if not ranks.several:
+        return
+    for buffer in policy.buffers():
+        if buffer.is_floating_point():
+            # Divided first, so that nothing becomes infinite.
+            ranks.sum(buffer.div_(ranks.size))
+
+
+def copy_lead(ranks: Ranks, policy: nn.Module, optimizer: th.optim.Optimizer) -> None:
+    """Have all processes begin with the weights, buffers and optimizer state of rank 0.
+
+    :raises RanksError: the networks or optimizers are not alike
+    """
+    tensors = [*policy.parameters(), *policy.buffers(), *tree_leaves(optimizer.state_dict()["state"])]
+    given = [leaf for leaf in tensors if isinstance(leaf, th.Tensor)]
+    ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in given]})
+    ranks.copy_lead(given)

@@ -1,0 +1,159 @@
+"""What processes that train one model tell each other between rollouts: episodes, normalization statistics, whether to
+go on. In one process, nothing is told."""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+
+from ppo_plus.distributed.ranks import Ranks, refuse_different, told
+from ppo_plus.envs.normalization import running_statistics
+from ppo_plus.formulas.moments import Moments, total
+
+
+class _Told(NamedTuple):
+    """What a process tells the others after a rollout; see :meth:`Together.meet`."""
+
+    facts: dict[str, str]
+    goes_on: bool
+    episodes: list[tuple[Any, Any]]
+    moments: list[Moments]
+    waited: float
+    num_timesteps: int
+    n_restarts: int
+
+
+class Together:
+    """The rollouts of several processes as one.
+
+    :param ranks: the processes
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        #: Of each running statistic, what all processes knew when the rollout began.
+        self._common: list[Moments] = []
+        #: Info entries of the episodes that have ended in this rollout.
+        self._episodes: list[tuple[Any, Any]] = []
+        #: Seconds that processes have waited for each other, on average.
+        self.waited = 0.0
+        #: What schedules gave for the last update, which has to be the same in all.
+        self.scheduled: dict[str, Any] = {}
+        #: Environments that were replaced, in all processes.
+        self.n_restarts = 0
+        self._n_updates = 0
+
+    def begin(self, env: VecEnv) -> None:
+        """Begin training: have all processes normalize by what rank 0 knows.
+
+        :param env: this process's environments
+        """
+        self._episodes = []
+        found = _statistics(env)
+        self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
+        # As they are: computed from moments, a variance may be rounded otherwise.
+        for each, lead in zip(
+            found, self.ranks.lead([(each.mean, each.var, each.count) for each in found]), strict=True
+        ):
+            each.mean, each.var, each.count = lead
+        self._common = [_moments(each) for each in found]
+
+    def ended(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
+        """Remember the episodes that end in a step.
+
+        :param infos: one for each environment
+        :param dones: which episodes have ended; ``None``: none of them, as in SB3
+        """
+        for i, info in enumerate(infos):
+            done = dones is not None and dones[i]
+            episode, success = info.get("episode"), info.get("is_success")
+            if episode is not None or (success is not None and done):
+                self._episodes.append((episode, success if done else None))
+
+    def meet(
+        self, env: VecEnv, goes_on: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+    ) -> tuple[bool, list[tuple[Any, Any]], int]:
+        """End a rollout.
+
+        :param env: this process's environments, whose statistics become those of all
+        :param goes_on: whether this one wants to
+        :param keep: how many episodes are of interest, at most
+        :param num_timesteps: as this one has counted
+        :param settings: what has to be the same in all
+        :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
+            their infos; and the largest count of timesteps, since one may have stopped early
+        :raises RanksError: the settings are no longer the same
+        """
+        found = _statistics(env)
+        new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
+        facts, restarts = told(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
+        others = self.ranks.gather_values(
+            _Told(facts, goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
+        )
+        refuse_different([other.facts for other in others])
+        self._episodes = []
+        for i, each in enumerate(found):
+            _put(each, total([self._common[i], *(other.moments[i] for other in others)]))
+            # What it is after a checkpoint, too, which keeps no moments.
+            self._common[i] = _moments(each)
+        self.waited = sum(other.waited for other in others) / len(others)
+        self.n_restarts = sum(other.n_restarts for other in others)
+        # In turns, since the window of means has no room for those of all.
+        turns = zip_longest(*(other.episodes for other in others))
+        episodes = [episode for turn in turns for episode in turn if episode is not None]
+        return all(other.goes_on for other in others), episodes, max(other.num_timesteps for other in others)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Warn where an update is one that a single process would make as fast: even one that needed as much time as
+        all of them together need to compute."""
+        start, waited = time.monotonic(), self.ranks.waited
+        yield
+        self._n_updates += 1
+        waited = self.ranks.waited - waited
+        computed = time.monotonic() - start - waited
+        # The first one compiles, in each process for itself.
+        if self.ranks.leads and self._n_updates == 2 and waited > (self.ranks.size - 1) * computed:
+            warnings.warn(
+                f"{self.ranks.size} processes waited for each other for {waited / (waited + computed):.0%} of an "
+                "update, which one process would make as fast: networks or minibatches are too small for so many. What "
+                "pays is a larger batch_size, or fewer processes with faster environments, such as --vec-env subproc",
+                stacklevel=4,
+            )
+
+    def normalize_advantages(self, buffer: Any) -> None:
+        """Normalize the advantages of the rollouts of all processes, as those of one.
+
+        :param buffer: this process's :class:`ppo_plus.RolloutBuffer`
+        """
+        if not self.ranks.several:
+            return buffer.normalize_advantages()  # type: ignore[no-any-return]
+        valid = ... if buffer.valid is None else buffer.valid
+        advantages = buffer.advantages[valid]
+        whole = total(self.ranks.gather_values(Moments.of(th.from_numpy(advantages.reshape(-1)))))
+        buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
+
+
+def _statistics(env: VecEnv) -> list[RunningMeanStd]:
+    """What a ``VecNormalize`` normalizes by, if there is one."""
+    normalize = unwrap_vec_normalize(env)
+    return [] if normalize is None else running_statistics(normalize)
+
+
+def _moments(statistics: RunningMeanStd) -> Moments:
+    count, mean, var = (
+        th.tensor(each, dtype=th.double) for each in (statistics.count, statistics.mean, statistics.var)
+    )
+    return Moments(count, mean, var * count)
+
+
+def _put(statistics: RunningMeanStd, moments: Moments) -> None:
+    statistics.mean, statistics.var = moments.mean.numpy(), moments.var.numpy()
+    statistics.count = moments.n.item()

@@ -1,0 +1,216 @@
+"""One value as one file: a zip archive of a text that people can read and the arrays that it names.
+
+``description.json`` says what the file is, its version, the packages that wrote it, and the value
+(:mod:`ppo_plus.saving.format.encode`); ``arrays.safetensors`` has the numbers, and other programs read it too. Neither
+is compressed, so reading takes no more memory than a few times the file; the archive's checksums see every changed bit.
+"""
+
+import io
+import json
+import platform
+import warnings
+import zipfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch as th
+from stable_baselines3.common.save_util import open_path
+
+from ppo_plus.saving.format.atomic import replacing
+from ppo_plus.saving.format.decode import restore
+from ppo_plus.saving.format.encode import describe
+from ppo_plus.saving.format.names import Damaged, Refused
+
+#: The version of the format that is written and read. It changes whenever what files of any kind contain does.
+VERSION = 2
+DESCRIPTION, ARRAYS = MEMBERS = ("description.json", "arrays.safetensors")
+#: Packages whose versions are noted, for people.
+PACKAGES = ("ppo_plus", "stable_baselines3", "torch", "gymnasium", "numpy")
+
+#: What a file can be given as.
+PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
+
+
+def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
+    """Write a value to a file, completely or not at all.
+
+    :param path_or_file: its path, or an open file
+    :param kind: its kind, such as ``"model"``; :func:`read` asks for it
+    :param value: see :func:`~ppo_plus.saving.format.encode.describe`
+    :raises Undescribable: something in it has no description
+    :raises OSError: it cannot be written
+    """
+    description, arrays = describe(value, kind)
+    head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": _packages(), "value": description}
+    text = json.dumps(head, indent=1, allow_nan=False).encode()
+    with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(DESCRIPTION, text)
+        with archive.open(ARRAYS, "w", force_zip64=True) as member:
+            member.write(safetensors.torch.save(arrays))
+
+
+def read(path_or_file: PathOrFile, kind: str) -> Any:
+    """The value in a file; nothing in it is run.
+
+    :param path_or_file: its path, or an open file
+    :param kind: the kind that it should be
+    :raises Damaged: it is damaged, or not such a file
+    :raises Refused: it is of another kind or version, or asks for what files may not have
+    :raises OSError: it cannot be opened
+    """
+    with naming(path_or_file):
+        head, arrays = read_parts(path_or_file, kind)
+        return restore(head["value"], arrays)
+
+
+def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
+    """The description in a file, with its head, and the arrays; parameters and errors as for :func:`read`."""
+    with naming(path_or_file):
+        with opened(path_or_file) as file:
+            text, data = _members(file)
+        head = _head(text, kind)
+        return head, _arrays(data)
+
+
+def is_container(path_or_file: PathOrFile) -> bool:
+    """Whether a file is one of these, damaged or not, rather than one of SB3's.
+
+    :raises OSError: it cannot be opened
+    """
+    with opened(path_or_file) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return bool({*MEMBERS} & {*archive.namelist()})
+        except Exception:  # zipfile raises many kinds
+            return False
+
+
+@contextmanager
+def opened(path_or_file: PathOrFile) -> Any:
+    """A file to read, with SB3's suffix if it has none; an open one stays open, at its position."""
+    if isinstance(path_or_file, (str, Path)):
+        with open_path(Path(path_or_file), "r", suffix="zip") as file:
+            yield file
+        return
+    position = path_or_file.tell()
+    try:
+        yield path_or_file
+    finally:
+        path_or_file.seek(position)
+
+
+@contextmanager
+def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
+    """Begin error messages about a file with its name.
+
+    :param path_or_file: the file
+    :param what: what it should be
+    """
+    is_path = isinstance(path_or_file, (str, Path))
+    name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
+    try:
+        yield
+    except Refused as error:
+        if str(error).startswith(f"{name} is "):
+            raise
+        text = " ".join(str(error).split())
+        problem = f"is not a valid {what} (damaged or truncated?)" if isinstance(error, Damaged) else "is not read"
+        raise type(error)(f"{name} {problem}: {text}") from error.__cause__
+
+
+@contextmanager
+def opened_to_write(path_or_file: PathOrFile) -> Any:
+    """A file that is written completely or not at all; an open one stays open."""
+    if isinstance(path_or_file, (str, Path)):
+        with replacing(path_or_file) as file:
+            yield file
+    else:
+        yield path_or_file
+
+
+def path_to_save(path: str | Path) -> Path:
+    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
+    path = Path(path)
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.zip")
+    if path.is_dir():
+        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
+        path = path.with_name(f"{path.name}_2")
+    return path
+
+
+def _members(file: BinaryIO) -> tuple[bytes, bytes]:
+    """The contents of both members.
+
+    :raises Damaged: it has others, or they are compressed, encrypted or damaged
+    """
+    size = file.seek(0, io.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            if sorted(info.filename for info in infos) != sorted(MEMBERS):
+                raise Damaged(f"it must contain {' and '.join(MEMBERS)}, each once, and nothing else")
+            if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
+                raise Damaged("its members must not be compressed, nor larger than the file")
+            return archive.read(DESCRIPTION), archive.read(ARRAYS)
+    except Damaged:
+        raise
+    except Exception as error:  # zipfile raises many kinds
+        raise Damaged(_short(error)) from error
+
+
+def _head(text: bytes, kind: str) -> dict[str, Any]:
+    """The description, checked to be one of this kind and of a known version."""
+    try:
+        head = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        title, number = head["format"], head["version"]
+        known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
+        if not known or "value" not in head or not isinstance(head["packages"], dict):
+            raise ValueError("its head is not valid")
+    except Exception as error:  # a RecursionError too
+        raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error
+    if title != f"ppo_plus {kind}":
+        raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
+    if number != VERSION:
+        remedy = "update ppo_plus" if number > VERSION else "use the ppo_plus that wrote it, or train again"
+        raise Refused(
+            f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
+            f"and this ppo_plus reads version {VERSION}: {remedy}"
+        )
+    return dict(head)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _arrays(data: bytes) -> dict[str, th.Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except Exception as error:  # also assertions
+        raise Damaged(f"{ARRAYS}: {_short(error)}") from error
+
+
+def _packages() -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # imported from a checkout that is not installed
+            found[name] = "unknown"
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"

@@ -1,0 +1,137 @@
+"""Models for SB3's ``PPO``."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.utils import LinearSchedule
+
+from ppo_plus.formulas.exploration import StateDependentNoise
+from ppo_plus.formulas.schedules import Bounded, Constant, Current, Linear
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
+from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
+
+#: SB3's name of the policies of ours that it has too.
+_NAMES = {ActorCriticPolicy: "MlpPolicy", CnnPolicy: "CnnPolicy", MultiInputPolicy: "MultiInputPolicy"}
+#: Attributes that mean the same in both.
+_SHARED = (
+    "n_steps batch_size n_epochs gamma gae_lambda max_grad_norm seed verbose tensorboard_log use_sde num_timesteps "
+    "_total_timesteps _num_timesteps_at_start _n_updates _episode_num _current_progress_remaining _stats_window_size "
+    "ep_info_buffer ep_success_buffer start_time n_envs observation_space action_space policy_kwargs"
+).split()
+#: Arguments that SB3's ``PPO`` has too, and its value if it does not support ours.
+_LESS: dict[str, tuple[Any, Any]] = {
+    "ent_coef": ((int, float), 0.0),
+    "vf_coef": ((int, float), 0.5),
+    "target_kl": ((int, float, type(None)), None),
+    "normalize_advantage": (bool, True),
+    "sde_sample_freq": (int, -1),
+}
+#: How SB3's ``PPO`` always learns.
+_FIXED = {
+    "value_clip": "plain",
+    "recompute_advantages": False,
+    "kl_control": "stop",
+    "exploration": None,
+}
+
+
+def to_sb3(model: Any, path: PathOrFile) -> None:
+    """See :meth:`ppo_plus.PPO_Plus.to_sb3`."""
+    policy = _policy_for_sb3(model)
+    # What is drawn for weights that are then replaced is not missed in training.
+    with th.random.fork_rng(devices=[]):
+        try:
+            exported = _export(model, policy)
+        except Exception as error:  # SB3 asserts
+            raise ValueError(f"SB3's PPO cannot have this policy ({type(error).__name__}: {error})") from error
+    _check_actions(model, exported)
+    lost = sorted(_lost(model))
+    if lost:
+        warnings.warn(f"SB3's PPO acts as the model, but it learns without {', '.join(lost)}", stacklevel=3)
+    if isinstance(path, str) or not hasattr(path, "write"):
+        path = path_to_save(path)  # type: ignore[arg-type]
+    with opened_to_write(path) as file:
+        exported.save(file)
+
+
+def _policy_for_sb3(model: Any) -> Any:
+    """The policy's name or class in SB3.
+
+    :raises ValueError: it has none
+    """
+    space = model.action_space
+    reasons = {
+        f"action_space={space}": not isinstance(space, (spaces.Box, spaces.Discrete, *_CHOICES))
+        or np.any(getattr(space, "start", 0))
+        or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
+        "memory": model.policy.remembers,
+        f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
+        "action masks": model._expects_masks,
+        f"actor_keys={model.policy_kwargs.get('actor_keys')!r}": model.policy_kwargs.get("actor_keys") is not None,
+        "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
+        f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
+    }
+    for what, unknown in reasons.items():
+        if unknown:
+            raise ValueError(f"SB3's PPO cannot read this model: it does not support {what}")
+    if model.policy_class in _NAMES:
+        return _NAMES[model.policy_class]
+    if issubclass(model.policy_class, ActorCriticPolicy):
+        raise ValueError(f"SB3's PPO cannot read this model: it does not support policy={model.policy_class.__name__}")
+    return model.policy_class
+
+
+_CHOICES = (spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def _export(model: Any, policy: Any) -> PPO:
+    exported = PPO(policy, None, device="cpu", _init_setup_model=False)  # type: ignore[arg-type]
+    vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
+    for name, (kinds, otherwise) in _LESS.items():
+        value = getattr(model, name)
+        setattr(exported, name, value if isinstance(value, kinds) else otherwise)
+    exported.learning_rate = _schedule(model.settings.schedules["learning_rate"])
+    exported.clip_range = _schedule(model.clip_range or Constant(0.2))
+    exported.clip_range_vf = None if model.clip_range_vf is None else _schedule(model.clip_range_vf)
+    exported.seed = None  # seeding would disturb the generators
+    exported._setup_model()
+    exported.seed = model.seed
+    exported.set_parameters(copy.deepcopy(model.get_parameters()), device="cpu")
+    return exported
+
+
+def _schedule(schedule: Any) -> Any:
+    """A schedule as SB3 has it; one that it has not stays what it is."""
+    if isinstance(schedule, Bounded):
+        schedule = schedule.schedule
+    if isinstance(schedule, (Constant, Current)):
+        return schedule(1.0)
+    return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
+
+
+def _check_actions(model: Any, exported: PPO) -> None:
+    """:raises ValueError: the two act in different ways"""
+    space = copy.deepcopy(model.observation_space)
+    space.seed(0)
+    for observation in (space.sample() for _ in range(5)):
+        ours, theirs = (each.predict(observation, deterministic=True)[0] for each in (model, exported))
+        if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4):
+            raise ValueError(f"SB3's PPO cannot read this model: it would do {theirs} in place of {ours}")
+
+
+def _lost(model: Any) -> Iterator[str]:
+    """What of learning SB3's ``PPO`` does not know."""
+    for name, value in _FIXED.items():
+        if getattr(model, name) != value and not (name == "value_clip" and model.clip_range_vf is None):
+            yield f"{name}={getattr(model, name)!r}"
+    for name, (kinds, _) in _LESS.items():
+        if not isinstance(getattr(model, name), kinds):
+            yield f"{name}={getattr(model, name)!r}"
+    if model.clip_range is None:
+        yield "clip_range=None"

@@ -1,0 +1,277 @@
+"""Several processes: real processes, stores and torchrun, also with killed processes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from torch import distributed as dist
+from torchrun import TORCHRUN, torchrun
+
+from ppo_plus import PPO_Plus
+from ppo_plus.distributed.torchrun import unused_store
+from ppo_plus.zoo.plot import read_training
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+WORKER = """
+import signal, sys, time
+from ppo_plus.distributed import torchrun
+{before}
+torchrun.end_with_torchrun()
+print("works", flush=True)
+time.sleep(60)
+"""
+#: Starts a worker, and is gone as soon as that one works.
+AGENT = """
+import os, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, stderr=sys.stderr)
+worker.stdout.readline()
+print(worker.pid, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
+
+
+@on_linux
+def test_a_process_ends_with_its_parent():
+    tells = "signal.signal(signal.SIGTERM, lambda *_: (sys.stderr.write('ended'), sys.exit()))"
+    command = [sys.executable, "-c", AGENT, WORKER.format(before=tells)]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as agent:
+        assert int(agent.stdout.readline())
+        # Its end closes what the worker has of it, once that has ended as well.
+        _, said = agent.communicate("\n", timeout=50)
+    assert said == "ended"
+
+
+@on_linux
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_process_without_its_parent_ends_at_once(launched):
+    environment = ENVIRONMENT if launched else {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_RUN_ID"}
+    code = WORKER.format(before="torchrun.PARENT = -1").replace("time.sleep(60)", "")
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == ((-signal.SIGTERM, "") if launched else (0, "works\n"))
+
+
+@pytest.fixture
+def connect():
+    """A function that connects to the same store."""
+    server = dist.TCPStore("localhost", 0, is_master=True)
+    return lambda: dist.TCPStore("localhost", server.port, is_master=False)
+
+
+def meet(connect, size, order=None):
+    with ThreadPoolExecutor(size) as threads:
+        each = [threads.submit(unused_store, connect(), rank, size) for rank in order or range(size)]
+        return [future.result(60) for future in each]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_each_attempt_has_an_unused_store(connect, order):
+    """torchrun gives restarted processes the same store."""
+    for attempt in range(3):
+        stores = meet(connect, 3, order)
+        # Nothing of an earlier attempt is there, and all see the same.
+        assert not any(store.check(["key"]) for store in stores)
+        stores[0].set("key", str(attempt))
+        assert [store.get("key") for store in stores] == [str(attempt).encode()] * 3
+
+
+def test_entries_of_killed_processes_are_ignored(connect):
+    """Processes that announced themselves, and were then killed."""
+    store = connect()
+    store.set("hello/0", "gone")
+    store.set("hello/1", "gone too")
+    store.set("attempt", json.dumps(["old", ["gone", "gone too"]]))
+    store.set("old/0", "here")
+    stores = meet(connect, 2)
+    stores[1].set("key", "new")
+    assert stores[0].get("key") == b"new"
+    assert not dist.PrefixStore("old", store).check(["key"])
+
+
+def test_fewer_come_back(connect):
+    meet(connect, 3)
+    stores = meet(connect, 2)
+    stores[0].set("key", "two")
+    assert stores[1].get("key") == b"two"
+
+
+def test_waiting_for_a_missing_process_times_out(connect):
+    store = connect()
+    store.set("hello/1", "gone")
+    with pytest.raises(TimeoutError, match="some of 2 processes that train together did not start"):
+        unused_store(connect(), 0, 2, timeout=timedelta(seconds=0.3))
+
+
+GIVEN = "--env CartPole-v1 --seed 3 --no-progress --eval-freq 1024 --eval-episodes 3 --save-freq 512".split()
+SETTINGS = "-params n_envs:4 n_steps:32 batch_size:64 n_epochs:2 compile:False".split()
+N_TIMESTEPS = 4096
+
+
+def given(folder, n_timesteps=1024):
+    return [*GIVEN, "-n", str(n_timesteps), "-f", str(folder), *SETTINGS]
+
+
+def run_of(folder):
+    return folder / "ppo_plus" / "CartPole-v1_1"
+
+
+def model_of(folder):
+    return PPO_Plus.load(run_of(folder) / "CartPole-v1.zip")
+
+
+def episodes(folder):
+    files = sorted(run_of(folder).glob("*.monitor.csv"))
+    return [[line.rsplit(",", 1)[0] for line in path.read_text().splitlines()[1:]] for path in files]
+
+
+def evaluations(folder):
+    with np.load(run_of(folder) / "evaluations.npz") as saved:
+        return dict(saved)
+
+
+@pytest.mark.slow
+def test_one_run_of_two_processes(tmp_path):
+    command = [sys.executable, "-m", "ppo_plus", "train", "--processes", "2", *given(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Said once.
+    assert done.stdout.count("watch it: ppo-plus enjoy") == 1
+    assert model_of(tmp_path).num_timesteps == 1024
+    assert len(episodes(tmp_path)) == 4 and all(episodes(tmp_path))
+    assert read_training(run_of(tmp_path))[0].max() <= 1024
+    assert evaluations(tmp_path)["results"].shape == (1, 3)
+    assert sorted(path.name for path in run_of(tmp_path).glob("*.zip")) == [
+        "CartPole-v1.zip",
+        "best_model.zip",
+        "rl_model_1024_steps.zip",
+        "rl_model_512_steps.zip",
+    ]
+
+
+def await_checkpoint(run, *launched):
+    """Wait for a second checkpoint.
+
+    :param launched: torchrun, on each machine
+    """
+    while len(list((run / "checkpoints").glob("checkpoint_*_rank1.zip"))) < 2:
+        assert all(each.poll() is None for each in launched)
+        time.sleep(0.01)
+
+
+def kill_one(run, *launched):
+    """Kill the second process after the second checkpoint."""
+    await_checkpoint(run, *launched)
+    parents = ",".join(str(each.pid) for each in launched)
+    workers = subprocess.check_output(["pgrep", "-P", parents], text=True).split()
+    ranks = {Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid for pid in workers}
+    os.kill(int(ranks[b"1"]), signal.SIGKILL)
+
+
+def start(*options, train):
+    """Start torchrun with a training command.
+
+    :param options: of torchrun
+    :param train: the arguments of ``ppo-plus train``
+    """
+    command = [*TORCHRUN, *map(str, options), "-m", "ppo_plus", "train", *train]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an undisturbed run of two processes."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = torchrun(2, "-m", "ppo_plus", "train", *given(folder, N_TIMESTEPS), timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def assert_same_run(found, expected):
+    weights, expected_weights = (model_of(folder).get_parameters()["policy"] for folder in (found, expected))
+    assert all(th.equal(weights[name], expected_weights[name]) for name in expected_weights)
+    assert episodes(found) == episodes(expected)
+    played, expected_played = evaluations(found), evaluations(expected)
+    assert len(expected_played["results"]) == 4
+    assert all(np.array_equal(played[name], expected_played[name]) for name in expected_played)
+    assert len(list((found / "ppo_plus").iterdir())) == 1
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+
+
+@pytest.mark.slow
+@needs_proc
+def test_killed_processes_resume_with_identical_results(tmp_path, whole):
+    """In as many processes, and also in one."""
+    resumed = tmp_path / "resumed"
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(resumed, N_TIMESTEPS))
+    kill_one(run_of(resumed), launched)
+    assert launched.wait(120) != 0
+    shutil.copytree(resumed, tmp_path / "alone")
+    done = torchrun(2, "-m", "ppo_plus", "train", "--resume", run_of(resumed), "--no-progress", timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same_run(resumed, whole)
+
+    alone = [sys.executable, "-m", "ppo_plus", "train", "--resume", run_of(tmp_path / "alone"), "--no-progress"]
+    done = subprocess.run(alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "new episodes start: the checkpoint is of 2 processes, and there are 1 now" in done.stderr
+    model = model_of(tmp_path / "alone")
+    assert (model.num_timesteps, model.batch_size) == (N_TIMESTEPS, 64)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_torchrun_restarts_killed_processes(tmp_path, whole):
+    options = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]
+    launched = start(*options, train=given(tmp_path, N_TIMESTEPS))
+    kill_one(run_of(tmp_path), launched)
+    _, said = launched.communicate(timeout=300)
+    assert launched.returncode == 0, said[-3000:]
+    assert said.count("resuming the run that this torchrun job") == 1
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
+    launched = start("--standalone", "--nproc-per-node", 2, train=given(tmp_path, 10**7))
+    await_checkpoint(run_of(tmp_path), launched)
+    launched.kill()
+    # Their output ends with the last of them.
+    said, _ = launched.communicate(timeout=300)
+    assert f"ppo-plus train --resume {run_of(tmp_path)} --processes 2" in said
+
+
+@pytest.mark.slow
+@needs_proc
+def test_two_machines(tmp_path, whole):
+    """Two agents of torchrun, as on two machines; a process of one is killed."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options = [
+        *("--nnodes", 2, "--nproc-per-node", 1, "--max-restarts", 2),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "two"),
+    ]
+    launched = [start(*options, train=given(tmp_path, N_TIMESTEPS)) for _ in range(2)]
+    kill_one(run_of(tmp_path), *launched)
+    said = [each.communicate(timeout=300)[1] for each in launched]
+    assert [each.returncode for each in launched] == [0, 0], said
+    assert "".join(said).count("resuming the run that this torchrun job (two) started") == 1
+    assert_same_run(tmp_path, whole)

@@ -1,0 +1,122 @@
+"""The state of callbacks is restored; their configuration is not."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
+
+from ppo_plus.saving.checkpoint.callback_state import CallbackStates, tree_of
+from ppo_plus.saving.format.names import Refused
+
+
+class Counter(BaseCallback):
+    """Has attributes of all kinds."""
+
+    def __init__(self, limit=1):
+        super().__init__()
+        self.limit = limit
+        self.best, self.history, self.last = -np.inf, deque(maxlen=2), None
+        self.net, self.function = th.nn.Linear(1, 1), max
+
+    def count(self):
+        self.best, self.last = 3.0, np.arange(2.0)
+        self.history.extend([{"a": (1, th.ones(1))}, 2, 3])
+        self.new = "made later"
+        self.net = th.nn.Linear(2, 2)
+
+    def _on_step(self):
+        return True
+
+
+class Speaking(BaseCallback):
+    """Keeps what it likes."""
+
+    hidden = 0
+
+    def _on_step(self):
+        return True
+
+    def get_state(self):
+        return {"twice": 2 * self.hidden}
+
+    def set_state(self, state):
+        self.hidden = state["twice"] // 2
+
+
+def test_what_has_changed_is_kept():
+    counter, other = Counter(limit=1), Counter(limit=2)
+    states = CallbackStates(counter)
+    counter.count()
+    (state,) = states.get()
+    assert state["class"] == "Counter" and state["changed"].keys() == {"best", "last", "history", "new"}
+    counter.history.append("later")
+    counter.last[0] = 9.0
+    assert CallbackStates(other).set([state]) == []
+    assert (other.limit, other.best, other.new) == (2, 3.0, "made later")
+    assert other.history == deque([2, 3]) and other.history.maxlen == 2
+    assert other.last.tolist() == [0.0, 1.0]
+    other.history.append("of its own")
+    assert len(state["changed"]["history"]) == 2
+
+
+def test_nan_that_stays_has_not_changed():
+    counter = Counter()
+    counter.best, counter.last = np.nan, np.array([np.nan])
+    states = CallbackStates(counter)
+    assert states.get()[0]["changed"] == {}
+
+
+def test_nested_callbacks_are_matched_by_class_and_order():
+    def tree(*counters):
+        inner = EveryNTimesteps(10, CallbackList([counters[1]]))
+        return CallbackList([counters[0], inner, Speaking()])
+
+    root, fresh = tree(Counter(), Counter()), [Counter(), Counter()]
+    states = CallbackStates(root)
+    assert [type(each).__name__ for each in tree_of(root)].count("Counter") == 2
+    for value, each in enumerate(each for each in tree_of(root) if isinstance(each, Counter)):
+        each.best = value
+    root.callbacks[2].hidden = 21
+    other = tree(*fresh)
+    assert CallbackStates(other).set(states.get()) == []
+    assert [each.best for each in fresh] == [0, 1]
+    assert other.callbacks[2].hidden == 21
+
+
+def test_missing_callbacks_with_state_are_named():
+    root = CallbackList([Counter(), Counter(), Speaking()])
+    states = CallbackStates(root)
+    root.callbacks[0].count()
+    root.callbacks[1].n_calls = 7
+    warnings = CallbackStates(CallbackList([])).set(states.get())
+    assert warnings == [
+        f"the resumed run used callback {name}, which was not passed to learn(): pass it, or its state is lost"
+        for name in ("Counter", "Speaking")
+    ]
+
+
+@pytest.mark.parametrize("name", ["on_step", "_on_step", "model", "parent", "__class__", "a.b", "num_timesteps.x"])
+def test_a_file_sets_no_methods_and_no_models(name):
+    state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
+    with pytest.raises(Refused, match=f"it sets '?{name}"):
+        CallbackStates(Counter()).set([state])
+
+
+def test_a_callback_may_have_a_name_for_files():
+    class Renamed(Speaking):
+        saved_as = "Speaking"
+
+    speaking, renamed = Speaking(), Renamed()
+    speaking.hidden = 3
+    assert CallbackStates(renamed).set(CallbackStates(speaking).get()) == []
+    assert renamed.hidden == 3
+
+
+@pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
+def test_attributes_that_sb3_sets_are_not_state(name):
+    counter = Counter()
+    states = CallbackStates(counter)
+    vars(counter)[name] = {"new": 1}
+    assert states.get()[0]["changed"] == {}

@@ -1,0 +1,514 @@
+"""An interrupted and resumed run ends as an uninterrupted one, bit for bit: weights, optimizer, logs."""
+
+import math
+import random
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from envs import MaskedEnv
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
+
+import ppo_plus
+from ppo_plus import Checkpoints, PPO_Plus, Resumable
+from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.saving.checkpoint import checkpoint, random_state
+from ppo_plus.saving.format import container
+from ppo_plus.saving.format.encode import Undescribable
+from ppo_plus.saving.format.names import Damaged
+
+TOTAL = 400
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """The state is taken at the start of each rollout, however long that takes."""
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+
+
+def envs(env_id="CartPole-v1", n_envs=2, vec=DummyVecEnv, **kwargs):
+    return make_vec_env(env_id, n_envs, seed=5, wrapper_class=Resumable, vec_env_cls=vec, **kwargs)
+
+
+class Search(gym.Env):
+    """A walk on a line to a goal, which only the critic is to see."""
+
+    replayable = True
+    observation_space = gym.spaces.Dict({name: gym.spaces.Box(-np.inf, np.inf, (1,)) for name in ("goal", "place")})
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal, self.place, self.t = *self.np_random.normal(size=2), 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.place, self.t = self.place + 0.2 * action - 0.1, self.t + 1
+        return self.seen(), -abs(self.place - self.goal), False, self.t == 20, {}
+
+    def seen(self):
+        return {name: np.array([getattr(self, name)], np.float32) for name in ("goal", "place")}
+
+
+KEYS = {"actor_keys": ["place"], "critic_keys": ["goal"]}
+CASES = {
+    "discrete": (envs, {}),
+    "compiled": (envs, {"compile": True}),
+    "subproc": (lambda: envs(vec=SubprocVecEnv), {}),
+    "normalized": (lambda: VecNormalize(envs("Pendulum-v1")), {"use_sde": True, "sde_sample_freq": 4}),
+    "episodes' noise": (lambda: envs("Acrobot-v1"), {"use_sde": True, "sde_sample_freq": "episode"}),
+    "memory": (envs, {"policy": "MlpLstmPolicy", "sequence_length": 8}),
+    "memory, compiled": (envs, {"policy": "MlpGruPolicy", "sequence_length": 8, "compile": True, "use_sde": True}),
+    "penalty": (lambda: envs("Pendulum-v1"), {"target_kl": 1e-3, "kl_control": "penalty", "clip_range": None}),
+    "adaptive": (envs, {"target_kl": 1e-3, "kl_control": "adaptive_lr", "learning_rate": "lin_1e-3"}),
+    "stacked": (lambda: VecFrameStack(envs(), 3), {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}}),
+    "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
+    "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
+    "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
+    "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
+    "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
+    "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
+}
+FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew"}
+
+
+class Rows(KVWriter):
+    """Keeps what is logged, but for times."""
+
+    def __init__(self):
+        self.rows = []
+
+    def write(self, key_values, key_excluded, step=0):
+        row = {key: value for key, value in key_values.items() if key not in ("time/fps", "time/time_elapsed")}
+        self.rows.append((step, row))
+
+    def close(self):
+        pass
+
+
+class Stop(Exception):
+    """What interrupts a run."""
+
+
+class Interrupt(BaseCallback):
+    """Raises after so many calls, and counts them."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def _on_step(self):
+        random.random(), np.random.random(), th.rand(1)  # draws of the user's own
+        if self.n_calls == self.after:
+            raise Stop
+        return True
+
+
+def model_of(case, **kwargs):
+    make, settings = CASES[case]
+    kwargs = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu", **settings, **kwargs}
+    policy = kwargs.pop("policy", "MlpPolicy")
+    return PPO_Plus(policy, make(), **kwargs)
+
+
+def learn(model, folder, after=-1, save_freq=100, callbacks=()):
+    """Train with checkpoints, to the end or to an interruption; what was logged."""
+    rows = Rows()
+    model.set_logger(Logger(None, [rows]))
+    interrupt, checkpoints = Interrupt(after), Checkpoints(folder, save_freq=save_freq)
+    try:
+        # Checkpoints need not be first.
+        model.learn(TOTAL, [interrupt, *callbacks, checkpoints])
+    except Stop:
+        pass
+    return rows.rows, checkpoints
+
+
+def same(a, b):
+    """Whether two nestings of tensors and numbers are the same to the bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, (th.Tensor, np.ndarray)):
+        return bool((th.as_tensor(a) == th.as_tensor(b)).all())
+    return a == b or (a != a and b != b)
+
+
+def assert_same(model, other):
+    for ours, theirs in zip(model.get_parameters().values(), other.get_parameters().values(), strict=True):
+        assert same(ours, theirs)
+    for name in ("num_timesteps", "_n_updates", "_episode_num", "_current_progress_remaining"):
+        assert getattr(model, name) == getattr(other, name)
+    episodes, others = ([(e["r"], e["l"]) for e in each.ep_info_buffer] for each in (model, other))
+    assert episodes == others
+    assert same(model.collector.obs, other.collector.obs)
+    assert str(model.compiled) == str(other.compiled)
+
+
+@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def test_interrupted_and_resumed_it_is_the_same_to_the_bit(case, tmp_path):
+    whole = model_of(case)
+    expected, _ = learn(whole, tmp_path / "whole")
+    drawn = random.random(), np.random.random(), th.rand(1)
+
+    rows, _ = learn(model_of(case), tmp_path / "cut", after=TOTAL // whole.n_envs * 2 // 3)
+    assert rows == expected[: len(rows)] and len(rows) < len(expected)
+    th.manual_seed(0)
+    resumed = PPO_Plus.resume(tmp_path / "cut", CASES[case][0](), device="cpu")
+    start = resumed.num_timesteps
+    assert 0 < start < TOTAL
+    rows, _ = learn(resumed, tmp_path / "cut")
+    assert rows == [row for row in expected if row[0] > start]
+    assert_same(resumed, whole)
+    assert (random.random(), np.random.random(), th.rand(1)) == drawn
+
+
+def test_interrupted_again_and_again(tmp_path):
+    whole = model_of("discrete")
+    learn(whole, tmp_path / "whole")
+    model, starts = model_of("discrete"), []
+    for after in (40, 90, 100, 150, 199):
+        learn(model, tmp_path / "cut", after=after, save_freq=1)
+        model = PPO_Plus.resume(tmp_path / "cut", envs(), device="cpu")
+        starts.append(model.num_timesteps)
+    learn(model, tmp_path / "cut")
+    assert starts == [64, 128, 192, 256, 384]
+    assert_same(model, whole)
+
+
+def test_the_latest_state_can_be_written_after_an_error(tmp_path):
+    model = model_of("discrete")
+    _, checkpoints = learn(model, tmp_path, after=150, save_freq=None)
+    assert [path.name for path in checkpoint.files(tmp_path)] == ["checkpoint_000000000000.zip"]
+    assert checkpoints.write() == tmp_path / "checkpoint_000000000256.zip"
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 256
+
+
+def test_evaluations_and_other_callbacks_resume(tmp_path):
+    class Counter(BaseCallback):
+        def __init__(self, limit):
+            super().__init__()
+            self.limit = limit
+            self.seen, self.total = [], 0.0
+
+        def _on_step(self):
+            self.total += float(self.locals["rewards"].sum())
+            if self.n_calls % 10 == 0:
+                self.seen.append(self.num_timesteps)
+            return True
+
+    def callbacks(folder, limit):
+        evaluation = EvalCallback(envs(n_envs=1), n_eval_episodes=2, eval_freq=30, log_path=str(folder), verbose=0)
+        return evaluation, Counter(limit)
+
+    whole, cut = model_of("discrete"), tmp_path / "cut"
+    expected = callbacks(tmp_path / "whole", 1)
+    all_rows, _ = learn(whole, tmp_path / "whole", callbacks=expected)
+    learn(model_of("discrete"), cut, after=130, callbacks=callbacks(cut, 1))
+    resumed, found = PPO_Plus.resume(cut, envs()), callbacks(cut, 2)
+    assert resumed.num_timesteps == 256
+    rows, _ = learn(resumed, cut, callbacks=[CallbackList([found[1]]), found[0]])
+    assert_same(resumed, whole)
+    assert rows == [row for row in all_rows if row[0] > 256]
+    assert found[0].best_mean_reward == expected[0].best_mean_reward
+    assert (found[1].seen, found[1].total) == (expected[1].seen, expected[1].total)
+    # What it was configured with is the new one's.
+    assert found[1].limit == 2
+    with np.load(cut / "evaluations.npz") as ours, np.load(tmp_path / "whole" / "evaluations.npz") as theirs:
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+class Draws(BaseCallback):
+    """Draws when training begins, as one does that makes its environments then."""
+
+    def _on_training_start(self):
+        random.random(), np.random.random(), th.rand(1)
+
+    def _on_step(self):
+        return True
+
+
+def test_what_callbacks_draw_as_they_begin_again_changes_nothing(tmp_path):
+    whole = model_of("discrete")
+    learn(whole, tmp_path / "whole", callbacks=[Draws()])
+    learn(model_of("discrete"), tmp_path / "cut", after=130, callbacks=[Draws()])
+    resumed = PPO_Plus.resume(tmp_path / "cut", envs())
+    learn(resumed, tmp_path / "cut", callbacks=[Draws()])
+    assert_same(resumed, whole)
+
+
+def test_callbacks_that_are_not_there_now_are_named(tmp_path):
+    learn(model_of("discrete"), tmp_path, after=100)
+    with pytest.warns(UserWarning, match="used callback Checkpoints, which was not passed to learn"):
+        PPO_Plus.resume(tmp_path, envs()).learn(TOTAL)
+
+
+def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(folder):
+        events = EventAccumulator(str(folder)).Reload()
+        names = set(events.Tags()["scalars"]) - {"time/fps"}
+        return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+
+    def model_with(folder):
+        return model_of("discrete", tensorboard_log=str(folder))
+
+    model_with(tmp_path / "whole").learn(TOTAL, Interrupt(-1))
+    model = model_with(tmp_path / "cut")
+    with pytest.raises(Stop):
+        model.learn(TOTAL, [Checkpoints(tmp_path / "kept", save_freq=100), Interrupt(180)])
+    # Another run in between, which is not to be mixed up with it.
+    model_with(tmp_path / "cut").learn(64)
+    PPO_Plus.resume(tmp_path / "kept", envs()).learn(TOTAL, [Checkpoints(tmp_path / "kept"), Interrupt(-1)])
+    assert read(tmp_path / "cut" / "PPO_Plus_1") == read(tmp_path / "whole" / "PPO_Plus_1")
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
+
+
+def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
+    learn(model_of("discrete"), tmp_path, after=100)
+    with pytest.raises(ValueError, match="total_timesteps=500: .* had 400"):
+        PPO_Plus.resume(tmp_path, envs()).learn(500)
+
+
+def test_a_call_that_counts_on_ends_where_it_would_have(tmp_path):
+    whole = model_of("discrete").learn(128).learn(256, Interrupt(-1), reset_num_timesteps=False)
+    checkpoints = Checkpoints(tmp_path, save_freq=64)
+    with pytest.raises(Stop):
+        model_of("discrete").learn(128).learn(256, [checkpoints, Interrupt(70)], reset_num_timesteps=False)
+    resumed = PPO_Plus.resume(tmp_path, envs(), device="cpu")
+    assert resumed.num_timesteps == 256
+    resumed.learn(256, [Checkpoints(tmp_path), Interrupt(-1)], reset_num_timesteps=False)
+    assert resumed.num_timesteps == 384
+    assert_same(resumed, whole)
+
+
+def test_after_a_call_the_next_one_is_as_it_would_have_been(tmp_path):
+    model = model_of("memory").learn(128)
+    path = model.save_checkpoint(tmp_path)
+    assert path == tmp_path / "checkpoint_000000000128.zip"
+    model.learn(128, reset_num_timesteps=False)
+    resumed = PPO_Plus.resume(path, envs()).learn(128, reset_num_timesteps=False)
+    assert resumed.num_timesteps == 256
+    assert_same(resumed, model)
+
+
+class Rowing(th.nn.Module):
+    """Divides by how many rows it has seen, which its state does not say."""
+
+    def __init__(self, input_dim, output_dim):
+        super().__init__()
+        self.linear = th.nn.Linear(input_dim, output_dim)
+        self.register_buffer("n", th.ones(()), persistent=False)
+
+    def forward(self, features):
+        self.n += len(features)
+        return self.linear(features) / self.n
+
+
+def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
+    ppo_plus.register(Rowing)
+    arguments = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", policy_kwargs=dict(actor=Rowing))
+    model = PPO_Plus("MlpPolicy", envs(), **arguments)
+    model.policy.value_net.requires_grad_(False)
+    model.learn(64)
+    model.save_checkpoint(tmp_path)
+    resumed = PPO_Plus.resume(tmp_path, envs())
+    assert resumed.policy.action_net.n == model.policy.action_net.n > 64
+    for each in (resumed, model):  # the generators stand where they stood
+        if each is model:
+            random_state.set_states(checkpoint.read(tmp_path)["generators"])
+        each.learn(64, reset_num_timesteps=False)
+    for ours, theirs in zip(resumed.policy.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad
+
+
+def test_in_the_middle_of_a_rollout_there_is_none(tmp_path):
+    model = model_of("discrete")
+    with pytest.raises(RuntimeError, match="between two rollouts"):
+        model.learn(64, lambda *_: bool(model.save_checkpoint(tmp_path)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_environments_without_state_start_new_episodes(tmp_path):
+    def make():
+        return make_vec_env(lambda: MaskedEnv(gym.spaces.Discrete(3)), 2, wrapper_class=Resumable)
+
+    model = PPO_Plus("MlpPolicy", make(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+    with pytest.warns(UserWarning, match="will start new episodes: .*MaskedEnv") as warned, pytest.raises(Stop):
+        model.learn(TOTAL, [Checkpoints(tmp_path, save_freq=1), Interrupt(100)])
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match="new episodes start: .*MaskedEnv"):
+        resumed = PPO_Plus.resume(tmp_path, make())
+    assert resumed.num_timesteps == 192
+    assert resumed.learn(TOTAL, Interrupt(-1)).num_timesteps == 448
+
+
+def test_the_newest_are_kept_and_a_damaged_one_is_passed_over(tmp_path):
+    learn(model_of("discrete"), tmp_path, after=199, save_freq=1)
+    names = [path.name for path in checkpoint.files(tmp_path)]
+    assert names == [f"checkpoint_{steps:012d}.zip" for steps in (384, 320, 256)]
+    newest = tmp_path / names[0]
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    with pytest.warns(UserWarning, match=f"{names[0]}.*damaged.*the one before"):
+        assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 320
+
+
+def steps_of(folder):
+    return [int(path.stem.removeprefix("checkpoint_")) for path in checkpoint.files(folder)]
+
+
+def test_what_another_run_has_left_is_moved_and_not_gone_on_with(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    old = steps_of(tmp_path)
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match=f"had checkpoints of another run, which are in .*earlier_{number} now"):
+            learn(model_of("discrete"), tmp_path, after=100 if number == 1 else 70, save_freq=64)
+    assert steps_of(tmp_path / "earlier_1") == old == [384, 320, 256]
+    assert steps_of(tmp_path / "earlier_2") == [192, 128, 64]
+    assert PPO_Plus.resume(tmp_path, envs()).num_timesteps == 128
+
+
+def test_a_second_call_continues_in_the_same_folder(tmp_path, recwarn):
+    model = model_of("discrete").learn(128, Checkpoints(tmp_path, save_freq=64))
+    model.learn(128, Checkpoints(tmp_path, save_freq=64), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [192, 128, 64]
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(128, Checkpoints(tmp_path, save_freq=64))
+    assert steps_of(tmp_path) == [64, 0]
+
+
+def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
+    learn(model_of("discrete"), tmp_path, save_freq=64)
+    model = model_of("discrete").learn(256)
+    with pytest.warns(UserWarning, match="earlier_1"):
+        model.learn(64, Checkpoints(tmp_path), reset_num_timesteps=False)
+    assert steps_of(tmp_path) == [256] and steps_of(tmp_path / "earlier_1") == [384, 320]
+
+
+def test_the_files_of_all_processes_are_moved(tmp_path):
+    for rank in (0, 1):
+        checkpoint.write(tmp_path, made(num_timesteps=100, rank=rank))
+    assert checkpoint.set_aside(tmp_path, 100) is None
+    place = checkpoint.set_aside(tmp_path, 0)
+    assert sorted(path.name for path in place.iterdir()) == [
+        "checkpoint_000000000100.zip",
+        "checkpoint_000000000100_rank1.zip",
+    ]
+    assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
+
+
+def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
+    folder = tmp_path / "a file, not a folder"
+    folder.write_text("")
+    model = model_of("discrete")
+    with pytest.warns(UserWarning, match="no checkpoint after 0 timesteps: .*training continues"):
+        model.learn(TOTAL, Checkpoints(folder, save_freq=1))
+    assert model.num_timesteps == 448
+
+
+def test_what_cannot_be_kept_is_said_before_training(tmp_path):
+    model = model_of("discrete", learning_rate=lambda progress: 1e-3 * progress)
+    with pytest.raises(Undescribable, match="learning_rate"):
+        model.learn(TOTAL, Checkpoints(tmp_path))
+    assert model.num_timesteps == 0
+
+
+def test_there_must_be_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        PPO_Plus.resume(tmp_path, envs())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"save_freq": 0}, "^save_freq=0 must be at least 1, or None$"),
+        ({"minutes": 0}, r"^minutes=0 must be a number in \(0, 1e\+09\], or None$"),
+        ({"keep": 0}, "keep=0"),
+    ],
+)
+def test_bad_arguments(kwargs, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Checkpoints(tmp_path, **kwargs)
+
+
+def test_a_checkpoint_can_be_moved(tmp_path):
+    learn(model_of("discrete"), tmp_path / "here", after=100)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert PPO_Plus.resume(tmp_path / "there", envs()).num_timesteps == 128
+
+
+def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
+    now, taken = [0.0], []
+
+    def take(model, folder, logs, moment):
+        now[0] += 1.0
+        taken.append(model.num_timesteps)
+        return {"num_timesteps": model.num_timesteps, "env": {"reason": None}}
+
+    class Clock(BaseCallback):
+        def _on_step(self):
+            now[0] += 1.0  # 32 s a rollout
+            return True
+
+    monkeypatch.setattr(checkpoint, "SHARE", 0.01)
+    monkeypatch.setattr(checkpoint, "take", take)
+    monkeypatch.setattr(checkpoint, "write", lambda *_: None)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    model_of("discrete").learn(20 * 64, [Checkpoints(tmp_path, minutes=None), Clock()])
+    # Of 100 s without, 1 s.
+    assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
+
+
+def made(**parts):
+    """A checkpoint with these parts alone."""
+    return {**dict.fromkeys(checkpoint.PARTS), "logs": {}, **parts}
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, {"num_timesteps": ...}])
+def test_a_checkpoint_with_other_parts_is_damaged(change, tmp_path):
+    parts = made(num_timesteps=100, rank=0) | change
+    path = checkpoint.write(tmp_path, made(num_timesteps=100, rank=0))
+    container.write(path, "checkpoint", {name: each for name, each in parts.items() if each is not ...})
+    with pytest.raises(Damaged, match="is not a valid checkpoint.*it has other parts"):
+        checkpoint.read(tmp_path)
+
+
+class Second(Ranks):
+    """The second of two processes, where the first one finds the same files."""
+
+    def __init__(self):
+        super().__init__(1, 2)
+
+    def lead(self, value):
+        return [path.name for path in checkpoint.files(self.folder)]
+
+    def gather_values(self, value):
+        return [True, value]
+
+
+def test_files_of_another_attempt_are_not_mixed(tmp_path):
+    """Two processes were killed when one had written its file; the other's is of an earlier attempt."""
+    ranks = Second()
+    ranks.folder = tmp_path
+    for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
+        checkpoint.write(tmp_path, made(num_timesteps=steps, rank=rank, ranks=2, moment=moment))
+    found = checkpoint.read_in_all_processes(tmp_path, ranks)
+    assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
+
+
+def test_files_written_after_an_error_count_for_keep(tmp_path):
+    checkpoints = Checkpoints(tmp_path, save_freq=32, keep=2)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, compile=False)
+    model.learn(128, callback=checkpoints)
+    model.save_checkpoint(tmp_path)
+    assert len(checkpoint.files(tmp_path)) == 3
+    checkpoints.write()
+    assert len(checkpoint.files(tmp_path)) == 2

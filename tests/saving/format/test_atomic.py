@@ -1,0 +1,138 @@
+"""A file has its old or its new content, whatever happens while it is written."""
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from envs import ACTIONS, vec
+
+from ppo_plus import PPO_Plus
+from ppo_plus.saving.format.atomic import replacing, write_text
+from ppo_plus.saving.statistics import read_statistics
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_it_takes_the_place_of_the_old_one(tmp_path):
+    path = tmp_path / "new" / "notes.txt"
+    write_text(path, "one")
+    os.chmod(path, 0o640)
+    write_text(path, "zwei ü")
+    assert path.read_text(encoding="utf-8") == "zwei ü" and left_in(path.parent) == ["notes.txt"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_permissions_of_one_that_was_opened(tmp_path):
+    (tmp_path / "opened").write_text("")
+    write_text(tmp_path / "whole", "")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("opened", "whole")]
+    assert modes[0] == modes[1]
+
+
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "a").read_text() == "old" and left_in(tmp_path) == ["a"]
+
+
+def test_a_link_stays_one(tmp_path):
+    write_text(tmp_path / "a", "old")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "a").read_text() == "new"
+
+
+@pytest.fixture
+def limited_files():
+    """The system refuses to write files beyond 20 kB, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("suffix", ["", ".zip"])
+def test_where_a_model_cannot_be_written_the_earlier_one_stays(tmp_path, limited_files, suffix):
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, seed=0, device="cpu")
+    model.save(tmp_path / f"model{suffix}")
+    model.learn(8)
+    limited_files()
+    with pytest.raises(OSError):
+        model.save(tmp_path / f"model{suffix}")
+    assert left_in(tmp_path) == ["model.zip"]
+    assert PPO_Plus.load(tmp_path / "model").num_timesteps == 0
+
+
+def test_a_model_saves_into_a_new_folder_and_an_open_file(tmp_path):
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, seed=0, device="cpu")
+    model.save(str(tmp_path / "runs" / "model.v1"))  # has a suffix: as in SB3 it stays as it is
+    assert left_in(tmp_path / "runs") == ["model.v1"]
+    with open(tmp_path / "open.zip", "wb") as file:
+        model.save(file)
+        assert not file.closed
+    for path in (tmp_path / "runs" / "model.v1", tmp_path / "open.zip"):
+        assert PPO_Plus.load(path).n_steps == 8
+
+
+SAVER = """
+    import sys
+    import numpy as np
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+    sys.path.insert(0, {tests!r})
+    from envs import ACTIONS, vec
+    from pathlib import Path
+    from ppo_plus import PPO_Plus
+    from ppo_plus.zoo.models import save_model
+
+    model = PPO_Plus("MlpPolicy", VecNormalize(vec(ACTIONS["discrete"])), n_steps=8, batch_size=8, seed=0, device="cpu")
+    save_model(model, Path({path!r}))
+    print("ready", flush=True)
+    while True:
+        save_model(model, Path({path!r}))
+"""
+
+
+def test_no_kill_breaks_a_saved_model(tmp_path):
+    """Killed at ten moments of saving again and again: the model and its statistics load every time."""
+    path = tmp_path / "model.zip"
+    code = textwrap.dedent(SAVER.format(tests=str(Path(__file__).parents[2] / "helpers"), path=str(path)))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        for i in range(10):
+            time.sleep(0.01 + 0.003 * i)
+            # Stopped is as good as killed for a moment: what is on the disk now is what a kill would leave.
+            child.send_signal(signal.SIGSTOP)
+            model = PPO_Plus.load(path, device="cpu")
+            statistics = read_statistics(tmp_path / "model_vecnormalize.zip")
+            assert model.n_steps == 8 and statistics["norm_obs"]
+            child.send_signal(signal.SIGCONT)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert PPO_Plus.load(path, device="cpu").n_steps == 8
+
+
+def test_a_model_goes_beside_a_folder_of_its_name(tmp_path):
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, seed=0, device="cpu")
+    (tmp_path / "ppo.v1").mkdir()
+    with pytest.warns(UserWarning, match="is a folder"):
+        model.save(tmp_path / "ppo.v1")
+    assert PPO_Plus.load(tmp_path / "ppo.v1_2").n_steps == 8

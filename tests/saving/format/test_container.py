@@ -1,0 +1,344 @@
+"""A file is read as it was written, or raises an error of one line; it runs no code, and memory is bounded."""
+
+import io
+import json
+import pickle
+import random
+import struct
+import tracemalloc
+import zipfile
+from collections import deque
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch as th
+from gymnasium import spaces
+
+from ppo_plus import ColoredNoise, MlpPolicy, linear
+from ppo_plus.saving.format import container
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, VERSION, read, write
+from ppo_plus.saving.format.encode import Undescribable, describe
+from ppo_plus.saving.format.names import Damaged, Refused
+
+VALUE = {
+    "weights": {"policy": {"0.weight": th.arange(40.0).reshape(8, 5), "0.bias": th.ones(8, dtype=th.bfloat16)}},
+    "history": deque([{"r": 1.5, "l": 3}, {"r": float("nan"), "l": np.int64(4)}], maxlen=100),
+    "generator": np.random.default_rng(3),
+    "space": spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Discrete(3, start=1)),
+    "schedule": linear(0.1),
+    "noise": ColoredNoise(0.5, 16),
+    "class": MlpPolicy,
+    "!tuple": (1, 2**200, -0.0, b"\0", "ü"),
+    "masks": np.array([True, False]),
+}
+
+
+def text_of(value):
+    """A value as text and numbers, to compare."""
+    description, arrays = describe(value)
+    numbers = {name: (str(each.dtype), each.reshape(-1, 1).view(th.uint8).tolist()) for name, each in arrays.items()}
+    return json.dumps([description, numbers])
+
+
+EXPECTED = text_of(VALUE)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "value.zip"
+    write(path, "test", VALUE)
+    return path.read_bytes()
+
+
+def archive_of(text, arrays=None, how=zipfile.ZIP_STORED, **others):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", how) as archive:
+        archive.writestr(DESCRIPTION, text if isinstance(text, (str, bytes)) else json.dumps(text))
+        archive.writestr(ARRAYS, safetensors.torch.save({}) if arrays is None else arrays)
+        for name, data in others.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+HEAD = {"format": "ppo_plus test", "version": VERSION, "packages": {}, "value": 1}
+
+
+def test_a_value_comes_back_from_a_path_and_from_an_open_file(tmp_path):
+    write(tmp_path / "new" / "a.zip", "test", VALUE)
+    assert text_of(read(tmp_path / "new" / "a.zip", "test")) == EXPECTED
+    assert text_of(read(str(tmp_path / "new" / "a"), "test")) == EXPECTED
+    file = io.BytesIO()
+    write(file, "test", VALUE)
+    file.seek(5)
+    assert text_of(read(file, "test")) == EXPECTED and file.tell() == 5 and not file.closed
+
+
+def test_people_and_other_programs_can_read_it(written):
+    with zipfile.ZipFile(io.BytesIO(written)) as archive:
+        head = json.loads(archive.read(DESCRIPTION))
+        arrays = safetensors.torch.load(archive.read(ARRAYS))
+    assert head["format"] == "ppo_plus test" and head["version"] == VERSION and "torch" in head["packages"]
+    assert head["value"]["!dict"][4] == [
+        "schedule",
+        {"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}},
+    ]
+    assert th.equal(arrays["test['weights']['policy']['0.weight']"], VALUE["weights"]["policy"]["0.weight"])
+
+
+def test_tensors_that_share_memory_are_written(tmp_path):
+    flat = th.arange(6.0)
+    write(tmp_path / "a", "test", [flat, flat[2:], flat.reshape(2, 3).T, flat])
+    assert [each.tolist() for each in read(tmp_path / "a", "test")][1:3] == [[2, 3, 4, 5], [[0, 3], [1, 4], [2, 5]]]
+
+
+def test_what_cannot_be_described_leaves_the_earlier_file(tmp_path):
+    write(tmp_path / "a", "test", 1)
+    with pytest.raises(Undescribable, match="test"):
+        write(tmp_path / "a", "test", lambda: 1)
+    assert read(tmp_path / "a", "test") == 1 and [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "a", "test")
+
+
+def refusal(data, tmp_path, kind="test"):
+    path = tmp_path / "some.zip"
+    path.write_bytes(data)
+    with pytest.raises(Refused) as raised:
+        read(path, kind)
+    message = str(raised.value)
+    assert message.startswith(str(path)) and "\n" not in message and len(message) < 700
+    return raised.value
+
+
+def test_another_kind_raises_an_error(written, tmp_path):
+    assert "is a ppo_plus test, not a ppo_plus model" in str(refusal(written, tmp_path, "model"))
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(VERSION - 1, "use the ppo_plus that wrote it, or train again"), (VERSION + 1, "update ppo_plus")],
+)
+def test_another_version_raises_an_error_with_the_remedy(version, remedy, tmp_path):
+    head = HEAD | {"version": version, "packages": {"ppo_plus": "7.1"}, "value": {"!new": 1}}
+    error = refusal(archive_of(head), tmp_path)
+    assert f"it has version {version} of the format, written by ppo_plus 7.1" in str(error)
+    assert str(error).endswith(f"reads version {VERSION}: {remedy}") and not isinstance(error, Damaged)
+
+
+def test_a_forbidden_name_raises_an_error_with_the_remedy(tmp_path):
+    error = refusal(archive_of(HEAD | {"value": {"!name": "os:system"}}), tmp_path)
+    assert "os:system" in str(error) and "ppo_plus.register" in str(error)
+
+
+def test_pickles_are_not_read(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return exec, ("raise SystemExit('ran')",)
+
+    for data in (pickle.dumps(Evil()), archive_of(pickle.dumps(Evil())), archive_of(HEAD, pickle.dumps(Evil()))):
+        assert isinstance(refusal(data, tmp_path), Damaged)
+
+
+HEADS = {
+    "no JSON": "{",
+    "no object": "[]",
+    "a word": json.dumps(HEAD)[:-1] + ', "x": NaN}',
+    "a key twice": json.dumps(HEAD)[:-1] + ', "value": 2}',
+    "a nested key twice": json.dumps(HEAD)[:-1] + ', "x": {"a": 1, "a": 2}}',
+    "deep": '{"format": ' + "[" * 100_000,
+    "a long number": json.dumps(HEAD)[:-1] + ', "x": ' + "9" * 100_000 + "}",
+    "bytes": b"\xff\xfe" * 50,
+    "no value": {key: HEAD[key] for key in ("format", "version", "packages")},
+    "no version": HEAD | {"version": "1"},
+    "version zero": HEAD | {"version": 0},
+    "another program": HEAD | {"format": "test"},
+    "no array": HEAD | {"value": {"!array": "a"}},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_that_is_none_is_damaged(kind, tmp_path):
+    assert isinstance(refusal(archive_of(HEADS[kind]), tmp_path), Damaged)
+
+
+def tensors(header, data=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+ARRAY_FILES = {
+    "empty": b"",
+    "a huge header": struct.pack("<Q", 2**63) + b"{}",
+    "no JSON": tensors(b"{"),
+    "a huge array": tensors({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}),
+    "a huge array without data": tensors({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 0]}}),
+    "an overflow": tensors({"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]}}),
+    "an overflow beside nothing": tensors({"a": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}}),
+    "a negative shape": tensors({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234"),
+    "an overlap": tensors(
+        {name: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} for name in ("a", "b")}, b"1234"
+    ),
+    "a hole": tensors({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}, b"1234"),
+    "unknown numbers": tensors({"a": {"dtype": "PY", "shape": [4], "data_offsets": [0, 4]}}, b"1234"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAY_FILES)
+def test_arrays_that_are_none_are_damaged(kind, tmp_path):
+    data = archive_of(HEAD | {"value": {"!array": "a"}}, ARRAY_FILES[kind])
+    tracemalloc.start()
+    assert isinstance(refusal(data, tmp_path), Damaged)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def with_twice():
+    file = io.BytesIO(archive_of(HEAD))
+    with zipfile.ZipFile(file, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(DESCRIPTION, json.dumps(HEAD | {"value": 2}))
+    return file.getvalue()
+
+
+ARCHIVES = {
+    "no archive": lambda: b"text",
+    "nothing": lambda: b"",
+    "a bomb": lambda: archive_of(b" " * 100_000_000 + json.dumps(HEAD).encode(), how=zipfile.ZIP_DEFLATED),
+    "another member": lambda: archive_of(HEAD, **{"data.pkl": b""}),
+    "a path": lambda: archive_of(HEAD, **{"../../evil.py": b"raise SystemExit"}),
+    "an absolute path": lambda: archive_of(HEAD, **{"/etc/evil": b""}),
+    "a member twice": with_twice,
+    "many members": lambda: archive_of(HEAD, **{str(i): b"" for i in range(2000)}),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_with_anything_else_is_damaged(kind, tmp_path):
+    data = ARCHIVES[kind]()
+    tracemalloc.start()
+    assert isinstance(refusal(data, tmp_path), Damaged)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert [each.name for each in tmp_path.iterdir()] == ["some.zip"]
+
+
+def test_a_member_that_is_said_to_be_huge_is_damaged(written, tmp_path):
+    """Both sizes of a member in the archive's table of contents."""
+    data = bytearray(written)
+    at = data.rindex(b"PK\x01\x02")
+    data[at + 20 : at + 28] = struct.pack("<II", 2**32 - 2, 2**32 - 2)
+    assert isinstance(refusal(bytes(data), tmp_path), Damaged)
+
+
+# --- damaged at random ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_pickle(monkeypatch):
+    def load(*_, **__):
+        raise AssertionError("a pickle was read")
+
+    for name in ("load", "loads"):
+        monkeypatch.setattr(pickle, name, load)
+    monkeypatch.setattr(th, "load", load)
+
+
+def mutated(data, rng):
+    """Some bytes with bits flipped, exchanged, cut out, or put elsewhere."""
+    data = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        i, j = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        j = min(j, i + rng.choice((1, 2, 8, 100, len(data))))
+        how = rng.choice(("flip", "flip", "flip", "byte", "cut", "repeat", "zero", "tail"))
+        if how == "flip" and i < len(data):
+            data[i] ^= 1 << rng.randrange(8)
+        elif how == "byte" and i < len(data):
+            data[i] = rng.randrange(256)
+        elif how == "cut":
+            del data[i:j]
+        elif how == "repeat":
+            data[i:i] = data[i:j]
+        elif how == "zero":
+            data[i:j] = bytes(j - i)
+        elif how == "tail":
+            del data[i:]
+        if not data:
+            break
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mutated_file_is_the_same_or_an_error(written, seed, no_pickle):
+    rng = random.Random(seed)
+    n_refused = 0
+    for _ in range(150):
+        try:
+            value = read(io.BytesIO(mutated(written, rng)), "test")
+        except Damaged:
+            n_refused += 1
+            continue
+        assert text_of(value) == EXPECTED
+    assert n_refused > 75
+
+
+def test_every_cut_is_seen(written, tmp_path):
+    rng = random.Random(0)
+    for n in [*range(40), *(rng.randrange(len(written)) for _ in range(100)), len(written) - 1]:
+        with pytest.raises(Damaged):
+            read(io.BytesIO(written[:n]), "test")
+
+
+def mutated_text(value, rng):
+    """A description with parts exchanged, dropped, renamed or repeated."""
+    places = []
+
+    def walk(part):
+        if isinstance(part, (dict, list)):
+            for key in part.keys() if isinstance(part, dict) else range(len(part)):
+                places.append((part, key))
+                walk(part[key])
+
+    value = json.loads(json.dumps(value))
+    walk(value)
+    for _ in range(rng.choice((1, 2, 4))):
+        (part, key), (other, from_key) = rng.choice(places), rng.choice(places)
+        if isinstance(part, list) and not key < len(part) or isinstance(part, dict) and key not in part:
+            continue
+        taken = other[from_key] if isinstance(other, dict) and from_key in other else rng.choice(STRANGE)
+        if isinstance(part, dict) and rng.random() < 0.3:
+            part[rng.choice(TAGS)] = part.pop(key)
+        elif rng.random() < 0.3:
+            del part[key]
+        else:
+            part[key] = json.loads(json.dumps(taken))
+    return value
+
+
+STRANGE = [None, True, -1, 2**70, 1e308, "", "!", "float32", [], {}, [[]], {"!name": "torch.nn:Linear"}]
+TAGS = ["!tuple", "!set", "!dict", "!array", "!tensor", "!name", "!partial", "!scalar", "!int", "!bytes", "!deque", "x"]
+TAGS += ["!Generator", "!gymnasium.spaces:Box", "!ppo_plus:Carry", "!slice", "!parameter", "!float"]
+
+
+@pytest.mark.filterwarnings("ignore")  # Gymnasium warns of strange bounds
+@pytest.mark.parametrize("seed", range(10))
+def test_an_edited_description_is_a_value_or_an_error(written, seed, no_pickle):
+    rng = random.Random(seed)
+    with zipfile.ZipFile(io.BytesIO(written)) as archive:
+        head, arrays = json.loads(archive.read(DESCRIPTION)), archive.read(ARRAYS)
+    n_refused = 0
+    for _ in range(150):
+        data = archive_of(head | {"value": mutated_text(head["value"], rng)}, arrays)
+        try:
+            read(io.BytesIO(data), "test")
+        except Refused:
+            n_refused += 1
+    assert n_refused > 75
+
+
+def test_containers_are_recognized(written, tmp_path):
+    assert container.is_container(io.BytesIO(written))
+    assert not container.is_container(io.BytesIO(b"text"))
+    assert not container.is_container(io.BytesIO(written[:-40]))

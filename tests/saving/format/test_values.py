@@ -1,0 +1,547 @@
+"""Values are described and restored bit for bit, and a description from a stranger runs nothing."""
+
+import enum
+import functools
+import json
+import sys
+import typing
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+import ppo_plus
+from ppo_plus import AdaptivePenalty, Carry, ColoredNoise, KLState, MlpLstmPolicy, cosine, linear
+from ppo_plus.formulas.schedules import make_schedule
+from ppo_plus.saving.format import names
+from ppo_plus.saving.format.decode import restore
+from ppo_plus.saving.format.encode import MAX_DEPTH, Undescribable, describe
+from ppo_plus.saving.format.names import Damaged, Refused, register
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(names, "_registered", {})
+
+
+def again(value):
+    """A value after a way through text."""
+    description, arrays = describe(value)
+    return restore(json.loads(json.dumps(description, allow_nan=False)), arrays)
+
+
+def facts_of(value):
+    return (value.dtype, value.shape, value.tobytes()) if hasattr(value, "tobytes") else value
+
+
+def same(one, other):
+    """Whether two values are the same in every bit, type and order."""
+    if isinstance(one, (np.ndarray, np.generic, np.dtype)):
+        # A platform has two types of integers with 64 bits.
+        return facts_of(one) == facts_of(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple, deque)):
+        limits = [getattr(each, "maxlen", None) for each in (one, other)]
+        return limits[0] == limits[1] and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return same(list(one.items()), list(other.items()))
+    if isinstance(one, float):
+        return np.float64(one).tobytes() == np.float64(other).tobytes() or one != one
+    if isinstance(one, th.Tensor):
+        as_bytes = [each.detach().reshape(-1, 1).view(th.uint8).tolist() for each in (one, other)]
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and as_bytes[0] == as_bytes[1]
+    return bool(one == other)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()))
+    | st.binary() | st.complex_numbers(allow_nan=False),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.lists(inner, max_size=4).map(lambda items: deque(items, maxlen=5)),
+        st.dictionaries(st.text(), inner, max_size=4),
+        st.dictionaries(st.sampled_from(["!tuple", "!name", "!", "!int", "a"]), inner, max_size=3),
+        st.dictionaries(st.integers() | st.text() | st.tuples(st.integers(), st.text()), inner, max_size=4),
+        st.dictionaries(st.text(), inner, max_size=4).map(OrderedDict),
+        st.sets(st.integers() | st.text()),
+        st.frozensets(st.tuples(st.integers())),
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(PLAIN)
+def test_plain_values_come_back(value):
+    assert same(again(value), value)
+
+
+NUMBERS = [*map(np.dtype, "?bBhHiIlLqQefdFD"), np.dtype(">f4"), np.dtype("<U3"), np.dtype("S2")]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_arrays_and_scalars_come_back(data):
+    dtype, shape = data.draw(st.sampled_from(NUMBERS)), data.draw(st.lists(st.integers(0, 3), max_size=3))
+    n_bytes = int(np.prod(shape)) * dtype.itemsize
+    if dtype.kind in "bSU":
+        array = np.ones(shape, dtype)
+    else:
+        array = np.frombuffer(data.draw(st.binary(min_size=n_bytes, max_size=n_bytes)), dtype).reshape(shape)
+    found = again({"a": array, "b": [array.T, array.dtype]})
+    assert same(found["a"], array) and same(found["b"], [array.T, array.dtype]) and found["a"].flags.writeable
+    if dtype.kind in "biufc" and array.size:
+        assert same(again(array.flat[0]), array.flat[0])
+
+
+TENSORS = [*map(th.tensor, (1, True, -0.0, float("nan"), 1 + 2j))] + [
+    th.ones(2, 3).to(dtype)
+    for dtype in (
+        *(th.bfloat16, th.float16, th.float64, th.int8, th.uint64, th.complex128, th.complex64),
+        *(th.float8_e4m3fn, th.float8_e5m2fnuz),
+    )
+] + [th.zeros(0, 2), th.zeros(0, dtype=th.complex128), th.arange(6).reshape(2, 3).T, th.arange(3)[1:]]  # fmt: skip
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda each: f"{each.dtype} {tuple(each.shape)}")
+def test_tensors_come_back(tensor):
+    assert same(again(tensor), tensor)
+
+
+def test_parameters_come_back_as_such():
+    for requires_grad in (True, False):
+        found = again(th.nn.Parameter(th.ones(2), requires_grad=requires_grad))
+        assert type(found) is th.nn.Parameter and found.requires_grad is requires_grad
+
+
+def test_what_is_described_does_not_change_with_the_value():
+    array, tensor = np.ones(3), th.ones(3)
+    description, arrays = describe([array, tensor])
+    array[:], tensor[:] = 0, 0
+    assert [each.sum() for each in restore(description, arrays)] == [3, 3]
+
+
+@pytest.mark.parametrize("bits", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_generators_continue(bits):
+    generator = np.random.Generator(getattr(np.random, bits)(3))
+    generator.random(5), generator.integers(5, dtype=np.uint32)
+    found = again({"g": generator})["g"]
+    assert found.integers(9, dtype=np.uint32) == generator.integers(9, dtype=np.uint32)
+    assert found.random(700).tolist() == generator.random(700).tolist()
+
+
+def test_the_legacy_generator_continues():
+    generator = np.random.RandomState(3)
+    generator.randn(3)
+    assert again(generator).randn(700).tolist() == generator.randn(700).tolist()
+
+
+SPACES = {
+    **ACTIONS,
+    **OBSERVATIONS,
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "unbounded_int": spaces.Box(-np.inf, np.inf, (2,), np.int32),
+    "text": spaces.Text(5, min_length=2, charset="zab"),
+    "sequence": spaces.Sequence(spaces.Discrete(2), stack=True),
+    "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    "one_of": spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1)]),
+    "small": spaces.Discrete(3, start=-1, dtype=np.int8) if sys.version_info >= (3, 11) else spaces.Discrete(3),
+    "nested": spaces.Dict([("b", spaces.Dict(c=spaces.Discrete(2))), ("a", spaces.Tuple([spaces.Discrete(4)]))]),
+}
+
+
+def everything_in(space):
+    """All that a space is, but for its generator."""
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        pairs = inner.items() if isinstance(inner, dict) else enumerate(inner)
+        return type(space), [(key, everything_in(each)) for key, each in pairs]
+    return type(space), [
+        (name, str(each.dtype), each.tolist()) if isinstance(each, np.ndarray) else (name, type(each), each)
+        for name, each in vars(space).items()
+        if name not in ("_np_random", "low_repr", "high_repr")
+    ]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_come_back(name):
+    found = again(SPACES[name])
+    assert everything_in(found) == everything_in(SPACES[name]) and found == SPACES[name]
+
+
+def everything_of(value):
+    return type(value), {name: everything_of(each) for name, each in getattr(value, "__dict__", {}).items()} or value
+
+
+OBJECTS = [
+    linear(0.1, 0.01),
+    cosine(3e-4),
+    make_schedule("learning_rate", "lin_3e-4"),
+    ColoredNoise(0.5, 16),
+    AdaptivePenalty(band=1.4),
+    FloatSchedule(LinearSchedule(1.0, 0.0, 0.5)),
+    FloatSchedule(ConstantSchedule(0.2)),
+    KLState(*map(th.tensor, (True, 1.0, 0.5))),
+    Carry({"actor": (th.tensor(1.0),)}, {}),
+    slice(1, None, 2),
+    th.float16,
+    th.device("cuda:1"),
+    np.dtype("float32"),
+]
+
+
+@pytest.mark.parametrize("value", OBJECTS, ids=repr)
+def test_objects_come_back(value):
+    assert everything_of(again(value)) == everything_of(value)
+
+
+def test_running_moments_come_back():
+    moments = RunningMeanStd(shape=(3,))
+    moments.update(np.random.default_rng(0).normal(size=(10, 3)))
+    found = again(moments)
+    assert all(same(getattr(found, name), getattr(moments, name)) for name in ("mean", "var", "count"))
+
+
+def test_classes_come_back_by_name():
+    kinds = [MlpLstmPolicy, ActorCriticPolicy, th.nn.ReLU, th.optim.RMSprop, spaces.Box]
+    assert again(kinds) == kinds
+    found = again(functools.partial(th.nn.LeakyReLU, 0.3, inplace=False))
+    assert (found.func, found.args, found.keywords) == (th.nn.LeakyReLU, (0.3,), {"inplace": False})
+
+
+def test_networks_come_back():
+    network = th.nn.Sequential(th.nn.Linear(3, 4), th.nn.BatchNorm1d(4), th.nn.Dropout(0.3).eval(), th.nn.GELU("tanh"))
+    network(th.ones(2, 3))
+    network[0].bias.requires_grad_(False)
+    found = again(network)
+    assert repr(found) == repr(network) and not found[2].training and not found[0].bias.requires_grad
+    assert same(list(found.state_dict().items()), list(network.state_dict().items()))
+    found, network = found.eval(), network.eval()
+    assert found(th.ones(1, 3)).equal(network(th.ones(1, 3)))
+
+
+def linear_with(**changes):
+    description, arrays = describe(th.nn.Linear(2, 1))
+    description["!torch.nn:Linear"].update(changes)
+    return description, arrays
+
+
+# --- what is the user's -----------------------------------------------------------------------------------------------
+
+
+class Mine(th.nn.Module):
+    pass
+
+
+class Color(enum.IntEnum):
+    RED = 3
+
+
+class Pair(typing.NamedTuple):
+    a: int
+    b: list
+
+
+@dataclass(frozen=True)
+class Decay:
+    rate: float
+
+    def __post_init__(self):
+        if self.rate < 0:
+            raise ValueError("rate")
+
+    def __call__(self, progress):
+        return self.rate * progress
+
+
+class Counts:
+    def __init__(self):
+        raise AssertionError("made anew")
+
+    def __call__(self, progress):
+        return self.n
+
+
+def my_schedule(progress):
+    return progress
+
+
+counts = object.__new__(Counts)
+counts.n = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [(Mine, Mine), (my_schedule, my_schedule), (Color.RED, Color), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
+    ids=["class", "function", "enum", "named tuple", "dataclass"],
+)
+def test_unregistered_names_raise_an_error_with_the_remedy(value, named):
+    description = describe([value])
+    with pytest.raises(Refused, match=rf"{named.__name__}.*ppo_plus.register\({named.__name__}\).*custom_objects="):
+        restore(*description)
+    assert register(named) is named
+    assert restore(*description) == [value] and type(restore(*description)[0]) is type(value)
+
+
+def test_registered_objects_are_made_without_their_init():
+    register(Counts)
+    assert again(counts).n == 3
+
+
+def test_dataclasses_check_what_a_file_says():
+    register(Decay)
+    with pytest.raises(Damaged, match="rate"):
+        restore({f"!{__name__}:Decay": {"rate": -1.0}}, {})
+
+
+def test_only_what_has_a_name_is_registered():
+    for bad in (3, lambda progress: 1.0, functools.partial(my_schedule)):
+        with pytest.raises(TypeError, match="must be a class or a function"):
+            register(bad)
+
+
+# --- what cannot be described ----------------------------------------------------------------------------------------
+
+hooked = th.nn.Linear(1, 1)
+hooked.register_forward_hook(print)
+looped: list = [1]
+looped.append({"again": looped})
+deep: list = []
+for _ in range(MAX_DEPTH):
+    deep = [deep]
+
+
+def closure():
+    return lambda progress: progress
+
+
+class Pickled:
+    def __getstate__(self):
+        return {}
+
+
+class Text(str):
+    pass
+
+
+UNDESCRIBABLE = {
+    "lambda": (lambda progress: 1.0, "is a lambda.*ppo_plus.register"),
+    "closure": (closure(), "is a lambda"),
+    "method": (linear(1.0).__call__, "cannot be described"),
+    "loop": (looped, "contains itself"),
+    "deep": (deep, "nested"),
+    "objects": (np.array([object()]), "objects or structures"),
+    "structure": (np.zeros(2, [("a", "f4")]), "objects or structures"),
+    "matrix": (np.ma.array([1.0]), "objects or structures"),
+    "datetime": (np.datetime64("2020"), "not a plain number"),
+    "type of structures": (np.dtype([("a", "f4")]), "not a plain type"),
+    "sparse": (th.eye(2).to_sparse(), "not a plain tensor"),
+    "network": (th.nn.LSTM(1, 1), "cannot be described"),
+    "hooks": (hooked, "cannot be described"),
+    "optimizer": (th.optim.SGD([th.ones(1)]), "cannot be described"),
+    "module": (json, "cannot be described"),
+    "file": (sys.stderr, "cannot be described"),
+    "defaults": (defaultdict(list), "cannot be described"),
+    "text": (Text("a"), "cannot be described"),
+    "pickled": (Pickled(), "cannot be described"),
+    "generator": (iter([1]), "cannot be described"),
+}
+
+
+@pytest.mark.parametrize("kind", UNDESCRIBABLE)
+def test_what_has_no_description_is_named_with_its_place(kind):
+    value, message = UNDESCRIBABLE[kind]
+    with pytest.raises(Undescribable, match=message) as raised:
+        describe({"a": [0, {"f": value}]}, "policy_kwargs")
+    assert str(raised.value).startswith("policy_kwargs['a'][1]['f']")
+
+
+# --- what a stranger may write ----------------------------------------------------------------------------------------
+
+HARM = [
+    "os:system",
+    "builtins:eval",
+    "builtins:exec",
+    "torch.hub:load",
+    "torch:load",
+    "torch.utils.cpp_extension:load",
+    "torch.nn.modules.module:Module.__reduce__",
+    "torch.nn.modules.module:torch.hub.load",
+    "torch.nn.modules.module:torch",
+    "torch.nn.modules.module:warnings",
+    "torch.nn.modules.module:Any",
+    "torch.nn.modules.module:register_module_forward_hook",
+    "torch.nn.modules:__builtins__",
+    "torch.nn.modules:__loader__",
+    "torch.nn:functional",
+    "torch.nn:Parameter",
+    "torch.nn:DataParallel",
+    "torch.optim:lr_scheduler",
+    "torch.nn.modules.activation:Tanh",
+    "torch.nn.modules.module:Module",
+    "torch.nn.parallel.distributed:DistributedDataParallel",
+    "torch.optim.optimizer:register_optimizer_step_pre_hook",
+    "torch.optim.lr_scheduler:LambdaLR",
+    "torch.jit:ScriptModule",
+    "numpy:load",
+    "numpy:memmap",
+    "numpy.lib.npyio:NpzFile",
+    "ppo_plus.ppo:pathlib.os.system",
+    "ppo_plus.ppo:PPO_Plus",
+    "ppo_plus:PPO_Plus",
+    "ppo_plus:register",
+    "ppo_plus:import_module",
+    "ppo_plus.formulas.exploration:WhiteNoise",
+    "ppo_plus:MlpPolicy",
+    "ppo_plus.zoo.registry:import_class",
+    "ppo_plus.__main__:main",
+    "ppo_plus.policy.policies:ActorCriticPolicy.load",
+    "ppo_plus.formulas.schedules:make_schedule",
+    "stable_baselines3.common.policies:BaseModel.load",
+    "stable_baselines3.common.policies:ActorCriticPolicy.load",
+    "stable_baselines3.common.policies:np",
+    # Of a kind that files may ask for, but not by the name of a module that has only imported it.
+    "stable_baselines3.common.policies:NatureCNN",
+    "stable_baselines3.common.policies:nn.Module",
+    "stable_baselines3.common.save_util:load_from_pkl",
+    "stable_baselines3.common.vec_env.vec_normalize:VecNormalize",
+    "stable_baselines3.common.buffers:ReplayBuffer",
+    "gymnasium.spaces.space:Any",
+    "gymnasium.spaces..box:Box",
+    "gymnasium.spaces.box:",
+    "gymnasium.spaces.no_such:Box",
+    "sb3_contrib.common.../x:y",
+    "functools:partial",
+    "",
+    ":",
+    "nothing",
+]
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_no_name_is_a_way_to_what_could_do_harm(name):
+    assert ppo_plus.PPO_Plus  # what loads a file has imported it
+    before = set(sys.modules)
+    for description in ({"!name": name}, {f"!{name}": {}}, {"!partial": [{"!name": name}, ["echo"], {}]}):
+        with pytest.raises(Refused):
+            restore(description, {})
+    loaded = {each.split(".")[0] for each in set(sys.modules) - before}
+    assert loaded <= {"gymnasium", "ppo_plus", "sb3_contrib", "stable_baselines3", "torch"}
+
+
+def test_what_is_not_on_the_list_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("evil:f", "evil", "torch.nn.modules.evil:f", "evil.torch.nn.modules:f"):
+        with pytest.raises(Refused):
+            restore({"!name": name}, {})
+    assert "evil" not in sys.modules
+
+
+def array_of(n, dtype=th.uint8):
+    return {"a": th.zeros(n, dtype=dtype)}
+
+
+BAD = {
+    "two tags": ({"!tuple": [], "!int": "1"}, {}),
+    "a tag and a key": ({"!tuple": [], "a": 1}, {}),
+    "unknown": ({"!pickle": "x"}, {}),
+    "no list": ({"!tuple": "abc"}, {}),
+    "no number": ({"!int": "x"}, {}),
+    "a word": ({"!float": "huge"}, {}),
+    "bytes": ({"!bytes": "%%%"}, {}),
+    "unhashable": ({"!set": [[1]]}, {}),
+    "pairs": ({"!dict": [[1]]}, {}),
+    "a key twice": ({"!dict": [[1, 2], [1, 3]]}, {}),
+    "maxlen": ({"!deque": {"maxlen": -1, "items": []}}, {}),
+    "no array": ({"!array": "b"}, array_of(3)),
+    "an array twice": ([{"!array": "a"}, {"!array": "a"}], array_of(3)),
+    "an array of objects": ({"!array": ["a", "|O8"]}, array_of(8)),
+    "an array of structures": ({"!array": ["a", "f4,f4"]}, array_of(8)),
+    "an array of another length": ({"!array": ["a", "complex128"]}, array_of(8)),
+    "bfloat16 as an array": ({"!array": "a"}, array_of(8, th.bfloat16)),
+    "numbers as bytes": ({"!array": ["a", "complex64"]}, array_of(8, th.float64)),
+    "a tensor of objects": ({"!tensor": ["a", "object"]}, array_of(8)),
+    "a structure": ({"!dtype": "f4,f4"}, {}),
+    "objects": ({"!dtype": "O"}, {}),
+    "a huge scalar": ({"!scalar": ["<U999999", "a"]}, {}),
+    "text as scalar": ({"!scalar": ["<U9", "a"]}, {}),
+    "a parameter of text": ({"!parameter": ["abc", True]}, {}),
+    "device": ({"!device": "moon"}, {}),
+    "type": ({"!torch.dtype": "load"}, {}),
+    "fields": ({"!ppo_plus:Linear": {"start": 1.0, "finish": 2.0}}, {}),
+    "missing fields": ({"!ppo_plus:Carry": {"a": 1}}, {}),
+    "range": ({"!ppo_plus:ColoredNoise": {"beta": -1, "horizon": 3}}, {}),
+    "no space": ({"!gymnasium.spaces:Tuple": {"spaces": [1]}}, {}),
+    "bounds": ({"!gymnasium.spaces:Box": {"low": 1.0, "high": 0.0, "dtype": "<f8"}}, {}),
+    "choices": ({"!gymnasium.spaces:Discrete": {"n": -3, "start": 0}}, {}),
+    "class of a generator": ({"!Generator": {"bit_generator": "eval", "state": {}}}, {}),
+    "no class": ({"!name": 3}, {}),
+    "call": ({"!partial": [3, [], {}]}, {}),
+    "hooks": linear_with(_forward_hooks={"!OrderedDict": [[1, 2]]}),
+    "weights": linear_with(_parameters={"weight": 3}),
+    "parts": linear_with(_modules={"0": {"!name": "torch.nn:Linear"}}),
+    "a recurrent network": ({"!torch.nn:LSTM": {}}, {}),
+    "no network": ({"!torch.nn:Linear": {}}, {}),
+    "no text": ({1: 2, "!x": 3}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_an_invalid_description_is_damaged(kind):
+    with pytest.raises(Damaged):
+        restore(*BAD[kind])
+
+
+def test_a_deep_description_raises_an_error():
+    description: list = []
+    for _ in range(500):
+        description = [description]
+    with pytest.raises(Damaged, match="deep"):
+        restore(description, {})
+
+
+@pytest.mark.parametrize(
+    ("bits", "where", "value"),
+    [
+        (np.random.MT19937, ("state", "pos"), 10**6),
+        (np.random.MT19937, ("state", "pos"), -1),
+        (np.random.MT19937, ("state", "key"), [0]),
+        (np.random.Philox, ("buffer_pos",), -5),
+        (np.random.Philox, ("buffer_pos",), 100),
+        (np.random.Philox, ("state", "counter"), [1]),
+        (np.random.SFC64, ("state", "state"), [1, 2]),
+        (np.random.PCG64, ("state", "state"), "x"),
+    ],
+)
+def test_a_generator_does_not_read_beyond_its_state(bits, where, value):
+    assert_refused(np.random.Generator(bits(1)), where, value)
+    if bits is np.random.MT19937:  # which the old generator is
+        assert_refused(np.random.RandomState(bits(1)), where, value)
+
+
+def assert_refused(generator, where, value):
+    description, arrays = describe(generator)
+    (part,) = description.values()
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    with pytest.raises(Damaged):
+        restore(description, arrays)
+
+
+def test_arrays_that_are_said_to_be_huge_are_never_made():
+    views = {"a": th.zeros(1).expand(10**12)}
+    with pytest.raises(Damaged):
+        restore({"!array": ["a", "complex128"]}, views)

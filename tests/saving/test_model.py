@@ -1,0 +1,413 @@
+"""A model's file has all of the model, bit for bit, runs no code, and names what is missing."""
+
+import io
+import json
+import pickle
+import random
+import resource
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch as th
+from envs import ACTIONS, IMAGE, OBSERVATIONS, KeyMaskedEnv, MaskedEnv, vec
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import AdaptivePenalty, ColoredNoise, KLControl, MlpPolicy, PPO_Plus, cosine, register
+from ppo_plus.formulas.schedules import Bounded
+from ppo_plus.saving.format import names
+from ppo_plus.saving.format.container import ARRAYS, DESCRIPTION, read, write
+from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.model import assemble, state_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(names, "_registered", {})
+
+
+@pytest.fixture
+def no_pickle(monkeypatch):
+    def load(*_, **__):
+        raise AssertionError("a pickle was read")
+
+    make()  # what torch loads late uses pickles
+    for name in ("load", "loads"):
+        monkeypatch.setattr(pickle, name, load)
+    monkeypatch.setattr(th, "load", load)
+
+
+def make(policy="MlpPolicy", env=None, **kwargs):
+    defaults = dict(n_steps=16, batch_size=16, n_epochs=2, seed=0, device="cpu", compile=False)
+    return PPO_Plus(policy, env or vec(ACTIONS["discrete"]), **defaults | kwargs)
+
+
+CASES = {
+    "penalty": lambda: make(
+        env=VecNormalize(vec(ACTIONS["box"])), kl_control=AdaptivePenalty(band=1.4), target_kl=0.01, clip_range=None
+    ),
+    "images": lambda: make("CnnPolicy", vec(ACTIONS["discrete"], IMAGE), exploration=ColoredNoise(0.5, 16), n_epochs=1),
+    "memory": lambda: make(
+        "MultiInputLstmPolicy",
+        vec(ACTIONS["mixed"], OBSERVATIONS["dict"]),
+        use_sde=True,
+        kl_control="adaptive_lr",
+        target_kl="lin_0.1",
+        policy_kwargs=dict(lstm_hidden_size=8),
+        n_epochs=1,
+    ),
+    "masks": lambda: make(
+        "MlpGruPolicy",
+        vec(ACTIONS["multidiscrete"], env_class=MaskedEnv),
+        policy_kwargs=dict(
+            optimizer_class=th.optim.RMSprop,
+            optimizer_kwargs=dict(centered=True, momentum=0.9),
+            activation_fn=th.nn.ReLU,
+            net_arch=dict(pi=[8], vf=[4, 4]),
+            lstm_hidden_size=8,
+        ),
+        learning_rate="cos_1e-3",
+        ent_coef=cosine(0.1),
+    ),
+    "mask key": lambda: make(
+        "MultiInputPolicy",
+        vec(ACTIONS["multibinary"], OBSERVATIONS["dict"], env_class=KeyMaskedEnv),
+        action_mask_key="mask",
+        n_epochs=1,
+    ),
+    "keys": lambda: make(
+        "MultiInputLstmPolicy",
+        vec(ACTIONS["discrete"], OBSERVATIONS["dict"]),
+        policy_kwargs=dict(actor_keys=("vector",), critic_keys=["choice", "choices"], lstm_hidden_size=8),
+        n_epochs=1,
+    ),
+    "squashed": lambda: make(
+        env=vec(ACTIONS["box_float64"]), use_sde=True, policy_kwargs=dict(squash_output=True), sde_sample_freq="episode"
+    ),
+    "tuple": lambda: make(env=vec(ACTIONS["tuple"]), gamma=0.9, seed=None, stats_window_size=7, clip_range_vf=0.2),
+    "fresh": make,
+}
+
+
+def parts(file):
+    """What a file says, without the versions that wrote it."""
+    with zipfile.ZipFile(file) as archive:
+        value = json.loads(archive.read(DESCRIPTION))["value"]
+        arrays = safetensors.torch.load(archive.read(ARRAYS))
+    return value, arrays
+
+
+def plain(settings):
+    """Settings, with schedules that do not know their range: a text is such a one once the model is set up."""
+    return {name: each.schedule if isinstance(each, Bounded) else each for name, each in vars(settings).items()}
+
+
+def saved(model):
+    file = io.BytesIO()
+    model.save(file)
+    return file
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
+    model = CASES[case]()
+    if case != "fresh":
+        model.learn(64)
+    # With an environment, and without: of both the state of collecting comes along.
+    for env in (None, model.get_env()):
+        file = saved(model)
+        loaded = PPO_Plus.load(file, env=env, device="cpu", force_reset=False)
+        (value, arrays), (expected, expected_arrays) = parts(saved(loaded)), parts(file)
+        assert value == expected
+        assert arrays.keys() == expected_arrays.keys()
+        assert all(
+            arrays[name].equal(each) and arrays[name].dtype == each.dtype for name, each in expected_arrays.items()
+        )
+        assert plain(loaded.settings) == plain(model.settings)
+        assert (loaded.observation_space, loaded.action_space) == (model.observation_space, model.action_space)
+        assert type(loaded.policy) is type(model.policy)
+    assert not [each for each in recwarn if "saved without" in str(each.message)]
+
+
+def test_the_state_of_collecting_and_learning_is_in_the_file():
+    model = CASES["memory"]().learn(64)
+    loaded = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu", force_reset=False)
+    assert all(np.array_equal(loaded._last_obs[key], each) for key, each in model._last_obs.items())
+    assert loaded.collector.carry.noise["theta"].equal(model.collector.carry.noise["theta"])
+    assert loaded.updater.kl_memory == model.updater.kl_memory
+    assert loaded.compilation.n_planned == model.compilation.n_planned and loaded.compiled == model.compiled
+    again = PPO_Plus.load(saved(model), env=model.get_env(), device="cpu")
+    assert again._last_obs is None
+
+
+def test_people_can_read_what_a_model_was_made_with():
+    value, arrays = parts(saved(make(learning_rate="lin_3e-4", policy_kwargs=dict(activation_fn=th.nn.ReLU))))
+    arguments = value["arguments"]
+    assert arguments["n_steps"] == 16 and arguments["gamma"] == 0.99
+    assert arguments["policy_kwargs"] == {"activation_fn": {"!name": "torch.nn:ReLU"}}
+    assert "model['parameters']['policy']['action_net.weight']" in arrays
+
+
+def test_the_versions_of_a_file_are_printed(capsys):
+    PPO_Plus.load(saved(make()), device="cpu", print_system_info=True)
+    assert f"torch: {th.__version__.partition('+')[0]}" in capsys.readouterr().out
+
+
+def test_attributes_are_left_out_and_kept_on_demand(tmp_path):
+    model = make()
+    model.mine = [1, 2]
+    model.save(tmp_path / "model", exclude=["mine", "seed"], include=["_warned_of_masks"])
+    value = parts(tmp_path / "model.zip")[0]
+    assert value["attributes"].keys() == {"_warned_of_masks"} and "seed" not in value["arguments"]
+    assert PPO_Plus.load(saved(model)).mine == [1, 2]
+
+
+def test_callbacks_save_models(tmp_path):
+    make().learn(32, CheckpointCallback(16, str(tmp_path)))
+    assert PPO_Plus.load(tmp_path / "rl_model_32_steps", device="cpu").num_timesteps == 32
+
+
+def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
+    model = make(tensorboard_log=str(tmp_path))
+    model.tensorboard_log = tmp_path
+    assert PPO_Plus.load(saved(model)).tensorboard_log == str(tmp_path)
+
+
+# --- what is the user's ----------------------------------------------------------------------------------------------
+
+
+class Features(BaseFeaturesExtractor):
+    def __init__(self, observation_space, f=None):
+        super().__init__(observation_space, 4)
+        self.layer = th.nn.Linear(5, 4)
+
+    def forward(self, observations):
+        return self.layer(observations)
+
+
+class OwnPolicy(MlpPolicy):
+    pass
+
+
+class OwnControl(KLControl):
+    pass
+
+
+def own_schedule(progress):
+    return 1e-3 * progress
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "own"),
+    [
+        ({"policy": OwnPolicy}, "policy_class", OwnPolicy),
+        ({"learning_rate": own_schedule}, "learning_rate", own_schedule),
+        ({"policy_kwargs": {"features_extractor_class": Features}}, "policy_kwargs", Features),
+        ({"kl_control": OwnControl()}, "kl_control", OwnControl),
+    ],
+    ids=["policy", "schedule", "extractor", "control"],
+)
+def test_custom_objects_are_registered_or_passed(options, name, own, recwarn):
+    model = make(**options).learn(32)
+    file = saved(model)
+    assert not [each for each in recwarn if "saved without" in str(each.message)]
+    message = rf"{name}: it asks for '.*:{own.__name__}'.*ppo_plus.register\({own.__name__}\)"
+    with pytest.raises(ValueError, match=message):
+        PPO_Plus.load(file, device="cpu")
+    handed = getattr(model, name)
+    for how in ({"custom_objects": {name: handed}}, {name: handed}):
+        assert getattr(PPO_Plus.load(file, device="cpu", **how), name) == handed
+    register(own)
+    loaded = PPO_Plus.load(file, device="cpu")
+    assert getattr(loaded, name) == handed and loaded.updater.kl_memory == model.updater.kl_memory
+
+
+def test_undescribable_arguments_have_to_be_passed(tmp_path):
+    model = make(
+        learning_rate=lambda progress: 1e-3,
+        policy_kwargs={"features_extractor_class": Features, "features_extractor_kwargs": {"f": lambda: 1}},
+    ).learn(32)
+    with pytest.warns(UserWarning) as warned:
+        model.save(tmp_path / "model")
+    (message,) = [str(each.message) for each in warned if "saved without" in str(each.message)]
+    assert (
+        "saved without learning_rate and policy_kwargs: learning_rate (test_undescribable_arguments" in message
+        and "; policy_kwargs['features_extractor_kwargs']" in message
+        and "is a lambda" in message
+        and "pickle=True" in message
+    )
+    assert (
+        "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
+        and "register" in message
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"saved without learning_rate and policy_kwargs: .*is a lambda.*Pass learning_rate=, policy_kwargs=",
+    ):
+        PPO_Plus.load(tmp_path / "model")
+    given = {"learning_rate": 1e-3, "policy_kwargs": model.policy_kwargs}
+    for how in (given, {"custom_objects": given}):
+        loaded = PPO_Plus.load(tmp_path / "model", device="cpu", **how)
+        assert loaded.lr_schedule(1.0) == 1e-3
+        assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)
+
+
+def test_undescribable_custom_attributes_are_left_out():
+    model = make()
+    model.mine = lambda: 1
+    file = io.BytesIO()
+    with pytest.warns(UserWarning, match="saved without mine"):
+        model.save(file)
+    assert not hasattr(PPO_Plus.load(file), "mine")
+
+
+# --- pickles, if wanted ----------------------------------------------------------------------------------------------
+
+
+def test_a_pickled_model_has_to_be_trusted(tmp_path):
+    model = make(learning_rate=lambda progress: 1e-3).learn(32)
+    model.save(tmp_path / "model", pickle=True)
+    for file in (tmp_path / "model", tmp_path / "model.zip"):
+        with pytest.raises(ValueError, match=r"learning_rate \(it would call cloudpickle.*trust_pickle=True"):
+            PPO_Plus.load(file)
+    loaded = PPO_Plus.load(tmp_path / "model", device="cpu", trust_pickle=True)
+    assert loaded.lr_schedule(1.0) == 1e-3 and loaded.num_timesteps == 32
+    with pytest.warns(UserWarning, match="is read without compilation, updater"):
+        safely = PPO_Plus.load(tmp_path / "model", device="cpu", learning_rate=1e-3)
+    for each in (loaded, safely):
+        assert th.equal(each.policy.action_net.weight, model.policy.action_net.weight)
+
+
+def test_trust_changes_nothing_for_a_file_without_pickles(no_pickle):
+    assert PPO_Plus.load(saved(make()), trust_pickle=True).n_steps == 16
+
+
+# --- what a stranger may write ---------------------------------------------------------------------------------------
+
+
+def edited(file, change, arrays=None):
+    """The file with another description."""
+    with zipfile.ZipFile(file) as archive:
+        head, data = json.loads(archive.read(DESCRIPTION)), archive.read(ARRAYS)
+    change(head["value"])
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr(DESCRIPTION, json.dumps(head))
+        archive.writestr(ARRAYS, data)
+    return made
+
+
+BOMBS = {
+    "wide networks": {"policy_kwargs": {"net_arch": [10**6, 10**6]}},
+    "many layers": {"policy_kwargs": {"net_arch": [300] * 3000}},
+    "many actions": {"action_space": {"!gymnasium.spaces:Discrete": {"n": 10**9, "start": 0}}},
+    "many bits": {"action_space": {"!gymnasium.spaces:MultiBinary": {"n": 10**9}}},
+    "many observed bits": {"observation_space": {"!gymnasium.spaces:MultiBinary": {"n": 10**9}}},
+    "many tables": {"action_space": {"!gymnasium.spaces:MultiBinary": {"n": {"!tuple": [10**6, 10**6]}}}},
+    "many observations": {"observation_space": {"!gymnasium.spaces:Discrete": {"n": 10**9, "start": 0}}},
+    "many steps": {"n_steps": 10**13},
+    "many environments": {"n_envs": 10**12},
+    "a schedule that builds": {
+        "learning_rate": {
+            "!stable_baselines3.common.utils:FloatSchedule": {
+                "value_schedule": {"!partial": [{"!name": "torch.nn:Linear"}, [10**5, 10**6], {}]}
+            }
+        }
+    },
+    "an extractor that builds": {
+        "policy_kwargs": {
+            "features_extractor_class": {"!partial": [{"!name": "torch.nn:Linear"}, [], {}]},
+            "features_extractor_kwargs": {"in_features": 10**5, "out_features": 10**6},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_file_cannot_ask_for_more_memory_than_its_weights_need(kind):
+    file = edited(saved(make()), lambda value: value["arguments"].update(BOMBS[kind]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((ValueError, TypeError)) as raised:
+        PPO_Plus.load(file, device="cpu")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+    assert len(str(raised.value)) < 1500
+
+
+NO_MODELS = {
+    "policy": lambda value: value["arguments"].update(policy_class={"!name": "torch.nn:Linear"}),
+    "policy of torch": lambda value: value["arguments"].update(policy_class={"!name": "torch:load"}),
+    "space": lambda value: value["arguments"].update(action_space=3),
+    "no arguments": lambda value: value.pop("arguments"),
+    "no state": lambda value: value.pop("state"),
+    "no attributes": lambda value: value.pop("attributes"),
+    "no space": lambda value: value["arguments"].pop("action_space"),
+    "arguments": lambda value: value.update(arguments=[1]),
+    "state": lambda value: value.update(state=3),
+    "attributes": lambda value: value.update(attributes=[1]),
+    "an unknown argument": lambda value: value["arguments"].update(env=3),
+    "an unknown state": lambda value: value["state"].update({"updater.n_skipped": 3}),
+    "a tag for arguments": lambda value: value.update(arguments={"!tuple": []}),
+    "a method": lambda value: value["attributes"].update(learn=3),
+    "a property": lambda value: value["attributes"].update(compiled=3),
+    "a class": lambda value: value["attributes"].update(__class__=3),
+    "a path": lambda value: value["attributes"].update({"policy.x": 3}),
+    "no weights": lambda value: value.update(parameters={}),
+    "weights": lambda value: value["parameters"].update(policy={"a": 3}),
+    "other weights": lambda value: value["parameters"]["policy"]["!OrderedDict"].pop(),
+    "optimizer": lambda value: value["parameters"].update({"policy.optimizer": 3}),
+    "decision": lambda value: value["state"].update(compile_decision=3),
+    "kwargs": lambda value: value["arguments"].update(policy_kwargs=[1]),
+    "variables": lambda value: value.update(variables={"policy": 3}),
+    "another variable": lambda value: value.update(variables={"policy.log_std": value["parameters"]["policy"]}),
+    "another network": lambda value: value["parameters"].update({"policy.action_net": {}}),
+    "missing": lambda value: value.update(missing=3),
+}
+
+
+@pytest.mark.parametrize("kind", NO_MODELS)
+def test_an_invalid_description_is_an_error_of_one_line(kind):
+    with pytest.raises(Refused) as raised:
+        PPO_Plus.load(edited(saved(make()), NO_MODELS[kind]), device="cpu")
+    assert str(raised.value).startswith("the file is")
+
+
+def test_a_wrong_argument_in_a_file_is_named():
+    with pytest.raises(ValueError, match="gamma=2"):
+        PPO_Plus.load(edited(saved(make()), lambda value: value["arguments"].update(gamma=2)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_model_is_the_same_or_an_error(seed, no_pickle):
+    data, rng = saved(make()).getvalue(), random.Random(seed)
+    for _ in range(40):
+        damaged = bytearray(data)
+        i = rng.randrange(len(data))
+        if rng.random() < 0.2:
+            del damaged[i:]
+        else:
+            damaged[i] ^= 1 << rng.randrange(8)
+        try:
+            loaded = PPO_Plus.load(io.BytesIO(damaged), device="cpu")
+        except Damaged:
+            continue
+        assert parts(saved(loaded))[0] == parts(io.BytesIO(data))[0]
+
+
+def test_spaces_do_not_have_to_be_small():
+    model = make(env=vec(spaces.Discrete(300)))
+    assert PPO_Plus.load(saved(model)).action_space == spaces.Discrete(300)
+
+
+def test_a_model_is_a_part_of_another_file(tmp_path):
+    model = CASES["masks"]().learn(64)
+    others = {"generator": np.random.get_state(legacy=False), "torch": th.get_rng_state(), "python": random.getstate()}
+    write(tmp_path / "checkpoint", "checkpoint", {"model": state_of(model), **others})
+    found = read(tmp_path / "checkpoint", "checkpoint")
+    loaded = assemble(PPO_Plus, found["model"], model.get_env(), "cpu", False, {})
+    assert parts(saved(loaded))[0] == parts(saved(model))[0]
+    assert found["torch"].equal(others["torch"]) and found["python"] == others["python"]
+    assert np.array_equal(found["generator"]["state"]["key"], others["generator"]["state"]["key"])
