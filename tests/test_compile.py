@@ -89,7 +89,7 @@ def test_compiled_and_eager_train_the_same(case):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
-def test_environments_in_tensors_are_trained_in_compiled(policy):
+def test_tensor_environments_are_trained_compiled(policy):
     models = []
     for compile in (False, True):
         env = TensorTwin(4, ACTIONS["mixed"], "method")
@@ -394,7 +394,7 @@ def test_later_global_hooks_are_called(register, hook):
 
 
 @pytest.mark.usefixtures("traced")
-def test_what_a_callback_exchanges_acts_at_once():
+def test_changes_by_a_callback_take_effect_at_once():
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", compile=True)
     actions = []
@@ -440,7 +440,7 @@ def evaluating():
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("callback", [Scaling, evaluating])
-def test_what_changes_in_the_middle_of_a_rollout_acts_at_once(callback):
+def test_changes_within_a_rollout_take_effect_at_once(callback):
     rollouts = []
     for compile in (False, True):
         arguments = dict(n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu", compile=compile)
@@ -556,7 +556,7 @@ def test_other_diagnostics_and_clipping_are_noticed():
 
 
 @pytest.mark.slow
-def test_weights_replaced_by_a_callback_act_at_once():
+def test_weights_replaced_by_a_callback_take_effect_at_once():
     space = spaces.Dict({"a": VECTOR, "b": VECTOR})
     model = PPO_Plus(
         "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
@@ -628,7 +628,7 @@ def no_compiler():
     ("name", "failing", "reason", "warnings"),
     [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
-def test_what_cannot_be_compiled_trains_as_uncompiled(monkeypatch, name, failing, reason, warnings):
+def test_code_that_cannot_be_compiled_trains_eagerly(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []

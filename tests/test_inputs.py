@@ -50,7 +50,7 @@ class WithOwnArgument(PPO_Plus):
         super().__init__(*args, **kwargs)
 
 
-def test_a_subclass_may_have_arguments_of_its_own():
+def test_a_subclass_may_have_more_arguments():
     assert WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), bonus=2.0).bonus == 2.0
     with pytest.raises(TypeError, match=r"gama=0.9 is no argument of PPO_Plus: did you mean gamma\?"):
         WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), gama=0.9)
@@ -71,18 +71,18 @@ class OldGym:
         (lambda: RandomEnv(ACTIONS["discrete"]), "must be a Gymnasium environment"),
     ],
 )
-def test_something_else_in_place_of_an_environment_is_a_type_error(env, advice):
+def test_a_wrong_type_of_environment_is_a_type_error(env, advice):
     with pytest.raises(TypeError, match=advice):
         make(env=env)
 
 
-def test_so_it_is_where_the_environment_is_exchanged():
+def test_a_wrong_type_of_new_environment_is_a_type_error():
     with pytest.raises(TypeError, match="is a class: pass an environment"):
         make().set_env(RandomEnv)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", th.device("cuda")])
-def test_a_gpu_that_is_not_there_is_warned_of(device, monkeypatch):
+def test_a_missing_gpu_gives_a_warning(device, monkeypatch):
     monkeypatch.setattr(th.cuda, "is_available", lambda: False)
     with pytest.warns(
         UserWarning, match=f"device='{device}': torch finds no GPU here, so training runs on the CPU"
@@ -92,7 +92,7 @@ def test_a_gpu_that_is_not_there_is_warned_of(device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", th.device("cpu")])
-def test_a_device_that_is_there_is_not_warned_of(device):
+def test_an_existing_device_gives_no_warning(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(device=device)
@@ -108,7 +108,7 @@ def test_a_device_that_is_there_is_not_warned_of(device):
         ([CallbackList([]), "eval"], "must be a list of callback objects, which 'eval' is not"),
     ],
 )
-def test_something_else_in_place_of_a_callback_is_refused_before_any_step(callback, advice):
+def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):
     model = make()
     with pytest.raises(TypeError, match=advice):
         model.learn(8, callback=callback)

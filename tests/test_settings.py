@@ -31,7 +31,7 @@ def make(env=None, policy="MlpPolicy", **kwargs):
         (1, 1, 64, "minibatches have 1: use batch_size=1, or n_steps=64"),
     ],
 )
-def test_minibatches_of_another_size_than_asked_for_are_warned_of_once(n_envs, n_steps, batch_size, message):
+def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, message):
     env = vec(ACTIONS["discrete"], n_envs=n_envs)
     with pytest.warns(UserWarning, match=re.escape(f"batch_size={batch_size} does not divide")) as caught:
         model = make(env, n_steps=n_steps, batch_size=batch_size, n_epochs=1, normalize_advantage=False)
@@ -52,7 +52,7 @@ def test_minibatches_of_another_size_than_asked_for_are_warned_of_once(n_envs, n
     ],
     ids=str,
 )
-def test_following_either_advice_leaves_nothing_to_warn_of(sizes):
+def test_following_either_advice_ends_the_warning(sizes):
     with pytest.warns(UserWarning) as caught:
         make(**sizes)
     for name, value in re.findall(r"(batch_size|n_steps)=(\d+)", str(caught[0].message).rpartition(": use ")[2]):
@@ -75,7 +75,7 @@ def test_a_number_between_quotation_marks_is_called_text(name):
         make(**{name: "64"})
 
 
-def test_more_threads_than_any_machine_has_are_refused():
+def test_more_threads_than_any_machine_has_raise_an_error():
     for n_threads in (MAX_THREADS + 1, 1_000_000):
         with pytest.raises(ValueError, match=f"n_threads={n_threads} must be at most {MAX_THREADS}"):
             make(n_threads=n_threads)
@@ -87,12 +87,12 @@ def test_a_model_of_a_larger_machine_can_be_made_here():
 
 
 @pytest.mark.parametrize("n_steps", [99_999_999_999, np.int64(99_999_999_999), 10**30])
-def test_rollouts_larger_than_the_memory_are_refused(n_steps):
+def test_rollouts_larger_than_the_memory_raise_an_error(n_steps):
     with pytest.raises(ValueError, match=rf"n_steps={n_steps} times n_envs=1 .* GB of memory: use fewer steps"):
         make(n_steps=n_steps)
 
 
-def test_the_memory_of_a_transition_counts_its_observation_and_action():
+def test_memory_of_a_transition_counts_observation_and_action():
     numbers = 4 * 6
     assert least_bytes(spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2,))) == 4 * 3 + 4 * 2 + numbers
     assert least_bytes(IMAGE, spaces.Discrete(5)) == 3 * 36 * 36 + 4 + numbers

@@ -71,7 +71,7 @@ def test_a_queue_does_what_is_left_and_continues_after_failures(campaign, plan, 
 
 
 @pytest.mark.slow
-def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
+def test_a_lock_belongs_to_one_process_and_ends_with_it(campaign, tmp_path):
     path = tmp_path / "running" / "a.lock"
     assert not campaign.is_claimed(path)
     other = subprocess.Popen(
@@ -113,7 +113,7 @@ def test_every_planned_run_can_be_built(script, plan):
     assert made(script.Job("trpo", "Hopper-v5", 0)).hyperparams["gamma"] == 0.99
 
 
-def test_every_result_has_the_settings_that_its_contender_has_now(script):
+def test_results_have_the_settings_of_their_contenders(script):
     """A result is known by its place: one of other settings would count as one of these."""
     for result in script.results():
         job = script.Job(result["arm"], result["task"], result["seed"])

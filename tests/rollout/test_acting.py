@@ -47,11 +47,11 @@ def test_callbacks_of_the_libraries_leave_the_policy_in_place(case):
 
 
 @pytest.mark.parametrize("case", FOREIGN)
-def test_callbacks_of_others_may_do_anything(case):
+def test_custom_callbacks_may_change_the_policy(case):
     assert is_foreign(FOREIGN[case]())
 
 
-def test_a_method_that_was_replaced_is_of_others():
+def test_a_replaced_method_counts_as_custom():
     callback = ProgressDisplay(bar=False)
     callback._on_step = lambda: True
     assert is_foreign(callback)

@@ -146,7 +146,7 @@ class Elsewhere(PPO_Plus):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
+def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
     eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
@@ -163,7 +163,7 @@ def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @needs_compiler
-def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
+def test_compiled_training_leaves_out_steps_that_only_reset():
     eager, compiled = (
         PPO_Plus(
             "MlpLstmPolicy",
