@@ -1,5 +1,6 @@
 """The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen value, checked when it is made."""
 
+import inspect
 import math
 import os
 import warnings
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.formulas.exploration import NoiseProcess
@@ -45,6 +47,9 @@ FIXED = (
     "rollout_buffer_kwargs",
     "action_mask_key",
 )
+
+#: Arguments that SB3's constructor takes, which keeps them under their names or those of :data:`ATTRIBUTES`.
+SB3_ARGUMENTS = frozenset(inspect.signature(OnPolicyAlgorithm).parameters)
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16

@@ -44,7 +44,7 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
 
 
-def estimated_anew(
+def reestimated(
     epochs: Iterable[Epoch],
     rollout: Batch,
     policy: Any,

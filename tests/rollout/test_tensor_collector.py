@@ -70,7 +70,7 @@ def test_masked_training_is_that_of_the_same_task_in_numpy(kind, memory, masks):
 
 
 @pytest.mark.parametrize("memory", ["", "Lstm"])
-def test_advantages_are_estimated_anew_as_in_numpy(memory):
+def test_advantages_are_reestimated_as_in_numpy(memory):
     given = {"recompute_advantages": True, "n_epochs": 4}
     numpy, tensors = train_twins(ACTIONS["box"], memory=memory, **given)
     assert_same(numpy, tensors)
