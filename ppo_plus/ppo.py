@@ -43,7 +43,6 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, at
-from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -64,7 +63,7 @@ from ppo_plus.saving.model import load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.sb3.zip import is_of_sb3
-from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings
+from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.update import Update, Updater
