@@ -290,7 +290,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _read_settings(self) -> Settings:
         """Read the arguments from the attributes, which callbacks may have assigned, and apply them."""
-        settings = Settings.of(self)
+        settings = Settings.of(self, self.settings)
         if settings.learning_rate is not self.settings.learning_rate:
             # Otherwise ``lr_schedule`` stays, which may have been assigned as in SB3.
             self.lr_schedule = settings.schedules["learning_rate"]  # type: ignore[assignment]

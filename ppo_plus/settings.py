@@ -129,13 +129,17 @@ class Settings:
         _check_sequences(self)
 
     @classmethod
-    def of(cls, model: Any) -> "Settings":
+    def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
         """The arguments as a model's attributes have them now.
 
         :param model: a :class:`~ppo_plus.PPO_Plus`
+        :param before: the settings at the last time, which are returned if no attribute has been assigned since
         :raises ValueError, TypeError: see :class:`Settings`
         """
-        return cls(**{name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES})
+        given = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
+        if before is not None and all(value is getattr(before, name) for name, value in given.items()):
+            return before
+        return cls(**given)
 
     def check_unchanged(self, before: "Settings") -> None:
         """Check that the arguments are unchanged that the model is built with.
