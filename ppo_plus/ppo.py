@@ -78,7 +78,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
-    arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
+    arguments of its own. Arguments that may change over time take a number, a string (``"lin_3e-4"``,
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
@@ -115,17 +115,17 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param _init_setup_model: whether to build the networks now
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
-    :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
-        present weights (:mod:`ppo_plus.rollout.reestimate`)
+    :param recompute_advantages: before each epoch but the first, recompute values, advantages and returns with the
+        current weights (:mod:`ppo_plus.rollout.reestimate`)
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
-        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, from the
-        call of ``learn`` on with which the model has planned enough gradient steps for it to pay
-        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error where it cannot;
-        ``False``: never. :attr:`compiled` tells
+    :param compile: compile acting and updating. With memory, the part of an update after the recurrent layers is
+        compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
+        ``learn`` on with which the model has planned enough gradient steps to save time
+        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
+        ``False``: never. :attr:`compiled` says which
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -133,7 +133,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
         :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
-        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.policy.masking`)
+        come from the environments' method ``action_masks()``, if they have it (:mod:`ppo_plus.policy.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -189,7 +189,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         action_mask_key: str | None = None,
     ):
         arguments = {name: value for name, value in locals().items() if name in NAMES}
-        #: Where the environments are, and what is carried from step to step.
+        #: The state of collecting: last observations, memory, held noise.
         self.collector = Collector()
         #: What lasts from one update to the next.
         self.updater = Updater()
@@ -250,7 +250,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only when given: a policy class written for SB3 need not know them.
+        # Passed only if given: a policy class written for SB3 may not accept them.
         custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
@@ -356,7 +356,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer.store_on(storage)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
-        # Where environments are on the device, so is the policy.
+        # Environments in tensors and the policy are on the same device.
         if not in_tensors(self.env):
             super()._maybe_recommend_cpu(mlp_class_name)
 
@@ -470,7 +470,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @contextmanager
     def _running(self, total_timesteps: int) -> Iterator[Call]:
-        """A call of ``learn``: sets torch's threads, leaves the other processes on an error, and knows its progress."""
+        """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
         with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
             yield call
@@ -734,9 +734,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> tuple[float, float]:
         """Mean and standard deviation of the return, with deterministic actions.
 
-        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
-        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
-        evaluated episodes as well).
+        It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
+        new episodes start before training continues (a ``Monitor`` in it that writes a file records the evaluated
+        episodes as well).
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
@@ -837,7 +837,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.
 
-        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+        During ``learn``, the callback :class:`ppo_plus.Checkpoints` calls it.
 
         :param folder: the folder; the file is called ``checkpoint_<timesteps>.zip``
         :return: the file

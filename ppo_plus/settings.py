@@ -313,7 +313,7 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        # Not every system tells.
+        # Not every system reports its memory.
         return
     needed = n_steps * n_envs * least_bytes(observation_space, action_space)
     if needed > memory:
@@ -358,7 +358,7 @@ def _check_normalization(settings: Settings) -> None:
 def _check_recomputing(settings: Settings) -> None:
     if settings.recompute_advantages and not settings.has_own_buffer:
         raise ValueError(
-            f"recompute_advantages=True needs a rollout that stays as it is, which rollout_buffer_class="
+            f"recompute_advantages=True needs a rollout that stays unchanged, which rollout_buffer_class="
             f"{settings.rollout_buffer_class!r} shuffles in its place: derive it from ppo_plus.RolloutBuffer"
         )
 
@@ -418,7 +418,7 @@ def _check_sequences(settings: Settings) -> None:
 
 
 def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
-    """A constructor of ``PPO_Plus`` that answers an argument it does not know with the nearest name that it knows."""
+    """A constructor of ``PPO_Plus`` whose error for an unknown argument suggests the nearest known name."""
     own = inspect.signature(init).parameters
 
     @wraps(init)
@@ -431,7 +431,7 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
         if likely is not None and likely not in own:
             likely = f"policy_kwargs=dict({likely}=...)"
         remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"
-        raise TypeError(f"{unknown}={kwargs[unknown]!r} is no argument of PPO_Plus: {remedy}")
+        raise TypeError(f"{unknown}={kwargs[unknown]!r} is not an argument of PPO_Plus: {remedy}")
 
     return checked
 

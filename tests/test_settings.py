@@ -126,7 +126,7 @@ def test_the_memory_of_a_transition_counts_its_observation_and_action():
     ],
 )
 def test_an_unknown_argument_is_answered_with_the_nearest_name(name, advice):
-    with pytest.raises(TypeError, match=re.escape(f"{name}=5 is no argument of PPO_Plus: {advice}")):
+    with pytest.raises(TypeError, match=re.escape(f"{name}=5 is not an argument of PPO_Plus: {advice}")):
         make_model(**{name: 5})
 
 
@@ -145,7 +145,7 @@ class WithOwnArgument(PPO_Plus):
 
 def test_a_subclass_may_have_arguments_of_its_own():
     assert WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), bonus=2.0).bonus == 2.0
-    with pytest.raises(TypeError, match=r"gama=0.9 is no argument of PPO_Plus: did you mean gamma\?"):
+    with pytest.raises(TypeError, match=r"gama=0.9 is not an argument of PPO_Plus: did you mean gamma\?"):
         WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), gama=0.9)
 
 

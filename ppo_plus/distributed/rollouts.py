@@ -13,7 +13,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.distributed.ranks import Ranks, refuse_different, told
+from ppo_plus.distributed.ranks import Ranks, as_text, require_equal
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 
@@ -38,7 +38,7 @@ class SharedRollouts:
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        #: Of each running statistic, what all processes knew when the rollout began.
+        #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[tuple[Any, Any]] = []
@@ -51,7 +51,7 @@ class SharedRollouts:
         self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
-        """Begin training: have all processes normalize by what rank 0 knows.
+        """Start training: all processes take the normalization statistics of rank 0.
 
         :param env: this process's environments
         """
@@ -89,15 +89,15 @@ class SharedRollouts:
         :param settings: what has to be the same in all
         :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
             their infos; and the largest count of timesteps, since one may have stopped early
-        :raises RanksError: the settings are no longer the same
+        :raises RanksError: the settings differ now
         """
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        facts, restarts = told(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
+        facts, restarts = as_text(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
         others = self.ranks.gather_values(
             _Message(facts, keep_training, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
         )
-        refuse_different([other.facts for other in others])
+        require_equal([other.facts for other in others])
         self._episodes = []
         for i, each in enumerate(found):
             _put(each, total([self._common[i], *(other.moments[i] for other in others)]))

@@ -2,7 +2,7 @@
 
 ``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
 one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
-so code that reads or overrides those keeps working. Of environments in tensors the storage may be on another device
+so code that reads or overrides those keeps working. For environments in tensors, the storage may be on another device
 (:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then the tensors themselves.
 """
 
@@ -266,7 +266,7 @@ class RolloutBuffer:
             self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
 
     def twin(self) -> "RolloutBuffer":
-        """The same rollout, with :data:`ESTIMATED` of its own: what is estimated there leaves this one as it is."""
+        """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged."""
         twin = copy.copy(self)
         twin.__setstate__({"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED}})
         return twin
@@ -441,7 +441,7 @@ class _SB3Methods:
 def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
     """Adapt a rollout buffer class written for SB3; it keeps no ``old_params``.
 
-    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
+    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned unchanged)
     :raises TypeError: not a rollout buffer class
     """
     if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
@@ -452,7 +452,7 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
 
 
 def _as_incoming(stored: Any, rows: Any) -> Any:
-    """The array, or each array of a dict, in a dtype that holds ``rows``."""
+    """The array, or each array of a dict, in a dtype that can store ``rows``."""
     if isinstance(stored, dict):
         return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
     return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))

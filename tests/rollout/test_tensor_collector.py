@@ -126,7 +126,7 @@ def test_without_final_observations_the_value_before_stands_in_and_one_warning_s
     model = make(env, gamma=0.5)
     with pytest.warns(UserWarning, match="ask for them") as caught:
         model.learn(96)
-    assert len([each for each in caught if "does not tell" in str(each.message)]) == 1
+    assert len([each for each in caught if "does not return final observations" in str(each.message)]) == 1
 
     told = TensorTwin(3, ACTIONS["discrete"], limit=3)
     other = make(told, gamma=0.5)
