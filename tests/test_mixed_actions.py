@@ -9,6 +9,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, RandomEnv, equal_actions, vec
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from models import make_model
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -22,9 +23,7 @@ every_kind = pytest.mark.parametrize("kind", MIXED)
 
 
 def make(env, policy="MlpPolicy", **kwargs):
-    return PPO_Plus(
-        policy, env, **({"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs)
-    )
+    return make_model(env=env, policy=policy, **{"n_steps": 16, "batch_size": 16} | kwargs)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, VECTOR, FaultyEnv, RandomEnv, StillEnv, equal_actions, vec
 from gymnasium import spaces
+from models import make_model, weights
 from products import in_turn, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
@@ -40,14 +42,8 @@ from ppo_plus.update import flat
 NAN, INF = float("nan"), float("inf")
 
 
-def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
-    """Two environments, rollouts of 16 transitions, four minibatches."""
-    kwargs = {"n_steps": 8, "batch_size": 4, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
-
-
-def weights(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+#: Four minibatches in each epoch.
+make = partial(make_model, batch_size=4)
 
 
 def logged(model):

@@ -13,6 +13,8 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, equal_actions, vec
 from gymnasium import spaces
+from models import make_model as make
+from models import weights
 from networks import TowerPolicy, TwoTowers
 from stable_baselines3 import PPO
 from stable_baselines3 import ppo as sb3_ppo
@@ -29,12 +31,6 @@ from torch import nn
 from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear, register
 
 
-def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
-    """Two environments, rollouts of 16 transitions, two minibatches, two epochs."""
-    kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
-
-
 def make_for(kind, observation="box", **kwargs):
     """A model for an action space and an observation space by name."""
     if kind == "box_squashed":
@@ -45,10 +41,6 @@ def make_for(kind, observation="box", **kwargs):
 
 def monitored(n_envs=2):
     return VecMonitor(vec(ACTIONS["discrete"], n_envs=n_envs, max_steps=3))
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
 every_kind = pytest.mark.parametrize("kind", [*ACTIONS, "box_squashed"])

@@ -17,12 +17,6 @@ from ppo_plus.rollout.buffer import least_bytes
 from ppo_plus.settings import MAX_THREADS
 
 
-def make_model(**kwargs):
-    return PPO_Plus(
-        **{"policy": "MlpPolicy", "env": RandomEnv(ACTIONS["discrete"]), "n_steps": 8, "batch_size": 4} | kwargs
-    )
-
-
 def make(env=None, policy="MlpPolicy", **kwargs):
     env = RandomEnv(ACTIONS["discrete"]) if env is None else env
     return PPO_Plus(policy, env, **{"n_steps": 8, "batch_size": 4, "device": "cpu"} | kwargs)
@@ -127,7 +121,7 @@ def test_memory_of_a_transition_counts_observation_and_action():
 )
 def test_an_unknown_argument_is_answered_with_the_nearest_name(name, advice):
     with pytest.raises(TypeError, match=re.escape(f"{name}=5 is not an argument of PPO_Plus: {advice}")):
-        make_model(**{name: 5})
+        make(**{name: 5})
 
 
 def test_the_signature_is_that_of_the_constructor():
@@ -166,12 +160,12 @@ class OldGym:
 )
 def test_a_wrong_type_of_environment_is_a_type_error(env, advice):
     with pytest.raises(TypeError, match=advice):
-        make_model(env=env)
+        PPO_Plus("MlpPolicy", env)
 
 
 def test_a_wrong_type_of_new_environment_is_a_type_error():
     with pytest.raises(TypeError, match="is a class: pass an environment"):
-        make_model().set_env(RandomEnv)
+        make().set_env(RandomEnv)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", th.device("cuda")])
@@ -180,7 +174,7 @@ def test_a_missing_gpu_gives_a_warning(device, monkeypatch):
     with pytest.warns(
         UserWarning, match=f"device='{device}': torch finds no GPU here, so training runs on the CPU"
     ) as w:
-        assert make_model(device=device).device.type == "cpu"
+        assert make(device=device).device.type == "cpu"
     assert w[0].filename == __file__
 
 
@@ -188,7 +182,7 @@ def test_a_missing_gpu_gives_a_warning(device, monkeypatch):
 def test_an_existing_device_gives_no_warning(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_model(device=device)
+        make(device=device)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +196,7 @@ def test_an_existing_device_gives_no_warning(device):
     ],
 )
 def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):
-    model = make_model()
+    model = make()
     with pytest.raises(TypeError, match=advice):
         model.learn(8, callback=callback)
     assert model.num_timesteps == 0
@@ -210,4 +204,4 @@ def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):
 
 @pytest.mark.parametrize("callback", [None, [], CallbackList([]), [CallbackList([])], lambda here, everywhere: True])
 def test_callbacks_are_accepted(callback):
-    assert make_model().learn(8, callback=callback).num_timesteps == 8
+    assert make().learn(8, callback=callback).num_timesteps == 8

@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
 from gymnasium import spaces
+from models import make_model, weights
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
@@ -34,12 +35,7 @@ RETURN = 1 + 2 + 3 + 4
 
 def make(env=None, **kwargs):
     env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4) if env is None else env
-    kwargs = {"policy": "MlpPolicy", "n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return PPO_Plus(env=env, **kwargs)
-
-
-def weights(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+    return make_model(env=env, **kwargs)
 
 
 class At(BaseCallback):

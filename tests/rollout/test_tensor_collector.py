@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS
+from models import weights
 from products import in_turn
 from simulators import TensorTwin, Twin, twins
 from stable_baselines3.common.callbacks import BaseCallback
@@ -75,8 +76,7 @@ def test_advantages_are_reestimated_as_in_numpy(memory):
     numpy, tensors = train_twins(ACTIONS["box"], memory=memory, **given)
     assert_same(numpy, tensors)
     plain, _ = train_twins(ACTIONS["box"], memory=memory, **given | {"recompute_advantages": False})
-    weights, others = (th.nn.utils.parameters_to_vector(each.policy.parameters()) for each in (numpy, plain))
-    assert not th.allclose(weights, others)
+    assert not th.allclose(weights(numpy), weights(plain))
 
 
 @pytest.mark.parametrize("freq", [-1, 3, "episode"])
@@ -270,10 +270,10 @@ class Faulty(TensorTwin):
 @pytest.mark.parametrize("at", [3, 16])
 def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
     model = make(wrap(as_vec_env(Faulty(what, at))))
-    before = th.nn.utils.parameters_to_vector(model.policy.parameters()).clone()
+    before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
         model.learn(96)
-    assert th.equal(before, th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    assert th.equal(before, weights(model))
     if wrap is VecNormalize:
         assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
+from models import make_model, weights
 from optimizers import OPTIONS, flat_state, network, optimizer_of, steps
-from torch import nn, optim
+from torch import optim
 
 from ppo_plus import PPO_Plus
 from ppo_plus.update.flat import ELEMENTWISE, packed
@@ -169,14 +170,7 @@ def test_parameters_of_another_precision_are_not_packed():
 
 def make(optimizer_class, **kwargs):
     env = vec(ACTIONS["box"])
-    policy_kwargs = {"optimizer_class": optimizer_class}
-    return PPO_Plus(
-        "MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu", policy_kwargs=policy_kwargs, **kwargs
-    )
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+    return make_model(env=env, policy_kwargs={"optimizer_class": optimizer_class}, **kwargs)
 
 
 @pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
