@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -46,7 +47,11 @@ def plan(import_script):
 
 @pytest.fixture(scope="module")
 def script(import_script):
-    return import_script("learning_returns")
+    """The script, which reads the file of settings once and not for each of hundreds of runs."""
+    script = import_script("learning_returns")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "read_mapping", cache(script.read_mapping))
+        yield script
 
 
 def test_low_seeds_of_every_cell_come_first_and_nothing_twice(plan):
@@ -122,7 +127,8 @@ def test_results_have_the_settings_of_their_contenders(script):
         planned, had = script.settings_of(job), result["settings"]
         for name in script.REMOVED:
             assert planned.pop(name, None) == had.pop(name, None), job
-        assert script.experiment(job, planned) == script.experiment(job, had), job
+        # Building experiments takes long, and most settings are equal.
+        assert planned == had or script.experiment(job, planned) == script.experiment(job, had), job
 
 
 def test_episodes_are_in_the_order_of_their_ends(script):
