@@ -10,9 +10,9 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, equal_actions, vec
 from gymnasium import spaces
-from products import all_pairs
-from simulators import TensorTwin
+from parametrization import all_pairs
 from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import TensorTwin
 
 from ppo_plus import ColoredNoise, PPO_Plus
 

@@ -13,7 +13,7 @@ import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, VECTOR, FaultyEnv, RandomEnv, StillEnv, equal_actions, vec
 from gymnasium import spaces
 from models import make_model, weights
-from products import in_turn, sample
+from parametrization import in_turn, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import torch as th
 from envs import ACTIONS, vec
-from memories import SMALL
+from models import SMALL
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus

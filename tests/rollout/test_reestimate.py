@@ -8,9 +8,9 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
-from failing import fine_and, supervised
-from memories import SMALL
-from products import sample
+from faulty_envs import fine_and, supervised
+from models import SMALL
+from parametrization import sample
 from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 

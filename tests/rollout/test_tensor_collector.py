@@ -7,10 +7,10 @@ import pytest
 import torch as th
 from envs import ACTIONS
 from models import weights
-from products import in_turn
-from simulators import TensorTwin, Twin, twins
+from parametrization import in_turn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import TensorTwin, Twin, twins
 
 from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
 

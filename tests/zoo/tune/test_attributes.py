@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
-from products import in_turn
+from parametrization import in_turn
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune.attributes import BUDGET, ERROR, ID, JOB, MAX_TRIALS, SCORES, SETTINGS, TASK

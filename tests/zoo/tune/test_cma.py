@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import CmaEsSampler, RandomSampler
 from optuna.storages.journal._base import BaseJournalSnapshot
-from products import in_turn
+from parametrization import in_turn
 
 from ppo_plus.zoo.tune.cma import GENERATION, CmaSampler, replay
 from ppo_plus.zoo.tune.jobs import Jobs

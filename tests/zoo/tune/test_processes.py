@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from states import is_alive
+from process_states import is_alive
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.tune import processes, worker
@@ -35,11 +35,11 @@ def url(request, tmp_path):
 
 def make(url, marker="nowhere", **fields):
     """A study of two trials of the environment that hangs."""
-    import_module("hanging")
+    import_module("tuning_envs")
     hyperparams = {"n_steps": 64, "batch_size": 64}
     experiment = Experiment("Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, **fields)
     space = {"learning_rate": {"low": 1e-4, "high": 1e-2}}
-    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
+    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "tuning_envs"), ("tuning_envs",))
     study = Study("study", open_storage(url))
     create(study, task, 2)
     return study, task
@@ -126,7 +126,7 @@ def test_each_run_of_a_trial_has_its_own_limit(url, monkeypatch):
     monkeypatch.setattr(worker, "score", score)
     before = signal.getsignal(signal.SIGALRM)
     try:
-        Worker(study, (*ALLOWED_PACKAGES, "hanging"), run_timeout=600).work()
+        Worker(study, (*ALLOWED_PACKAGES, "tuning_envs"), run_timeout=600).work()
     finally:
         signal.signal(signal.SIGALRM, before)
     # Two trials on two seeds.
