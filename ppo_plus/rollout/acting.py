@@ -16,10 +16,7 @@ Act = Callable[..., tuple[th.Tensor, Carry]]
 
 
 class Acting:
-    """Acting as a pure function of tensors.
-
-    :param policy: the policy
-    """
+    """Acting as a pure function of tensors."""
 
     def __init__(self, policy: Any):
         self.policy = policy
@@ -53,9 +50,6 @@ def prepare_act(
 ) -> Act:
     """How a policy acts in the rollout that begins.
 
-    :param policy: the policy
-    :param masks: where action masks come from, if they do
-    :param compilation: whether and what to compile
     :param callback: what is called between the steps; ``None``: nothing that may change the policy
     """
     acting = Acting(policy)
