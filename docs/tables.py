@@ -18,6 +18,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
+from ppo_plus.zoo.tune.statistics import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
     processes,
@@ -220,6 +221,56 @@ def learned(*names: str, timed: bool = False, only: str = "") -> Lines:
     return scores.rows(chosen, columns)
 
 
+def compared() -> Lines:
+    """The comparisons of the README, each with the command that measures it."""
+    times = measured("speed")["CartPole-v1-x8"]
+    ours = f"| {returns.NAMES['mujoco']} | "
+    (line,) = (row for row in returns.comparison(reported()) if row.startswith(ours))
+    relative = line.split(" | ")[5].split()[0]
+
+    def time(contender: str) -> str:
+        return f"{median(times[contender].us_per_step):.0f} µs"
+
+    def score(file: str, task: str, contender: str) -> float:
+        runs = results(file)
+        found = [r.score for r in runs if (r.task, r.contender) == (task, contender)]
+        return iqm_interval(found).value
+
+    def courier(contender: str) -> str:
+        return f"{score('learning_actions', 'Courier', contender):.2f}"
+
+    def memory(contender: str) -> str:
+        return f"{score('learning_memory', 'CartPole-v1', contender):.0f}"
+
+    rows = [
+        [
+            "[time per step](docs/benchmarks.md), CartPole-v1, 8 environments",
+            time(speed.REFERENCE),
+            time(speed.COMPILED),
+            "`python benchmarks/benchmark.py`",
+        ],
+        [
+            "[return on six MuJoCo tasks](docs/results.md), SB3's defaults = 1",
+            "1 (default settings)",
+            f"{relative} (tuned settings)",
+            "`python benchmarks/learning_returns.py --report`",
+        ],
+        [
+            "[return on a mixed action space](docs/capabilities/spaces.md#dict-and-tuple-actions)",
+            courier("SB3's PPO, as a Box") + " (`Box`)",
+            courier("PPO_Plus, Dict") + " (`Dict`)",
+            "`python benchmarks/learning_actions.py --only mixed`",
+        ],
+        [
+            "[return on CartPole-v1 without velocities](docs/capabilities/memory.md#what-it-learns)",
+            memory("RecurrentPPO") + " (`RecurrentPPO`)",
+            memory("PPO_Plus with LSTM") + " (`MlpLstmPolicy`)",
+            "`python benchmarks/learning_memory.py`",
+        ],
+    ]
+    return markdown(["", "SB3", "PPO_Plus", "measured by"], rows)
+
+
 def more_seeds() -> Lines:
     """The seeds of both files together, of the contenders that are in both."""
     first, more = results("learning_memory"), results("learning_memory_more_seeds")
@@ -311,6 +362,7 @@ IMAGES = {
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
 EXPLORED = [kind for kind in exploration.TASKS if path(explored_in(kind)).exists()]
 TABLES: dict[str, Callable[[], Lines]] = {
+    "readme-compared": compared,
     "readme-speed": lambda: speeds(
         README, "speed", "speed_images", "memory_speed", others=False
     ),
