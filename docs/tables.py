@@ -43,7 +43,7 @@ WORKLOADS = {
     "HalfCheetah-v5-x8": "HalfCheetah-v5, 8 envs",
     "Pendulum-v1-gSDE-x4": "Pendulum-v1, gSDE, 4 envs",
     "Dict-x8": "Dict of two vectors, 8 envs",
-    "CartPole-v1-masked-x8": "action masks (beside MaskablePPO), 8 envs",
+    "CartPole-v1-masked-x8": "action masks (SB3: MaskablePPO), 8 envs",
     "Dict-image-x8": "Dict with a small image, 8 envs",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
     "Atari-shapes-bfloat16-x8": "the same, PPO_Plus in bfloat16",
