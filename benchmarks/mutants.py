@@ -649,10 +649,10 @@ TOP = (
     ),
     Fault(
         "callback-class",
-        "inputs.py",
+        "settings.py",
         "elif isinstance(callback, type):",
         "elif isinstance(callback, BaseCallback):",
-        "tests/test_inputs.py",
+        "tests/test_settings.py",
     ),
     Fault(
         "true-is-one",

@@ -1,4 +1,4 @@
-"""PPO for Stable-Baselines3: every action space, every exploration, several ways to hold the KL, much faster."""
+"""PPO for Stable-Baselines3: every action space, every exploration, several KL controls, much faster."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ppo_plus.update.batch import Batch as Batch
 
 #: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
-#: `ppo-plus --help` does without it. Type checkers read the imports above; a test holds that both say the same.
+#: `ppo-plus --help` does without it. Type checkers read the imports above; a test checks that both say the same.
 MODULES = {
     "ActorCriticPolicy": "ppo_plus.policy.policies",
     "AdaptiveLearningRate": "ppo_plus.formulas.kl_control",

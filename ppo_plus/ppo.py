@@ -6,7 +6,8 @@ This file only wires the rooms of the house together: it collects rollouts, trai
 import io
 import pathlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ from ppo_plus.distributed.gradients import (
     with_room,
 )
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.rollouts import Together
+from ppo_plus.distributed.rollouts import SharedRollouts
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
@@ -42,7 +43,6 @@ from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, at
-from ppo_plus.inputs import check_callback, check_device, check_env, known_names_only
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -54,7 +54,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, RolloutPlan
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import LazyLocals
-from ppo_plus.rollout.reestimate import estimated_anew, separate
+from ppo_plus.rollout.reestimate import reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
@@ -63,7 +63,7 @@ from ppo_plus.saving.model import load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.sb3.zip import is_of_sb3
-from ppo_plus.settings import Settings
+from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.update import Update, Updater
@@ -78,7 +78,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
     Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
-    arguments of its own. Where an argument may change over time it takes a number, a string (``"lin_3e-4"``,
+    arguments of its own. Arguments that may change over time take a number, a string (``"lin_3e-4"``,
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
@@ -115,17 +115,17 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param _init_setup_model: whether to build the networks now
     :param value_clip: form of the clipped value loss: ``"max"`` as PPO2 (the pessimistic maximum of the clipped and
         the unclipped error), ``"plain"`` as SB3 (the clipped error alone)
-    :param recompute_advantages: before each epoch but the first, compute values, advantages and returns anew with the
-        present weights (:mod:`ppo_plus.rollout.reestimate`)
+    :param recompute_advantages: before each epoch but the first, recompute values, advantages and returns with the
+        current weights (:mod:`ppo_plus.rollout.reestimate`)
     :param kl_control: what ``target_kl`` does. ``"stop"``: end the update before a step whose sampled KL exceeds 1.5
         times the target, as SB3; ``"penalty"``: add β times the exact KL to the loss, β adapted; ``"adaptive_lr"``:
         scale the learning rate; or a :class:`ppo_plus.KLControl`
     :param exploration: a noise process (:mod:`ppo_plus.formulas.exploration`) in place of ``use_sde``
-    :param compile: compile acting and updating (with memory: of the update, the loss with its gradient behind the
-        recurrent layers, and not where a vector environment's resets leave steps out). ``"auto"``: on a CPU, from the
-        call of ``learn`` on with which the model has planned enough gradient steps for it to pay
-        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error where it cannot;
-        ``False``: never. :attr:`compiled` tells
+    :param compile: compile acting and updating. With memory, the part of an update after the recurrent layers is
+        compiled, unless a vector environment has steps that only reset. ``"auto"``: on a CPU, from the call of
+        ``learn`` on with which the model has planned enough gradient steps to save time
+        (:data:`ppo_plus.compiling.compilation.WORTH_COMPILING`); ``True``: always, with an error if it cannot;
+        ``False``: never. :attr:`compiled` says which
     :param n_threads: torch's threads during ``learn``, restored after it. ``"auto"``: one on a CPU where the work per
         minibatch is small, so that threads would mostly wait for each other; else those that torch is set to
     :param sequence_length: with memory: steps through which gradients flow back. Each rollout is cut into sequences of
@@ -133,7 +133,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         make a minibatch. It divides ``n_steps`` and ``batch_size``. ``"auto"``: the largest number up to
         :data:`ppo_plus.settings.MAX_AUTO_SEQUENCE` that does
     :param action_mask_key: the entry of Dict observations that is the action mask, and so no feature; ``None``: masks
-        come from the environments' method ``action_masks()``, where they have it (:mod:`ppo_plus.policy.masking`)
+        come from the environments' method ``action_masks()``, if they have it (:mod:`ppo_plus.policy.masking`)
     :raises ValueError: an argument is out of range, or the spaces are not supported
     :raises TypeError: an argument is of the wrong kind
     """
@@ -188,7 +188,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         sequence_length: int | Literal["auto"] = "auto",
         action_mask_key: str | None = None,
     ):
-        #: Where the environments are, and what is carried from step to step.
+        arguments = {name: value for name, value in locals().items() if name in NAMES}
+        #: The state of collecting: last observations, memory, held noise.
         self.collector = Collector()
         #: What lasts from one update to the next.
         self.updater = Updater()
@@ -196,7 +197,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.call = Call()
         #: The processes that train this model together.
         self.ranks = Ranks.present()
-        self.together = Together(self.ranks)
+        self.shared = SharedRollouts(self.ranks)
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
@@ -214,15 +215,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
-            learning_rate=learning_rate,  # type: ignore[arg-type]
-            n_steps=n_steps,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            ent_coef=ent_coef,  # type: ignore[arg-type]
-            vf_coef=vf_coef,  # type: ignore[arg-type]
-            max_grad_norm=max_grad_norm,
-            # SB3 refuses gSDE off Box; what was asked for is set below.
-            use_sde=False,
+            learning_rate,  # type: ignore[arg-type]
+            n_steps,
+            gamma,
+            gae_lambda,
+            ent_coef,  # type: ignore[arg-type]
+            vf_coef,  # type: ignore[arg-type]
+            max_grad_norm,
+            use_sde=False,  # SB3 raises an error for gSDE with actions other than Box
             sde_sample_freq=sde_sample_freq,  # type: ignore[arg-type]
             rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
@@ -235,20 +235,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             _init_setup_model=False,
         )
         self.use_sde = use_sde
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.clip_range = clip_range
-        self.clip_range_vf = clip_range_vf
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
-        self.value_clip = value_clip
-        self.recompute_advantages = recompute_advantages
-        self.kl_control = kl_control
-        self.exploration = exploration
-        self.sequence_length = sequence_length
-        self.compile = compile
-        self.n_threads = n_threads
-        self.action_mask_key = action_mask_key
+        for name, value in arguments.items():
+            if name not in SB3_ARGUMENTS:
+                setattr(self, name, value)
         if _init_setup_model:
             self._setup_model()
             self.settings.warn_of_unequal_minibatches(self.n_envs)
@@ -261,8 +250,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self.rollout_buffer = self._make_buffer()
-        # Passed only when given: a policy class written for SB3 need not know them.
-        custom: dict[str, Any] = {"exploration": self.exploration, "action_mask_key": self.action_mask_key}
+        # Passed only if given: a policy class written for SB3 may not accept them.
+        custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
         self.policy = adapt_policy_class(self.policy_class)(
             self.observation_space,
             self.action_space,
@@ -272,9 +261,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             **self.policy_kwargs,
         ).to(self.device)
         warn_of_overrides(self.policy_class)
-        if self.ranks.several:
-            # The weights are drawn alike; environments, noise and minibatches are not.
-            self._seed_apart()
+        self._seed_ranks()
         self.collector.to(self.device)
         self._maybe_recommend_cpu()
         if isinstance(self.learning_rate, str):
@@ -284,9 +271,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
         self.settings = self._built_with = Settings.of(self)
 
-    def _seed_apart(self) -> None:
+    def _seed_ranks(self) -> None:
+        """Seed processes that train together differently: weights are drawn alike, environments and noise are not."""
+        if not self.ranks.several:
+            return
         utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
-        # Who gives no seed has seeded the environments, or not. The others have those that one process would have.
+        # With a seed, the environments are those that a single process would have.
         if self.seed is not None and self.env is not None:
             self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
@@ -300,7 +290,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _read_settings(self) -> Settings:
         """Read the arguments from the attributes, which callbacks may have assigned, and apply them."""
-        settings = Settings.of(self)
+        settings = Settings.of(self, self.settings)
         if settings.learning_rate is not self.settings.learning_rate:
             # Otherwise ``lr_schedule`` stays, which may have been assigned as in SB3.
             self.lr_schedule = settings.schedules["learning_rate"]  # type: ignore[assignment]
@@ -345,7 +335,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Learn in another environment from now on.
 
         :param env: with the same spaces, and as many environments
-        :param force_reset: begin episodes anew
+        :param force_reset: start new episodes
         :raises ValueError: it has others
         """
         env = self._wrap_env(env, self.verbose)
@@ -357,8 +347,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             )
         super().set_env(env, force_reset)
 
-    def _settle_collector(self) -> None:
-        """Have what collects, and what is collected into, fit the environments."""
+    def _choose_collector(self) -> None:
+        """Choose the collector and the buffer's device for the environments: in NumPy, or in tensors."""
         assert self.env is not None
         self.collector = collector_for(self.env, self.collector, self.device)
         storage = self.device if in_tensors(self.env) else th.device("cpu")
@@ -366,7 +356,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer.store_on(storage)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
-        # Where environments are on the device, so is the policy.
+        # Environments in tensors and the policy are on the same device.
         if not in_tensors(self.env):
             super()._maybe_recommend_cpu(mlp_class_name)
 
@@ -391,22 +381,17 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.rollout_buffer = self._make_buffer()
         if self.env is None:
             raise ValueError("the model has no environment to learn from: call set_env(env) first, or pass env to load")
-        self._settle_collector()
-        goes_on = self.call.resumed is not None
-        if goes_on:
+        self._choose_collector()
+        if self.call.resumed is not None:
             total_timesteps, reset_num_timesteps = self._total_timesteps - self.num_timesteps, False
         else:
             self.updater.n_skipped = 0
+            self._plan_compiling(total_timesteps)
         if reset_num_timesteps or self._last_obs is None:
             self.collector.forget()
-        # A copy of the model has its own, which it may not have set up.
+        # A copy of the model has a separate collector, which may not have been set up.
         self.collector.to(self.device)
-        foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
-        if not goes_on:
-            planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-            self.compilation.plan(self.compile, planned, self.device, foreign)
-        if self.ranks.several:
-            self._join(total_timesteps)
+        self._join_ranks(total_timesteps)
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
@@ -415,9 +400,13 @@ class PPO_Plus(OnPolicyAlgorithm):
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
         check_reset(self.env, self._last_obs, 0, before)
-        if self.ranks.several:
-            self.ranks.require_same({"callback": self.call.in_all_processes})
+        self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
+
+    def _plan_compiling(self, total_timesteps: int) -> None:
+        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
+        self.compilation.plan(self.settings.compile, planned, self.device, foreign)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         found = super()._init_callback(callback, progress_bar)
@@ -450,7 +439,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param callback: callback(s), called at every step
         :param log_interval: rollouts between two logs; ``None``: no logs
         :param tb_log_name: name of the run in TensorBoard
-        :param reset_num_timesteps: start counting steps anew
+        :param reset_num_timesteps: start counting steps from 0
         :param progress_bar: show one
         :return: the model
         :raises FloatingPointError: an environment returned a number that is not finite, or losses stayed non-finite
@@ -458,8 +447,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._check_arguments()
         check_callback(callback)
         require_int("log_interval", log_interval, 1, or_none=True)
-        keep_freed_memory()
-        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
+        with self._running(total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -474,11 +462,18 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
                 if log_interval is not None and iteration % log_interval == 0:
                     self.dump_logs(iteration)
-                with self.together.updating():
+                with self.shared.updating():
                     self.train()
                 call.iteration, call.between_rollouts = iteration, True
             callback.on_training_end()
         return self
+
+    @contextmanager
+    def _running(self, total_timesteps: int) -> Iterator[Call]:
+        """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
+        keep_freed_memory()
+        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
+            yield call
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write what was logged.
@@ -487,20 +482,20 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         single = self.env and self.env.unwrapped
         if isinstance(single, SupervisedVecEnv) and single.restarts:
-            n_restarts = self.together.n_restarts if self.ranks.several else single.n_restarts
-            self.logger.record("faults/env_restarts", n_restarts)
+            self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
         if self.ranks.several:
-            self.logger.record("time/wait", self.together.waited)
+            self.logger.record("time/wait", self.shared.waited)
         super().dump_logs(iteration)
 
     def _choose_threads(self) -> int:
         """Torch's threads for training."""
-        if self.n_threads != "auto":
-            return self.n_threads
+        n_threads = self.settings.n_threads
+        if n_threads != "auto":
+            return int(n_threads)
         several = worth_threads(self.policy, self.settings.transitions_at_once, self.device)
         return th.get_num_threads() if several else 1
 
-    # What SB3 and callbacks know under these names is the collector's.
+    # SB3 and callbacks read and write these; the collector has them.
 
     @property
     def _last_obs(self) -> Any:
@@ -521,26 +516,28 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _last_episode_starts(self, starts: Any) -> None:
         self.collector.starts = starts
 
-    def _join(self, total_timesteps: int) -> None:
-        """Begin to train with other processes: as rank 0 is.
+    def _join_ranks(self, total_timesteps: int) -> None:
+        """Start training with the other processes, with the weights and statistics of rank 0.
 
-        :raises RanksError: they are not made alike
+        :raises RanksError: their settings or networks differ
         """
+        if not self.ranks.several:
+            return
         if not self.ranks.leads:
-            # Also where a file has said otherwise.
+            # A file may have said otherwise.
             self.verbose, self.tensorboard_log = 0, None
         facts = self._common_settings()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
         copy_lead(self.ranks, self.policy, self.policy.optimizer)
-        self.together.begin(self.env)  # type: ignore[arg-type]
+        self.shared.begin(self.env)  # type: ignore[arg-type]
 
     def _common_settings(self) -> dict[str, Any]:
-        """Arguments that processes which train together have in common, as far as they can be compared."""
-        apart = {"seed", "tensorboard_log", "n_threads", "compile"}
+        """The arguments that must be the same in processes that train together, as far as they can be compared."""
+        may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
         given = vars(self.settings).items()
-        return {name: value for name, value in given if name not in apart and isinstance(value, (int, float, str))}
+        return {name: value for name, value in given if name not in may_differ and isinstance(value, (int, float, str))}
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -576,7 +573,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             callback.update_locals(locals() | collector.locals(decision, step))
             if not callback.on_step():
                 collector.flush()
-                return self._meet(False)
+                return self._synchronize(keep_training=False)
             self._update_info_buffer(step.infos, step.dones)
             collector.store(decision, step, self.env)  # type: ignore[arg-type]
         self._read_settings()
@@ -585,14 +582,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         for name, value in report.log.items():
             self.logger.record_mean(name, value)
 
-        goes_on = self._meet(True)
+        keep_training = self._synchronize(keep_training=True)
         callback.update_locals(locals())
         callback.on_rollout_end()
-        return goes_on
+        return keep_training
 
     def _plan(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer) -> RolloutPlan:
         """What the rollout that begins is collected with."""
-        masks = find_masks(env, self.policy.family.choices, self.action_mask_key)
+        masks = find_masks(env, self.policy.family.choices, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
         act = prepare_act(self.policy, masks, self.compilation, callback)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
@@ -604,25 +601,25 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
         if self.ranks.several:
-            self.together.ended(infos, dones)
+            self.shared.record(infos, dones)
         else:
             super()._update_info_buffer(infos, dones)  # type: ignore[arg-type]
 
-    def _meet(self, goes_on: bool) -> bool:
-        """End a rollout, with other processes if there are any.
+    def _synchronize(self, keep_training: bool) -> bool:
+        """End a rollout in all processes: share episodes, statistics and timesteps.
 
-        :param goes_on: whether this one is to go on
-        :return: whether all are
+        :param keep_training: whether this process wants to continue
+        :return: whether all of them do
         """
         if not self.ranks.several:
-            return goes_on
+            return keep_training
         assert self.env is not None
-        goes_on, episodes, self.num_timesteps = self.together.meet(
-            self.env, goes_on, self._stats_window_size, self.num_timesteps, self._common_settings()
+        keep_training, episodes, self.num_timesteps = self.shared.synchronize(
+            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_settings()
         )
         infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
-        return goes_on
+        return keep_training
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -635,7 +632,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         policy.set_training_mode(True)
         self._normalize(self.rollout_buffer)
         numbers = at(self._current_progress_remaining, settings.schedules | {"learning_rate": self.lr_schedule})
-        self.together.scheduled = numbers
+        self.shared.scheduled = numbers
         reduction = Reduction(self.ranks) if self.ranks.several else None
         rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, reduction)
         reads: dict[str, Any] = {"named": [self], "loss": settings.loss}
@@ -662,7 +659,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
         if settings.recompute_advantages:
-            epochs = estimated_anew(epochs, rollout, self.policy, buffer, self._estimate)
+            epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
         return shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
@@ -673,7 +670,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _normalize(self, buffer: RolloutBuffer) -> None:
         """Normalize advantages over the whole rollout, if that is asked for."""
         if self.settings.normalize_advantage == "rollout":
-            self.together.normalize_advantages(buffer)
+            self.shared.normalize_advantages(buffer)
 
     def _unable(self) -> str | None:
         """Why minibatches cannot be compiled; ``None``: they can, as far as is known."""
@@ -737,9 +734,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     ) -> tuple[float, float]:
         """Mean and standard deviation of the return, with deterministic actions.
 
-        It never disturbs training: normalization statistics stay as they are, and if the training environment is used
-        its episodes are begun anew before training goes on (a ``Monitor`` in it that writes a file records the
-        evaluated episodes as well).
+        It does not disturb training: normalization statistics stay unchanged, and if the training environment is used,
+        new episodes start before training continues (a ``Monitor`` in it that writes a file records the evaluated
+        episodes as well).
 
         :param n_eval_episodes: number of episodes, at least 1
         :param env: where to play; by default the training environment. Observations are normalized with the training
@@ -809,7 +806,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             "_warned_of_masks",
             "call",
             "ranks",
-            "together",
+            "shared",
         ]
 
     @classmethod
@@ -840,7 +837,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.
 
-        To have it done during ``learn``, use the callback :class:`ppo_plus.Checkpoints`.
+        During ``learn``, the callback :class:`ppo_plus.Checkpoints` calls it.
 
         :param folder: the folder; the file is called ``checkpoint_<timesteps>.zip``
         :return: the file

@@ -42,7 +42,7 @@ def torch_threads(number: int) -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Have this process keep the memory that a minibatch frees for the next one.
 
-    Linux's allocator (glibc) gives large free areas back to the system, and gets them anew page by page, which takes
+    Linux's allocator (glibc) returns large free areas to the system, and requests them again page by page, which takes
     much of the time of convolutions and recurrent layers. From now on it maps only blocks above 32 MiB by themselves
     and keeps up to 1 GiB (``mallopt(3)``). Other allocators are left alone, and so are settings of the user's, in the
     environment variables ``MALLOC_...`` and ``GLIBC_TUNABLES``.

@@ -1,12 +1,21 @@
-"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen value, checked when it is made."""
+"""The arguments of :class:`~ppo_plus.PPO_Plus` as one frozen, checked value, and checks of what else it is given."""
 
+import inspect
 import math
 import os
 import warnings
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from functools import wraps
+from typing import Any, ParamSpec
 
+import gymnasium as gym
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.formulas.exploration import NoiseProcess
@@ -14,37 +23,20 @@ from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import Bounded, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
-from ppo_plus.policy.arguments import check_policy_kwargs
+from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.masking import check_mask_key
-from ppo_plus.require import require_int, require_kind, require_number, require_one_of
+from ppo_plus.policy.observations import canonical_space
+from ppo_plus.policy.recurrent import MlpLstmPolicy
+from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
 from ppo_plus.rollout.tensor_collector import in_tensors
-
-#: The arguments that may change over time: their smallest value, and whether that itself is refused at the start.
-SCHEDULED: dict[str, tuple[float, bool]] = {
-    "learning_rate": (0.0, False),
-    "clip_range": (0.0, True),
-    "clip_range_vf": (0.0, True),
-    "ent_coef": (-float("inf"), False),
-    "vf_coef": (0.0, False),
-    "target_kl": (0.0, True),
-}
-#: Those of them that may be ``None``.
-OPTIONAL = ("clip_range", "clip_range_vf", "target_kl")
 
 #: Attributes of the model that keep an argument under another name.
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
-#: Arguments that the model is built with. Assigning them later would change nothing.
-FIXED = (
-    "exploration",
-    "use_sde",
-    "policy_kwargs",
-    "rollout_buffer_class",
-    "rollout_buffer_kwargs",
-    "action_mask_key",
-)
+#: Arguments that SB3's constructor takes, which keeps them under their names or those of :data:`ATTRIBUTES`.
+SB3_ARGUMENTS = frozenset(inspect.signature(OnPolicyAlgorithm).parameters)
 
 #: What ``sequence_length="auto"`` is at most.
 MAX_AUTO_SEQUENCE = 16
@@ -53,44 +45,62 @@ MAX_AUTO_SEQUENCE = 16
 MAX_THREADS = max(256, 4 * (os.cpu_count() or 1))
 
 
-@dataclass(frozen=True)
+P = ParamSpec("P")
+
+
+def _scheduled(low: float = 0.0, above: bool = False, optional: bool = False) -> Any:
+    """A field for an argument that may change over time.
+
+    :param low: the smallest value
+    :param above: whether values must be above ``low`` at the start
+    :param optional: whether the argument may be ``None``
+    """
+    return field(metadata={"schedule": (low, above), "optional": optional})
+
+
+def _fixed() -> Any:
+    """A field for an argument that the model is built with: assigning it later would change nothing."""
+    return field(metadata={"fixed": True})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What :class:`~ppo_plus.PPO_Plus` was asked for; see there for each argument.
+    """The arguments of :class:`~ppo_plus.PPO_Plus`; see there for each of them.
 
     :raises ValueError: an argument is out of range, or excludes another
     :raises TypeError: an argument is of the wrong kind
     """
 
     policy_class: Any
-    learning_rate: Any
+    learning_rate: Any = _scheduled()
     n_steps: int
     batch_size: int
     n_epochs: int
     gamma: float
     gae_lambda: float
-    clip_range: Any
-    clip_range_vf: Any
+    clip_range: Any = _scheduled(above=True, optional=True)
+    clip_range_vf: Any = _scheduled(above=True, optional=True)
     normalize_advantage: bool | str
-    ent_coef: Any
-    vf_coef: Any
+    ent_coef: Any = _scheduled(-float("inf"))
+    vf_coef: Any = _scheduled()
     max_grad_norm: float
-    use_sde: bool
+    use_sde: bool = _fixed()
     sde_sample_freq: int | str
-    rollout_buffer_class: Any
-    rollout_buffer_kwargs: Any
-    target_kl: Any
+    rollout_buffer_class: Any = _fixed()
+    rollout_buffer_kwargs: Any = _fixed()
+    target_kl: Any = _scheduled(above=True, optional=True)
     stats_window_size: int
     tensorboard_log: Any
-    policy_kwargs: Any
+    policy_kwargs: Any = _fixed()
     seed: Any
     value_clip: str
     recompute_advantages: bool
     kl_control: Any
-    exploration: Any
+    exploration: Any = _fixed()
     compile: bool | str
     n_threads: int | str
     sequence_length: int | str
-    action_mask_key: Any
+    action_mask_key: Any = _fixed()
     #: The arguments that may change over time, as schedules; ``None`` where the argument is.
     schedules: dict[str, Bounded | None] = field(init=False, repr=False, compare=False)
     #: What ``target_kl`` does.
@@ -103,7 +113,7 @@ class Settings:
         _check_ranges(self)
         _check_exploration(self)
         derived = {
-            "schedules": {name: schedule_of(name, getattr(self, name)) for name in SCHEDULED},
+            "schedules": {each.name: _schedule(self, each) for each in fields(self) if "schedule" in each.metadata},
             "control": make_kl_control(self.kl_control, self.target_kl is not None),
             "loss": PPOLoss(
                 value_clip=self.value_clip,  # type: ignore[arg-type]
@@ -119,13 +129,17 @@ class Settings:
         _check_sequences(self)
 
     @classmethod
-    def of(cls, model: Any) -> "Settings":
+    def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
         """The arguments as a model's attributes have them now.
 
         :param model: a :class:`~ppo_plus.PPO_Plus`
+        :param before: the settings at the last time, which are returned if no attribute has been assigned since
         :raises ValueError, TypeError: see :class:`Settings`
         """
-        return cls(**{name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES})
+        given = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
+        if before is not None and all(value is getattr(before, name) for name, value in given.items()):
+            return before
+        return cls(**given)
 
     def check_unchanged(self, before: "Settings") -> None:
         """Check that the arguments are unchanged that the model is built with.
@@ -133,7 +147,7 @@ class Settings:
         :param before: the arguments at the last check
         :raises ValueError: one of them has been assigned
         """
-        for name in FIXED:
+        for name in (each.name for each in fields(self) if each.metadata.get("fixed")):
             value, built = getattr(self, name), getattr(before, name)
             if value is not built:
                 raise ValueError(
@@ -249,14 +263,12 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // each for each in small)})
 
 
-def schedule_of(name: str, value: Any) -> Bounded | None:
-    """An argument that may change over time, as a schedule; ``None`` where it is.
-
-    :param name: one of :data:`SCHEDULED`
-    :param value: its value
-    :raises ValueError, TypeError: see :func:`~ppo_plus.formulas.schedules.make_schedule`
-    """
-    return None if value is None and name in OPTIONAL else make_schedule(name, value, *SCHEDULED[name])
+def _schedule(settings: Settings, argument: Field[Any]) -> Bounded | None:
+    """An argument that may change over time, as a schedule; ``None`` if it is."""
+    value = getattr(settings, argument.name)
+    if value is None and argument.metadata["optional"]:
+        return None
+    return make_schedule(argument.name, value, *argument.metadata["schedule"])
 
 
 def _check_kinds(settings: Settings) -> None:
@@ -301,7 +313,7 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        # Not every system tells.
+        # Not every system reports its memory.
         return
     needed = n_steps * n_envs * least_bytes(observation_space, action_space)
     if needed > memory:
@@ -346,7 +358,7 @@ def _check_normalization(settings: Settings) -> None:
 def _check_recomputing(settings: Settings) -> None:
     if settings.recompute_advantages and not settings.has_own_buffer:
         raise ValueError(
-            f"recompute_advantages=True needs a rollout that stays as it is, which rollout_buffer_class="
+            f"recompute_advantages=True needs a rollout that stays unchanged, which rollout_buffer_class="
             f"{settings.rollout_buffer_class!r} shuffles in its place: derive it from ppo_plus.RolloutBuffer"
         )
 
@@ -402,4 +414,72 @@ def _check_sequences(settings: Settings) -> None:
         raise ValueError(
             f"rollout_buffer_class={settings.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
             "needs: derive it from ppo_plus.RolloutBuffer"
+        )
+
+
+def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
+    """A constructor of ``PPO_Plus`` whose error for an unknown argument suggests the nearest known name."""
+    own = inspect.signature(init).parameters
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        unknown = next((name for name in kwargs if name not in own), None)
+        if unknown is None:
+            return init(*args, **kwargs)
+        of_policy = accepted_names(MlpLstmPolicy) or set()
+        likely = nearest("learning_rate" if "lr" in unknown.split("_") else unknown, [*own, *of_policy])
+        if likely is not None and likely not in own:
+            likely = f"policy_kwargs=dict({likely}=...)"
+        remedy = "see help(PPO_Plus) for its arguments" if likely is None else f"did you mean {likely}?"
+        raise TypeError(f"{unknown}={kwargs[unknown]!r} is not an argument of PPO_Plus: {remedy}")
+
+    return checked
+
+
+def check_env(env: Any) -> None:
+    """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
+    if isinstance(env, type):
+        raise TypeError(f"env={env!r} is a class: pass an environment, {env.__name__}()")
+    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
+        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
+    if not isinstance(env, (gym.Env, VecEnv)):
+        raise TypeError(
+            f"env={env!r} must be derived from gymnasium.Env; one of the old gym can be converted: pip install shimmy, "
+            "then shimmy.GymV21CompatibilityV0(env=env), or GymV26CompatibilityV0 where reset() takes a seed"
+        )
+    canonical_space(env.observation_space)
+    make_distribution(env.action_space)
+
+
+def check_device(device: th.device | str) -> None:
+    """Warns where, as SB3 has it, "cuda" without a GPU means the CPU.
+
+    :raises ValueError: torch does not know the device
+    """
+    try:
+        found = get_device(device)
+        th.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+    if device != "auto" and found.type != th.device(device).type:
+        warnings.warn(
+            f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
+            'supports the GPU, or use device="auto", which takes one where there is one',
+            stacklevel=4,
+        )
+
+
+def check_callback(callback: Any) -> None:
+    """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
+    if isinstance(callback, list):
+        wrong = [each for each in callback if not isinstance(each, BaseCallback)]
+        if wrong:
+            raise TypeError(f"callback={callback!r} must be a list of callback objects, which {wrong[0]!r} is not")
+    elif isinstance(callback, type):
+        raise TypeError(f"callback={callback!r} is a class: pass a callback, {callback.__name__}(...)")
+    elif callback is not None and not isinstance(callback, BaseCallback) and not callable(callback):
+        raise TypeError(
+            f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
+            "function of locals and globals"
         )

@@ -27,7 +27,6 @@ ROOMS = [
     "distributed",
     "rollout",
     "saving",
-    "inputs",
     "settings",
     "ppo",
     "__init__",

@@ -54,7 +54,7 @@ class Reduction:
         self.ranks.sum(flat)
         *parts, reached, count = th.split(flat, [*(part.numel() for part in weighted), len(grads), 1])
         *means, numbers = (part / count for part in parts)
-        # With one target, which is all weights, nobody has to look.
+        # A single target is all weights, which some loss reaches.
         missing = [False] if len(grads) == 1 else (reached == 0).tolist()
         loss, *diagnostics = numbers.unbind()
         return Losses(loss, dict(zip(self._names, diagnostics, strict=True))), tuple(
@@ -111,7 +111,7 @@ def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
     mean = sums(counted * advantages) / n.clamp(min=1)
     m2 = sums(counted * (advantages - mean[of]) ** 2)
     whole = total(Moments(*table) for table in ranks.gather(th.stack([n, mean, m2])))
-    # A single advantage has no standard deviation, and stays as it is.
+    # A single advantage has no standard deviation, and stays unchanged.
     alone = whole.n < 2
     shift, scale = whole.mean.where(~alone, 0.0)[of], (whole.std + 1e-8).where(~alone, 1.0)[of]
     values = th.split(((advantages - shift) / scale).to(parts[0].dtype), sizes.tolist())
@@ -123,7 +123,7 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     if indices is None:
         return data._replace(normalized=values), None
     if data.normalized is None:
-        # A buffer of one's own, each of whose minibatches may be of another rollout.
+        # A custom buffer, each of whose minibatches may be of another rollout.
         data = with_room(data)
     assert data.normalized is not None
     data.normalized[indices] = values

@@ -1,4 +1,4 @@
-"""Processes that train one model together (``torch.distributed``): which one this is, and what they tell each other.
+"""Processes that train one model together (``torch.distributed``): which one this is, and their collective operations.
 
 A model that is made while a process group is there is one of the group's; without one it is alone, and sends nothing.
 Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in the same order.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RanksError(RuntimeError):
-    """Processes that train together do not go on together: another one has ended, or they are not made alike."""
+    """Processes that train together cannot continue: another one has ended, or their settings differ."""
 
 
 class Ranks:
@@ -93,7 +93,7 @@ class Ranks:
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
         for tensor in tensors:
-            # Of a view of something else, only what it shows.
+            # If it is a view, only the elements that it shows.
             whole = tensor.detach().contiguous()
             self._timed(partial(dist.broadcast, whole, src=0))
             tensor.detach().copy_(whole)
@@ -104,7 +104,7 @@ class Ranks:
         :param facts: by name
         :raises RanksError: they differ; on all of them
         """
-        refuse_different(self.gather_values(told(facts)))
+        require_equal(self.gather_values(as_text(facts)))
 
     @contextmanager
     def until_error(self) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Ranks:
             raise
 
     def leave(self) -> None:
-        """End the group, so that nobody waits for this process."""
+        """End the group, so that no process waits for this one."""
         if self.several and dist.is_initialized():
             dist.destroy_process_group()
             # Its threads end with the last reference to it: now, and not while the interpreter ends.
@@ -135,13 +135,13 @@ class Ranks:
             self.waited += time.monotonic() - start
 
 
-def told(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts as processes tell them to each other, to compare them."""
+def as_text(facts: dict[str, Any]) -> dict[str, str]:
+    """Facts as text, so that processes can compare them."""
     return {name: repr(value) for name, value in facts.items()}
 
 
-def refuse_different(by_rank: Sequence[dict[str, str]]) -> None:
-    """Compare what processes have told of themselves.
+def require_equal(by_rank: Sequence[dict[str, str]]) -> None:
+    """Compare the facts of all processes.
 
     :param by_rank: of each
     :raises RanksError: they differ
@@ -149,5 +149,5 @@ def refuse_different(by_rank: Sequence[dict[str, str]]) -> None:
     for name in by_rank[0]:
         values = {other.get(name): rank for rank, other in reversed(list(enumerate(by_rank)))}
         if len(values) > 1:
-            said = " and ".join(f"{name}={value} on rank {rank}" for value, rank in reversed(values.items()))
-            raise RanksError(f"processes that train together need the same {name}, but there is {said}")
+            said = ", ".join(f"{value} on rank {rank}" for value, rank in reversed(values.items()))
+            raise RanksError(f"{name} differs between ranks: {said}")

@@ -1,5 +1,5 @@
-"""What processes that train one model tell each other between rollouts: episodes, normalization statistics, whether to
-go on. In one process, nothing is told."""
+"""What processes that train one model exchange after each rollout: episodes, normalization statistics, and whether to
+continue. A single process exchanges nothing."""
 
 import time
 import warnings
@@ -13,16 +13,16 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from ppo_plus.distributed.ranks import Ranks, refuse_different, told
+from ppo_plus.distributed.ranks import Ranks, as_text, require_equal
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 
 
-class _Told(NamedTuple):
-    """What a process tells the others after a rollout; see :meth:`Together.meet`."""
+class _Message(NamedTuple):
+    """The message of a process to the others after a rollout; see :meth:`SharedRollouts.synchronize`."""
 
     facts: dict[str, str]
-    goes_on: bool
+    keep_training: bool
     episodes: list[tuple[Any, Any]]
     moments: list[Moments]
     waited: float
@@ -30,7 +30,7 @@ class _Told(NamedTuple):
     n_restarts: int
 
 
-class Together:
+class SharedRollouts:
     """The rollouts of several processes as one.
 
     :param ranks: the processes
@@ -38,7 +38,7 @@ class Together:
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        #: Of each running statistic, what all processes knew when the rollout began.
+        #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[tuple[Any, Any]] = []
@@ -51,7 +51,7 @@ class Together:
         self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
-        """Begin training: have all processes normalize by what rank 0 knows.
+        """Start training: all processes take the normalization statistics of rank 0.
 
         :param env: this process's environments
         """
@@ -65,7 +65,7 @@ class Together:
             each.mean, each.var, each.count = lead
         self._common = [_moments(each) for each in found]
 
-    def ended(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
+    def record(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
         """Remember the episodes that end in a step.
 
         :param infos: one for each environment
@@ -77,27 +77,27 @@ class Together:
             if episode is not None or (success is not None and done):
                 self._episodes.append((episode, success if done else None))
 
-    def meet(
-        self, env: VecEnv, goes_on: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+    def synchronize(
+        self, env: VecEnv, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
     ) -> tuple[bool, list[tuple[Any, Any]], int]:
         """End a rollout.
 
         :param env: this process's environments, whose statistics become those of all
-        :param goes_on: whether this one wants to
-        :param keep: how many episodes are of interest, at most
+        :param keep_training: whether this one wants to
+        :param keep: how many episodes to share, at most
         :param num_timesteps: as this one has counted
         :param settings: what has to be the same in all
         :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
             their infos; and the largest count of timesteps, since one may have stopped early
-        :raises RanksError: the settings are no longer the same
+        :raises RanksError: the settings differ now
         """
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        facts, restarts = told(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
+        facts, restarts = as_text(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
         others = self.ranks.gather_values(
-            _Told(facts, goes_on, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
+            _Message(facts, keep_training, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
         )
-        refuse_different([other.facts for other in others])
+        require_equal([other.facts for other in others])
         self._episodes = []
         for i, each in enumerate(found):
             _put(each, total([self._common[i], *(other.moments[i] for other in others)]))
@@ -108,7 +108,7 @@ class Together:
         # In turns, since the window of means has no room for those of all.
         turns = zip_longest(*(other.episodes for other in others))
         episodes = [episode for turn in turns for episode in turn if episode is not None]
-        return all(other.goes_on for other in others), episodes, max(other.num_timesteps for other in others)
+        return all(other.keep_training for other in others), episodes, max(other.num_timesteps for other in others)
 
     @contextmanager
     def updating(self) -> Iterator[None]:

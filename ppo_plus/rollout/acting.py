@@ -43,8 +43,8 @@ def is_foreign(callback: BaseCallback) -> bool:
     """Whether a callback, or one in it, is neither SB3's nor ours, and so may do anything to the policy."""
     if not type(callback).__module__.startswith(("stable_baselines3.", "ppo_plus.")):
         return True
-    held = [value for name, value in vars(callback).items() if name != "parent"]
-    inner = [each for value in held for each in (value if isinstance(value, list) else [value])]
+    values = [value for name, value in vars(callback).items() if name != "parent"]
+    inner = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return any(is_foreign(each) if isinstance(each, BaseCallback) else callable(each) for each in inner)
 
 
@@ -56,7 +56,7 @@ def prepare_act(
     :param policy: the policy
     :param masks: where action masks come from, if they do
     :param compilation: whether and what to compile
-    :param callback: what is called between the steps; ``None``: nothing that knows the policy
+    :param callback: what is called between the steps; ``None``: nothing that may change the policy
     """
     acting = Acting(policy)
     tensors = acting.tensors()

@@ -2,7 +2,7 @@
 
 ``T`` steps of ``N`` environments, stored time-major. Steps are written through NumPy views of the tensors, so adding
 one is a plain copy. The views have the names of SB3's ``RolloutBuffer`` (``rewards``, ``values``, ``advantages``, …),
-so code that reads or overrides those keeps working. Of environments in tensors the storage may be on another device
+so code that reads or overrides those keeps working. For environments in tensors, the storage may be on another device
 (:meth:`~ppo_plus.RolloutBuffer.store_on`); under these names are then the tensors themselves.
 """
 
@@ -45,6 +45,22 @@ def _observation_bytes(space: spaces.Space[Any]) -> int:
     return math.prod(space.shape or ()) * min(np.dtype(space.dtype).itemsize, 4)
 
 
+def _stored(name: str) -> Any:
+    """A property that reads a stored array, and writes into it when it is assigned, as in ``self.returns = ...``."""
+
+    def read(buffer: "RolloutBuffer") -> Any:
+        return buffer._arrays.get(name)
+
+    def write(buffer: "RolloutBuffer", value: Any) -> None:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                buffer._arrays[name][key][...] = part
+        else:
+            buffer._arrays[name][...] = value
+
+    return property(read, write, doc=f"``{name}`` of the rollout, shape ``(T, N, ...)``; ``None`` before it is stored.")
+
+
 class RolloutBuffer:
     """The transitions of one rollout.
 
@@ -59,16 +75,16 @@ class RolloutBuffer:
     :param n_envs: number of environments, ``N``
     """
 
-    observations: np.ndarray | dict[str, np.ndarray]
-    actions: np.ndarray
-    rewards: np.ndarray
-    episode_starts: np.ndarray
-    values: np.ndarray
-    log_probs: np.ndarray
-    advantages: np.ndarray
-    returns: np.ndarray
-    params: np.ndarray
-    masks: np.ndarray | None = None
+    observations = _stored("observations")
+    actions = _stored("actions")
+    rewards = _stored("rewards")
+    episode_starts = _stored("episode_starts")
+    values = _stored("values")
+    log_probs = _stored("log_probs")
+    advantages = _stored("advantages")
+    returns = _stored("returns")
+    params = _stored("params")
+    masks = _stored("masks")
 
     def __init__(
         self,
@@ -95,32 +111,20 @@ class RolloutBuffer:
 
         :param device: where
         """
-        for name in vars(self).get("_tensors", ()):
-            del vars(self)[name]
         self.storage = device
         self._tensors: dict[str, Any] = {}
+        #: NumPy arrays that share the tensors' memory; on another device, the tensors.
+        self._arrays: dict[str, Any] = {}
         for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns"):
             self._allocate(name, th.zeros(self.n_envs, device=device))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Assigning to a stored array writes into it, so that `self.returns = ...`, as in SB3's code, takes effect.
-        stored = vars(self).get(name) if name in vars(self).get("_tensors", ()) else None
-        if isinstance(stored, dict):
-            for key, array in value.items():
-                stored[key] = array
-        elif stored is not None:
-            stored[...] = value
-        else:
-            super().__setattr__(name, value)
-
     def __getstate__(self) -> dict[str, Any]:
         # A pickled view would be a copy, so only the tensors are saved.
-        return {name: value for name, value in vars(self).items() if name not in self._tensors}
+        return {name: value for name, value in vars(self).items() if name != "_arrays"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        for name, tensors in self._tensors.items():
-            vars(self)[name] = _views(tensors)
+        self._arrays = {name: _views(tensors) for name, tensors in self._tensors.items()}
 
     def reset(self) -> None:
         """Start a new rollout in the memory of the last one."""
@@ -132,7 +136,7 @@ class RolloutBuffer:
         self.memories: list[Memory] = []
         # The next rollout may have no masks.
         self._tensors.pop("masks", None)
-        vars(self).pop("masks", None)
+        self._arrays.pop("masks", None)
 
     def size(self) -> int:
         """Steps per environment stored so far."""
@@ -166,13 +170,12 @@ class RolloutBuffer:
         self._write("params", params)
         if masks is not None:
             self._write("masks", masks)
-        pos = self.pos
-        self.rewards[pos] = reward
-        self.episode_starts[pos] = episode_start
-        self.values[pos] = value
-        self.log_probs[pos] = log_prob
-        # Bypasses `__setattr__`, which only arrays need.
-        vars(self).update(pos=pos + 1, full=pos + 1 == self.buffer_size)
+        arrays, pos = self._arrays, self.pos
+        arrays["rewards"][pos] = reward
+        arrays["episode_starts"][pos] = episode_start
+        arrays["values"][pos] = value
+        arrays["log_probs"][pos] = log_prob
+        self.pos, self.full = pos + 1, pos + 1 == self.buffer_size
 
     def put(self, **rows: Any) -> None:
         """Store one step of environments in tensors, as :meth:`add` one in NumPy's arrays.
@@ -183,7 +186,7 @@ class RolloutBuffer:
             if name not in self._tensors or (self.pos == 0 and not _holds(self._tensors[name], row)):
                 self._allocate(name, row)
             tree_map(lambda stored, new: stored[self.pos].copy_(new), self._tensors[name], row)
-        vars(self).update(pos=self.pos + 1, full=self.pos + 1 == self.buffer_size)
+        self.pos, self.full = self.pos + 1, self.pos + 1 == self.buffer_size
 
     def stored(self, name: str) -> Any:
         """What is stored under a name, as a tensor ``(T, N, ...)`` or a dict of them."""
@@ -263,7 +266,7 @@ class RolloutBuffer:
             self.advantages[self.valid] = normalize(advantages[th.from_numpy(self.valid)]).numpy()
 
     def twin(self) -> "RolloutBuffer":
-        """The same rollout, with :data:`ESTIMATED` of its own: what is estimated there leaves this one as it is."""
+        """The same rollout with copies of :data:`ESTIMATED`, so that new estimates leave this one unchanged."""
         twin = copy.copy(self)
         twin.__setstate__({"_tensors": self._tensors | {name: self._tensors[name].clone() for name in ESTIMATED}})
         return twin
@@ -346,9 +349,9 @@ class RolloutBuffer:
 
     def _write(self, name: str, rows: Any) -> None:
         """Copy ``rows`` into the current step; the first step of a rollout determines shapes and dtypes."""
-        if self.pos == 0 and not _fits(getattr(self, name, None), rows):
+        if self.pos == 0 and not _fits(self._arrays.get(name), rows):
             self._allocate(name, rows)
-        stored = getattr(self, name)
+        stored = self._arrays[name]
         if isinstance(rows, dict):
             for key, row in rows.items():
                 _put(stored[key], self.pos, row)
@@ -358,7 +361,7 @@ class RolloutBuffer:
     def _allocate(self, name: str, rows: Any) -> None:
         is_dict = isinstance(rows, dict)
         self._tensors[name] = {key: self._zeros(row) for key, row in rows.items()} if is_dict else self._zeros(rows)
-        vars(self)[name] = _views(self._tensors[name])
+        self._arrays[name] = _views(self._tensors[name])
 
     def _zeros(self, rows: Any) -> th.Tensor:
         if isinstance(rows, th.Tensor):
@@ -367,7 +370,7 @@ class RolloutBuffer:
 
 
 class _Arrays(dict[str, np.ndarray]):
-    """Stored arrays by key, into which assigning to a key writes."""
+    """Stored arrays by key; assigning to a key writes into its array."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         self[key][...] = value
@@ -438,7 +441,7 @@ class _SB3Methods:
 def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
     """Adapt a rollout buffer class written for SB3; it keeps no ``old_params``.
 
-    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned as it is)
+    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned unchanged)
     :raises TypeError: not a rollout buffer class
     """
     if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
@@ -449,7 +452,7 @@ def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
 
 
 def _as_incoming(stored: Any, rows: Any) -> Any:
-    """The array, or each array of a dict, in a dtype that holds ``rows``."""
+    """The array, or each array of a dict, in a dtype that can store ``rows``."""
     if isinstance(stored, dict):
         return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
     return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))

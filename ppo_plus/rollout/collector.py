@@ -115,7 +115,7 @@ class Collector:
         #: The environments, and the context in which their mistakes are explained.
         self._env: Any = None
         self._checked: Any = None
-        #: Of the environments' observations and rewards, as they were when the rollout began.
+        #: The statistics of a ``VecNormalize`` at the start of the rollout.
         self._statistics: Any = None
         #: Steps taken in this rollout.
         self.n_steps = 0
@@ -123,7 +123,7 @@ class Collector:
         self._incoming: Any = None
         #: How many steps each environment has taken, for messages.
         self._step = 0
-        #: What was remembered before the present step's end.
+        #: The memory after the current step's action.
         self._memory: Memory = {}
         #: Transitions cut by a time limit: row, column, final observation, memory before that.
         self._timeouts: list[tuple[int, int, Any, Memory]] = []
@@ -131,13 +131,13 @@ class Collector:
         self._resets: list[tuple[int, int]] = []
         #: Steps that led nowhere, since the environment failed and was replaced: row, column.
         self._cuts: list[tuple[int, int]] = []
-        #: Where the rollout ended: the observations after its last step, what was remembered, which begin an episode.
+        #: Where the rollout ended: the observations after its last step, the memory, which of them begin an episode.
         self._end: Any = None
         #: Its rewards as the environments gave them, ``(T, N)``.
         self._rewards: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # An incomplete rollout is dropped. On the CPU, so that it can be loaded where there is no GPU.
+        # An incomplete rollout is dropped. On the CPU, so that it can be loaded without a GPU.
         kept = Collector()
         kept.obs, kept.starts = self.obs, self.starts
         kept.carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
@@ -224,7 +224,7 @@ class Collector:
         return carry
 
     def renew_noise(self, policy: Any, sde_sample_freq: int | str) -> Carry:
-        """The carry, with held noise drawn again where it is due."""
+        """The carry, with held noise drawn again if it is due."""
         assert self.starts is not None
         if self.carry is None:
             self.carry = policy.init_carry(len(self.starts))

@@ -1,4 +1,4 @@
-"""Evaluation that leaves training undisturbed and hands action masks in."""
+"""Evaluation that does not disturb training, and passes action masks."""
 
 import copy
 import math
@@ -23,10 +23,10 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     elif model.env is not None:
         vec_env = model.env
     else:
-        raise ValueError("env=None, and the model has no environment of its own: pass env")
+        raise ValueError("env=None, and the model has no environment: pass env")
     disturbs = model.env is not None and (env is None or _parts(env) & _parts(model.env))
     if disturbs:
-        # Training notices, and begins its episodes anew.
+        # Training then starts new episodes.
         model.collector.interrupt()
     with _frozen(vec_env):
         player = with_masks(model, vec_env)

@@ -40,7 +40,7 @@ class LazyLocals(dict[str, Any]):
         return self[key]
 
     def __iter__(self) -> Iterator[str]:
-        # With a method of its own, `dict(locals)` and `{**locals}` ask for each value.
+        # Because this method is defined, `dict(locals)` and `{**locals}` read each value.
         return super().__iter__()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]

@@ -1,7 +1,7 @@
-"""Advantages estimated anew between the epochs of an update, by what the critic has learned in it.
+"""Advantages recomputed between the epochs of an update, with what the critic has learned in it.
 
 Advantages and returns of a rollout are estimates, made of the values that the critic had when it was collected. While
-an update passes over the rollout, the critic learns; estimated again by what it knows now, they are better ones.
+an update passes over the rollout, the critic learns; estimated again with what it has learned, they are better.
 
 Source: Andrychowicz et al. 2021, *What Matters for On-Policy Deep Actor-Critic Methods?* (arXiv:2006.05990), which
 recommends it; Tianshou's ``recompute_advantage``.
@@ -22,7 +22,7 @@ AT_ONCE = 1024
 
 
 def separate(rollout: Batch) -> Batch:
-    """The rollout with advantages and returns of its own, which may be estimated anew.
+    """The rollout with copies of its advantages and returns, which may be recomputed.
 
     :param rollout: what :meth:`~ppo_plus.rollout.buffer.RolloutBuffer.on_device` returned
     """
@@ -44,7 +44,7 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
 
 
-def estimated_anew(
+def reestimated(
     epochs: Iterable[Epoch],
     rollout: Batch,
     policy: Any,
@@ -53,7 +53,7 @@ def estimated_anew(
 ) -> Iterator[Epoch]:
     """Epochs; before each but the first, the rollout gets advantages and returns by the policy's present values.
 
-    What the rollout knows of the policy that collected it stays: its log-probabilities, and the old values that
+    What describes the policy that collected the rollout stays: its log-probabilities, and the old values that
     ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the buffer.
 
     :param epochs: passes over the rollout
@@ -65,7 +65,7 @@ def estimated_anew(
     twin = buffer.twin()
     for number, epoch in enumerate(epochs):
         if number:
-            # As in the rollout: without dropout, and with the statistics of batch normalization as they are.
+            # As in the rollout: without dropout, and with unchanged statistics of batch normalization.
             policy.set_training_mode(False)
             twin.put_values(values_of(policy, rollout))
             estimate(twin)

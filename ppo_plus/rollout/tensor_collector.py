@@ -1,7 +1,7 @@
 """Collecting from environments in tensors: nothing leaves the device until a rollout ends, and then once.
 
-What the host has to know of a rollout (whether its numbers are finite, which episodes have ended, how many time limits
-there were, what is to be logged, the statistics of a ``VecNormalize``) is computed on the device and read in one copy.
+What the host needs to know of a rollout (whether its numbers are finite, which episodes have ended, how many time
+limits there were, what to log, the statistics of a ``VecNormalize``) is computed on the device and read in one copy.
 """
 
 import warnings
@@ -67,12 +67,12 @@ class TensorCollector(Collector):
         self._stepped: Stepped
         self._normalizing: Normalizing | None = None
         self._to_env: Any = None
-        #: Of each step what it led to, without what is in the buffer.
+        #: What each step returned, without what is in the buffer.
         self._steps: list[Stepped] = []
-        #: Of each step of which environments the final observation is in the buffer, booleans ``(N,)``.
+        #: For each step, which environments have their final observation in the buffer, booleans ``(N,)``.
         self._known: list[th.Tensor] = []
         self._knows_any = False
-        #: Of each step what was remembered before its end; empty without memory.
+        #: The memory after each step's action; empty without memory.
         self._memories: list[Memory] = []
         self._log = _Log()
 
@@ -280,7 +280,7 @@ class TensorCollector(Collector):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "the simulator does not tell the observations that episodes end with, so the value of the one before "
+                "the simulator does not return final observations of episodes, so the value of the observation before "
                 f"stands for what a time limit has cut off: {self._simulator.env.remedy}",
                 stacklevel=5,
             )
@@ -344,7 +344,7 @@ class _Log:
         return th.cat(each) if each else th.empty(0, device=device)
 
     def named(self, means: np.ndarray) -> dict[str, float]:
-        """All means by name, as they are to be logged."""
+        """All means by the name under which they are logged."""
         names = [name for names in self._rows for name in names]
         found = {name: sum(values) / len(values) for name, values in self._numbers.items()}
         found |= dict(zip(names, means.tolist(), strict=True))

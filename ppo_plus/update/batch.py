@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     :param valid: which transitions to learn from, booleans of shape ``(B,)``; ``None``: all. The others only hand on
         the memory
     :param normalized: advantages normalized within the minibatch that several processes have parts of, shape ``(B,)``;
-        ``None``: there are no others
+        ``None``: there is one process
     :param features: what the policy's encoder makes of the observations, where it has run already; else ``None``
     """
 

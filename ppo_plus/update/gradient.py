@@ -1,4 +1,4 @@
-"""The gradient of a loss: on the policy's weights as they are, and as pure functions of other tensors.
+"""The gradient of a loss: of the policy's own weights, and as pure functions of other tensors.
 
 A policy with memory may be differentiated in two parts, joined by the chain rule: its encoder, whose loops over time no
 compiler outdoes, as it is, and the loss as a function of the encoder's features (:func:`head_gradient`), which can be
@@ -108,7 +108,7 @@ def others_of(policy: nn.Module) -> Callable[[], list[th.Tensor]]:
 
 @contextmanager
 def standing_in(policy: Any, vector: th.Tensor, others: list[th.Tensor]) -> Iterator[list[th.Tensor]]:
-    """Let a policy compute with the weights in ``vector``, and with ``others``; lends the weights as parameters."""
+    """Let a policy compute with the weights in ``vector``, and with ``others``; yields the weights as parameters."""
     own = trainable(policy.optimizer)
     params = [part.detach().requires_grad_() for part in views(vector, own)]
     with swapped(policy, [*own, *others_of(policy)()], [*params, *others]):

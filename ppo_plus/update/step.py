@@ -143,7 +143,7 @@ class Records:
     def __init__(self, columns: Columns, records: list[th.Tensor]):
         self._table = th.stack(records)
         self._counted = self._table[self._table[:, FLAGS.index("counted")] > 0]
-        #: Where each diagnostic stands; of equal names the last one's.
+        #: The column of each diagnostic; the last one if names are equal.
         self.columns = {name: column for column, name in enumerate(columns.names) if column >= len(FLAGS)}
 
     def finite(self) -> list[bool]:

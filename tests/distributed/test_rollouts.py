@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppo_plus.distributed import rollouts as together
+from ppo_plus.distributed import rollouts
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.rollouts import Together
+from ppo_plus.distributed.rollouts import SharedRollouts
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def updates(monkeypatch):
 
     def run(ranks, computed, waited, n_updates):
         clock = itertools.count(0, computed + waited)
-        monkeypatch.setattr(together, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        all_of_them = Together(ranks)
+        monkeypatch.setattr(rollouts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        all_of_them = SharedRollouts(ranks)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(n_updates):

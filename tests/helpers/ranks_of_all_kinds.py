@@ -53,7 +53,7 @@ def collectives(ranks):
 
 
 def differing(ranks):
-    said = "need the same n_steps, but there is n_steps=16 on rank 0 and n_steps=32 on rank 1"
+    said = "n_steps differs between ranks: 16 on rank 0, 32 on rank 1"
     with pytest.raises(RanksError, match=re.escape(said)):
         model(n_steps=16 * (1 + ranks.rank)).learn(64)
 
@@ -145,7 +145,7 @@ def differing_later(ranks):
             locals_["self"].n_epochs = 2
         return True
 
-    said = "need the same n_epochs"
+    said = "n_epochs differs between ranks"
     with pytest.raises(RanksError, match=re.escape(said)):
         model().learn(256, callback=ConvertCallback(change))
 
@@ -158,7 +158,7 @@ def differing_schedules(ranks):
             locals_["self"].lr_schedule = lambda progress: 1e-3
         return True
 
-    said = "need the same learning_rate, but there is learning_rate=0.0003 on rank 0"
+    said = "learning_rate differs between ranks: 0.0003 on rank 0"
     with pytest.raises(RanksError, match=re.escape(said)):
         model().learn(256, callback=ConvertCallback(change))
 
@@ -166,7 +166,7 @@ def differing_schedules(ranks):
 def differing_callbacks(ranks):
     """Those in which processes wait for each other."""
     callback = EvalAfterUpdates(vec(spaces.Discrete(3))) if ranks.leads else None
-    said = "need the same callback, but there is callback=['EvalAfterUpdates'] on rank 0 and callback=[] on rank 1"
+    said = "callback differs between ranks: ['EvalAfterUpdates'] on rank 0, [] on rank 1"
     with pytest.raises(RanksError, match=re.escape(said)):
         model().learn(64, callback=callback)
 

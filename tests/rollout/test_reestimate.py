@@ -267,7 +267,7 @@ def test_an_update_that_the_kl_control_stops_estimates_no_more():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="recompute_advantages=True needs a rollout that stays as it is"):
+    with pytest.raises(ValueError, match="recompute_advantages=True needs a rollout that stays unchanged"):
         make("discrete", rollout_buffer_class=SB3Buffer)
     with pytest.raises(TypeError, match="recompute_advantages=1 must be True or False"):
         make("discrete", recompute_advantages=1)

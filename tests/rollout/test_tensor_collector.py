@@ -70,7 +70,7 @@ def test_masked_training_is_that_of_the_same_task_in_numpy(kind, memory, masks):
 
 
 @pytest.mark.parametrize("memory", ["", "Lstm"])
-def test_advantages_are_estimated_anew_as_in_numpy(memory):
+def test_advantages_are_reestimated_as_in_numpy(memory):
     given = {"recompute_advantages": True, "n_epochs": 4}
     numpy, tensors = train_twins(ACTIONS["box"], memory=memory, **given)
     assert_same(numpy, tensors)
@@ -126,7 +126,7 @@ def test_without_final_observations_the_value_before_stands_in_and_one_warning_s
     model = make(env, gamma=0.5)
     with pytest.warns(UserWarning, match="ask for them") as caught:
         model.learn(96)
-    assert len([each for each in caught if "does not tell" in str(each.message)]) == 1
+    assert len([each for each in caught if "does not return final observations" in str(each.message)]) == 1
 
     told = TensorTwin(3, ACTIONS["discrete"], limit=3)
     other = make(told, gamma=0.5)
