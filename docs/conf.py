@@ -42,7 +42,10 @@ nitpick_ignore_regex = [
         r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv",
     ),
     # Internal parts of a model.
-    ("py:class", r"ppo_plus\.(rollout\.(collector|reestimate)|update\.update|distributed\.ranks)\.\w+"),
+    (
+        "py:class",
+        r"ppo_plus\.(rollout\.(collector|reestimate)|update\.update|distributed\.ranks)\.\w+",
+    ),
 ]
 #: Split longer signatures into a line per argument, so that they fit on a phone.
 maximum_signature_line_length = 72
