@@ -2,9 +2,9 @@
 
     python docs/tables.py    # write them into README.md and the pages
 
-Each table is between the comments ``<!-- table: NAME -->`` and ``<!-- end of table -->``. It is stored in the page and made
-again when the documentation is built; a test checks that both are equal. Rows and cells come from ``benchmarks/report``,
-so a table here equals the one that the measuring script prints.
+Each table is between the comments ``<!-- table: NAME -->`` and ``<!-- end of table -->``. It is stored in the page, and
+made again when the documentation is built; a test checks that both are equal. Rows and cells come from
+``benchmarks/report``, so a table here equals the one that the measuring script prints.
 """
 
 import re
