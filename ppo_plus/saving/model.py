@@ -22,9 +22,8 @@ from ppo_plus.formulas.schedules import Bounded
 from ppo_plus.require import require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.decode import restore
-from ppo_plus.saving.format.encode import Undescribable, describe
 from ppo_plus.saving.format.names import Damaged, Refused, name_of, require_attributes
+from ppo_plus.saving.format.values import Undescribable, describe, restore
 from ppo_plus.saving.sb3.from_sb3 import argument_attributes
 from ppo_plus.saving.sb3.zip import check_unread, read_sb3_zip
 

@@ -27,8 +27,8 @@ from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import log_state, random_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.encode import Undescribable
 from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import assemble, state_of
 from ppo_plus.saving.sb3.from_sb3 import argument_attributes
 

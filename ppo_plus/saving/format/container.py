@@ -1,7 +1,7 @@
 """One value as one file: a zip archive of a text that people can read and the arrays that it names.
 
 ``description.json`` says what the file is, its version, the packages that wrote it, and the value
-(:mod:`ppo_plus.saving.format.encode`); ``arrays.safetensors`` has the numbers, and other programs read it too. Neither
+(:mod:`ppo_plus.saving.format.values`); ``arrays.safetensors`` has the numbers, and other programs read it too. Neither
 is compressed, so reading takes no more memory than a few times the file; the archive's checksums see every changed bit.
 """
 
@@ -21,9 +21,8 @@ import torch as th
 from stable_baselines3.common.save_util import open_path
 
 from ppo_plus.saving.format.atomic import replacing
-from ppo_plus.saving.format.decode import restore
-from ppo_plus.saving.format.encode import describe
 from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.values import describe, restore
 
 #: The version of the format that is written and read. It changes whenever what files of any kind contain does.
 VERSION = 2
@@ -40,7 +39,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
     :param path_or_file: its path, or an open file
     :param kind: its kind, such as ``"model"``; :func:`read` asks for it
-    :param value: see :func:`~ppo_plus.saving.format.encode.describe`
+    :param value: see :func:`~ppo_plus.saving.format.values.describe`
     :raises Undescribable: something in it has no description
     :raises OSError: it cannot be written
     """

@@ -19,8 +19,8 @@ from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint, random_state
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.encode import Undescribable
 from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.values import Undescribable
 
 TOTAL = 400
 
