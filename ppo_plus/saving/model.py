@@ -60,10 +60,7 @@ MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
 
 def places_of_arguments(cls: Any) -> dict[str, str]:
-    """The arguments of ``PPO_Plus`` and its spaces: the names in a file, and the attributes that have them.
-
-    :param cls: the class, or one that is derived from it; further arguments of that are attributes like any other
-    """
+    """The arguments of ``PPO_Plus`` and its spaces: the names in a file, and the attributes that have them."""
     ours = next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
     return {name: name for name in ALWAYS} | argument_attributes(ours)
 
@@ -87,9 +84,6 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
     """A model as a value that files can contain; :func:`assemble` makes the model again.
 
-    :param model: a :class:`~ppo_plus.PPO_Plus`
-    :param exclude: attributes to leave out
-    :param include: attributes to keep that would be left out
     :return: ``"arguments"`` and ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under
         ``"missing"``, by name, why what has no description is left out
     """
@@ -211,13 +205,6 @@ def assemble(
 ) -> Any:
     """The model of a file, made in SB3's order.
 
-    :param cls: its class
-    :param saved: from :func:`state_of`
-    :param env: where to train on
-    :param device: where to compute
-    :param force_reset: start new episodes, if an environment is given
-    :param changes: attributes to change
-    :param custom_objects: attributes in place of those in the file
     :raises Damaged: it does not describe a model
     """
     places = _by_place(cls, saved)
@@ -297,7 +284,6 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
 def _building(n_weights: int) -> Iterator[None]:
     """Do not build much larger networks than a file has weights for: memory would be allocated, but never used.
 
-    :param n_weights: how many it has
     :raises Damaged: the networks are larger, or do not fit
     """
     thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * n_weights

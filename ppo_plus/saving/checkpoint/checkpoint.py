@@ -58,9 +58,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
     together, and the first gets the states of all.
 
-    :param model: a :class:`~ppo_plus.PPO_Plus` with environments
-    :param folder: the folder that it is going to be written to
-    :param logs: patterns of files that are only appended to, below ``folder``; see :class:`Checkpoints`
     :raises RuntimeError: a rollout is not finished
     """
     if not model.call.between_rollouts:
@@ -121,11 +118,7 @@ def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
     """Write a checkpoint, completely or not at all; of several processes, the first writes that of all.
 
-    :param folder: the folder
-    :param checkpoint: from :func:`take`
-    :param keep: the number of files to leave in the folder, at least 1; ``None``: all
     :return: its file
-    :raises OSError: it cannot be written
     :raises Undescribable: it has a value that can only be pickled
     """
     path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
@@ -168,7 +161,6 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 def read(folder: str | Path) -> dict[str, Any]:
     """The newest valid checkpoint in a folder, of the first process.
 
-    :param folder: the folder, or the file of a checkpoint
     :raises FileNotFoundError: there is none
     :raises Damaged: none is valid
     """
@@ -352,10 +344,9 @@ class Checkpoints(BaseCallback):
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
     def _is_due(self) -> bool:
-        by_steps = (
-            self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
-        )
-        return by_steps or (self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes)
+        if self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq:
+            return True
+        return self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
 
     def _on_step(self) -> bool:
         return True

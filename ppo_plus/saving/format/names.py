@@ -10,7 +10,7 @@ readable.
 """
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -143,7 +143,6 @@ def public_name(name: str) -> str:
 def find(name: str) -> Any:
     """The class or function that a file asks for.
 
-    :param name: from :func:`name_of`
     :raises Refused: files may not ask for it, or it is not there
     """
     if name in _registered:
@@ -159,7 +158,6 @@ def find(name: str) -> Any:
 def find_class_of_objects(name: str) -> type:
     """The class of an object that is in a file.
 
-    :param name: from :func:`name_of`
     :raises Refused: files may not contain such objects
     """
     found = _registered.get(name)
@@ -172,17 +170,15 @@ def find_class_of_objects(name: str) -> type:
     return found
 
 
-def require_attributes(cls: type, names: Iterable[str], forbidden: Collection[str] = ()) -> None:
-    """Check names that a file gives to attributes: they must not replace methods or properties.
+def require_attributes(cls: type, names: Iterable[str]) -> None:
+    """Check the names of attributes that a file gives to an object of a class: they must not replace methods or
+    properties.
 
-    :param cls: the class of the object that gets them
-    :param forbidden: names of attributes that no file gives
     :raises Refused: one of them does, or is not a name
     """
     for name in names:
         defined = inspect.getattr_static(cls, name, None)
-        is_plain = name.isidentifier() and not name.startswith("__") and name not in forbidden
-        if not is_plain or callable(defined) or hasattr(defined, "__get__"):
+        if not name.isidentifier() or name.startswith("__") or callable(defined) or hasattr(defined, "__get__"):
             raise Refused(f"it sets {name[:100]!r}, which is not a plain attribute of {cls.__name__}")
 
 

@@ -372,8 +372,6 @@ def object_state(value: Any) -> dict[str, Any] | None:
 def make_object(cls: type, state: dict[str, Any]) -> Any:
     """An object of a class; dataclasses and spaces check their values as they always do.
 
-    :param cls: the class, which files may contain objects of
-    :param state: from :func:`object_state`
     :raises Exception: of any kind, if they do not make an object
     """
     made: Any

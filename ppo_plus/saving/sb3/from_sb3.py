@@ -21,19 +21,9 @@ from ppo_plus.saving.sb3.zip import SavedBySB3, check_unread, read_sb3_zip
 Path = str | pathlib.Path | io.BufferedIOBase
 
 #: Attributes that are not copied: they belong to the new model's environment, device and networks.
-OWN = (
-    "policy_class",
-    "device",
-    "env",
-    "n_envs",
-    "rollout_buffer",
-    "policy",
-    "_vec_normalize_env",
-    "lr_schedule",
-    "_last_obs",
-    "_last_episode_starts",
-    "_last_lstm_states",
-)
+OWN = {"policy_class", "n_envs", "lr_schedule", "collector", "updater", "compilation"} | {
+    *("_last_obs", "_last_episode_starts", "_last_lstm_states"),
+}
 
 
 def from_sb3(
@@ -59,14 +49,10 @@ def from_sb3(
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
         require_spaces(env, data["observation_space"], data["action_space"])
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    # Containers are copied, so that the two models share nothing that either changes.
-    vars(model).update(
-        {
-            name: copy.copy(value) if isinstance(value, (dict, deque)) else value
-            for name, value in data.items()
-            if name not in OWN
-        }
-    )
+    left_out = OWN.union(model._excluded_save_params())
+    for name in data.keys() - left_out:
+        # Containers are copied, so that the two models share nothing that either changes.
+        vars(model)[name] = copy.copy(data[name]) if isinstance(data[name], (dict, deque)) else data[name]
     trainer, name = _CONTRIB.get(_name(data["policy_class"]), ("PPO", ""))
     model.policy_class = model.policy_aliases.get(name, data["policy_class"])
     model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
@@ -99,8 +85,6 @@ def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
     .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
 
     The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
-
-    :param parameters: what ``get_parameters`` returns; changed in place
     """
     weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
     names: dict[Any, str] = {}
@@ -149,8 +133,6 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The changes, by the names of attributes.
 
-    :param cls: the model's class
-    :param kwargs: values of arguments, or as in SB3 of other attributes
     :raises TypeError: a model has no such argument or attribute
     """
     known = _changeable(cls)
@@ -224,7 +206,7 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     check_unread(path, saved.unread, needed)
     data = {**saved.data, **custom_objects}
     _check_policy(data["policy_class"])
-    require_attributes(cls, data.keys() - OWN)
+    require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
     return saved._replace(data=data)
 
 

@@ -79,7 +79,6 @@ _INSTRUCTIONS = frozenset(
 def parse(data: bytes) -> Any:
     """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names.
 
-    :param data: the pickle
     :raises Refused: it has instructions that plain values and objects do not need
     """
     try:

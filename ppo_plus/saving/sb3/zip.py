@@ -28,12 +28,7 @@ NOT_NEEDED = frozenset(
 
 
 class SavedBySB3(NamedTuple):
-    """What could be read of a model.
-
-    :param data: its attributes
-    :param unread: why the others could not be read, by name
-    :param parameters: states of networks and optimizers, by name
-    """
+    """What could be read of a model."""
 
     data: dict[str, Any]
     unread: dict[str, str]
@@ -43,11 +38,8 @@ class SavedBySB3(NamedTuple):
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
     """Read what can be read without running anything.
 
-    :param path_or_file: the ``.zip`` file
-    :param skipped: attributes that are not asked for
     :raises Refused: its weights cannot be read so
     :raises Damaged: it is damaged, or no saved model
-    :raises OSError: it cannot be opened
     """
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file:
@@ -59,9 +51,6 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
 def check_unread(path_or_file: PathOrFile, unread: Mapping[str, str], needed: Collection[str]) -> None:
     """Raise an error if something needed could not be read, and warn of anything else.
 
-    :param path_or_file: its file
-    :param unread: why attributes could not be read, by name
-    :param needed: the names that a model cannot do without
     :raises Refused: one of them could not be read; says which, and the remedy
     """
     missing = {name: reason for name, reason in unread.items() if name in needed}
