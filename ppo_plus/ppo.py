@@ -62,7 +62,6 @@ from ppo_plus.saving.format.container import is_container, opened_to_write, path
 from ppo_plus.saving.model import load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.sb3.zip import is_of_sb3
 from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
@@ -902,10 +901,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """
         kwargs, objects = changes(cls, kwargs), custom_objects or {}
-        if not trust_pickle or is_container(path):
-            if is_of_sb3(path):
-                return from_sb3(cls, path, env, device, kwargs, objects)
+        if is_container(path):
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if "value_clip" not in saved_by(path, custom_objects).data:
-            return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
+        if not trust_pickle or "value_clip" not in saved_by(path, custom_objects).data:
+            return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

@@ -159,7 +159,6 @@ PUBLIC |= {"_asdict", "_fields", "_make", "_replace"}
 PRIVATE: dict[str, set[str]] = {
     "_build": {"policy.policies"},
     "_build_mlp_extractor": {"policy.policies", "policy.recurrent"},
-    "_char_list": {"saving.format.objects"},
     "_checkpoint_path": {"zoo.callbacks"},
     "_current_progress_remaining": {"ppo", "saving.model"},
     "_current_step": {"envs.resumable.known_envs"},
@@ -181,7 +180,7 @@ PRIVATE: dict[str, set[str]] = {
     "_last_original_obs": {"saving.model"},
     "_log_success_callback": {"zoo.callbacks"},
     "_maybe_recommend_cpu": {"ppo"},
-    "_modules": {"compiling.constants", "compiling.torch_private", "saving.format.objects"},
+    "_modules": {"compiling.constants", "compiling.torch_private", "saving.format.values"},
     "_n_updates": {"distributed.rollouts", "ppo", "saving.model", "zoo.callbacks"},
     "_num_timesteps_at_start": {"saving.model"},
     "_obs_buffer": {"envs.resumable.known_envs"},
