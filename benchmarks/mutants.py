@@ -526,10 +526,10 @@ ROLLOUT = (
     ),
     Fault(
         "unchecked-where-the-shape-fits",
-        "envs/supervised/faults.py",
-        "obs.shape == space.shape and is_finite(obs)",
-        "obs.shape == space.shape",
-        "tests/envs/supervised/test_faults.py",
+        "envs/outputs.py",
+        "if values and not is_finite(array):",
+        "if False:",
+        "tests/envs/test_outputs.py",
     ),
     Fault(
         "asked-and-blamed",

@@ -13,8 +13,9 @@ from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.errors import RESET, explanation
-from ppo_plus.envs.supervised.faults import DISK_FULL, Fault, InvalidOutput, check_obs, check_reward
+from ppo_plus.envs.errors import explanation
+from ppo_plus.envs.outputs import InvalidOutput, check_info, check_obs, check_reward
+from ppo_plus.envs.supervised.faults import DISK_FULL, Fault
 from ppo_plus.policy.masking import METHOD
 
 
@@ -78,8 +79,7 @@ class GuardedEnv:
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**arguments)
-        if not isinstance(info, dict):
-            raise InvalidOutput(f"returned {info!r:.200} as info: {RESET}")
+        check_info(info)
         check_obs(obs, self._space)
         return obs, info
 

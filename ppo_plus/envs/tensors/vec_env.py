@@ -17,8 +17,8 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.errors import check_shape
 from ppo_plus.envs.nested import mapped
+from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
