@@ -727,7 +727,7 @@ TOP = (
     Fault(
         "actions-not-copied",
         "envs/resumable/wrapper.py",
-        "action if type(action) in IMMUTABLE else _copied(action)",
+        "action if type(action) in IMMUTABLE else copy.deepcopy(action)",
         "action",
         "tests/envs/resumable/test_wrapper.py",
     ),

@@ -25,7 +25,6 @@ of wrappers that outlast an episode.
 """
 
 import copy
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,10 +32,17 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import MOMENTS
-from ppo_plus.envs.resumable.attributes import NotResumableError, State, get_attributes, plain, set_attributes
 from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, class_name
-from ppo_plus.envs.resumable.layers import has_state, own_state, reason_of, set_own_state
-from ppo_plus.envs.resumable.np_random import generator_of, set_generator, with_parts
+from ppo_plus.envs.resumable.plain_values import (
+    NotResumableError,
+    State,
+    get_attributes,
+    has_state,
+    lacks_state,
+    own_state,
+    plain,
+    set_attributes,
+)
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
@@ -53,7 +59,6 @@ def get_state(vec_env: VecEnv) -> State:
         the present episodes
     """
     state: State = {"layers": [], "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
-    state["action_space"] = [generator_of(space) for space in with_parts(vec_env.action_space)]
     reasons: list[str | None] = []
     for layer in _vec_layers(vec_env):
         state["layers"].append(_title(layer))
@@ -64,7 +69,7 @@ def get_state(vec_env: VecEnv) -> State:
             elif type(layer) in VEC_ENVS:
                 kept = {"seeds": plain(layer._seeds), "options": plain(layer._options)}
                 _require_wrapped(layer)
-                state["envs"] = _call(layer, "get_episode_state", [()] * layer.num_envs)
+                state["envs"] = layer.env_method("get_episode_state")
                 reasons += [env["reason"] for env in state["envs"]]
                 if isinstance(layer, SupervisedVecEnv):
                     # After the call, in which environments may be replaced.
@@ -72,7 +77,7 @@ def get_state(vec_env: VecEnv) -> State:
             elif class_name(layer) in VEC_WRAPPERS:
                 kept = get_attributes(layer, VEC_WRAPPERS[class_name(layer)])
             else:
-                raise NotResumableError(reason_of([layer]))
+                raise NotResumableError(lacks_state([layer]))
         except NotResumableError as error:
             reasons.append(str(error))
         state["vec_layers"].append(kept)
@@ -98,12 +103,10 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             f"{state['n_envs']} in {' of '.join(state['layers'])}: make env as it was made before"
         )
     reasons: list[str | None] = [state["reason"]]
-    for space, generator in zip(with_parts(vec_env.action_space), state["action_space"], strict=True):
-        set_generator(space, generator)
     # The single environments first, then the wrappers around them.
     for layer, kept in zip(reversed(layers), reversed(state["vec_layers"]), strict=True):
         if "own" in kept:
-            set_own_state(layer, kept["own"])
+            layer.set_state(copy.deepcopy(kept["own"]))
         elif type(layer) in VEC_ENVS:
             if kept:
                 layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
@@ -111,7 +114,8 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
                 layer.set_supervision(kept["supervision"])
             if state["envs"] is not None:
                 _require_wrapped(layer)
-                reasons += _call(layer, "set_episode_state", [(env,) for env in state["envs"]])
+                for i, env in enumerate(state["envs"]):
+                    reasons += layer.env_method("set_episode_state", env, indices=i)
         elif class_name(layer) in VEC_WRAPPERS:
             set_attributes(layer, VEC_WRAPPERS[class_name(layer)], kept)
     return next((reason for reason in reasons if reason is not None), None)
@@ -151,16 +155,3 @@ def _require_wrapped(vec_env: Any) -> None:
             "the single environments are not in a ppo_plus.Resumable, outermost: "
             "make_vec_env(..., wrapper_class=ppo_plus.Resumable)"
         )
-
-
-def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-    """Call a method of each environment with its own arguments, in all processes at once."""
-    if isinstance(vec_env, DummyVecEnv):
-        return [getattr(env, method)(*each) for env, each in zip(vec_env.envs, arguments, strict=True)]
-    if isinstance(vec_env, SupervisedVecEnv):
-        # Without a timeout: a replay takes as long as the episode took.
-        return vec_env.call({i: ("env_method", method, each, {}) for i, each in enumerate(arguments)}, math.inf)
-    # `env_method` would pass the same arguments to all.
-    for remote, each in zip(vec_env.remotes, arguments, strict=True):
-        remote.send(("env_method", (method, each, {})))
-    return [remote.recv() for remote in vec_env.remotes]

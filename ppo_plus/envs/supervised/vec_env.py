@@ -35,6 +35,7 @@ from ppo_plus.envs.supervised.faults import EnvFault, Fault
 from ppo_plus.envs.supervised.guarded import CallerError
 from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, closing_deadline, context
 from ppo_plus.generators import derived_seed
+from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -248,22 +249,19 @@ class SupervisedVecEnv(VecEnv):
     def _to_start(self) -> float | None:
         return None if self.timeout is None else self.timeout + STARTING
 
-    def call(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
+    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None) -> list[Any]:
         """Call environments between two steps.
 
-        :param messages: one for each environment that is called
         :param seconds: how long to wait; infinite: no limit; ``None``: :attr:`timeout`
         :return: the answers; an environment that fails is replaced, and called again
         """
+        messages = dict.fromkeys(self._get_indices(indices), message)
         answers = self._exchange(messages, seconds)
-        for i, message in messages.items():
+        for i in messages:
             while isinstance(answers[i], Fault):
                 self._replaced[i] = answers[i].reason, self._renew(i, answers[i])
                 answers[i] = self._exchange({i: message}, seconds)[i]
         return list(answers.values())
-
-    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None) -> list[Any]:
-        return self.call(dict.fromkeys(self._get_indices(indices), message))
 
     def has_attr(self, attr_name: str) -> bool:
         return all(self._call(("has_attr", attr_name)))
@@ -284,9 +282,10 @@ class SupervisedVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the single environments. An error in it is raised here, except in ``action_masks``, where it
-        is a fault of the environment."""
-        return self._call(("env_method", method_name, method_args, method_kwargs), indices)
+        """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
+        it is raised here, except in ``action_masks``, where it is a fault of the environment."""
+        message = ("env_method", method_name, method_args, method_kwargs)
+        return self._call(message, indices, None if method_name == METHOD else math.inf)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._call(("is_wrapped", wrapper_class), indices)
