@@ -548,7 +548,7 @@ ROLLOUT = (
     Fault(
         "restarted-with-its-seed",
         "envs/supervised/vec_env.py",
-        "self.env_seeds[i] = _next_seed(seed)",
+        "self.env_seeds[i] = derived_seed([seed, 1])",
         "self.env_seeds[i] = seed",
         "tests/envs/supervised/test_vec_env.py",
     ),

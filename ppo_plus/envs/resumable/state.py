@@ -44,7 +44,7 @@ from ppo_plus.envs.resumable.plain_values import (
     set_attributes,
 )
 from ppo_plus.envs.resumable.wrapper import Resumable
-from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
+from ppo_plus.envs.supervised.vec_env import STATE, SupervisedVecEnv
 
 #: What steps single environments.
 VEC_ENVS = (DummyVecEnv, LeanVecEnv, SubprocVecEnv, SupervisedVecEnv)
@@ -73,7 +73,7 @@ def get_state(vec_env: VecEnv) -> State:
                 reasons += [env["reason"] for env in state["envs"]]
                 if isinstance(layer, SupervisedVecEnv):
                     # After the call, in which environments may be replaced.
-                    kept["supervision"] = plain(layer.get_supervision())
+                    kept["supervision"] = get_attributes(layer, STATE)
             elif class_name(layer) in VEC_WRAPPERS:
                 kept = get_attributes(layer, VEC_WRAPPERS[class_name(layer)])
             else:
@@ -111,7 +111,7 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             if kept:
                 layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
             if "supervision" in kept and isinstance(layer, SupervisedVecEnv):
-                layer.set_supervision(kept["supervision"])
+                set_attributes(layer, STATE, kept["supervision"])
             if state["envs"] is not None:
                 _require_wrapped(layer)
                 for i, env in enumerate(state["envs"]):

@@ -25,10 +25,7 @@ class _RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class CallerError:
-    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error.
-
-    :param error: the error to raise
-    """
+    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error."""
 
     error: Exception
 
@@ -59,18 +56,12 @@ class GuardedEnv:
             # Before the environment is made, there is none to name.
             found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(reason, _RemoteTraceback(_traceback(error)) if self._remote else error)
-
-    @property
-    def unwrapped(self) -> Any:
-        return self.env.unwrapped
+            return Fault(
+                reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))) if self._remote else error
+            )
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
-        """Make the environment.
-
-        :param again: whether there was one before, so that a ``Monitor`` appends to the files that exist
-        :return: its name, and its spaces
-        """
+        """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
         with _appending() if again else nullcontext():
             self.env: Any = _patch_env(self._make())
         # Kept, since wrappers would look it up in what they wrap at each step.
@@ -143,18 +134,11 @@ def _appending() -> Iterator[None]:
         monitor.ResultsWriter = writer  # type: ignore[misc]
 
 
-def _traceback(error: BaseException) -> str:
-    return "\n" + "".join(traceback.format_exception(error))
-
-
 def _sendable(error: Exception) -> Exception:
     """An error as one of Python's built-in classes, which can be sent to another process."""
-    found: Exception
+    kinds = (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, OSError, Exception)
+    found = next(kind for kind in kinds if isinstance(error, kind))(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        found = OSError(error.errno, error.strerror, error.filename)
-    else:
-        kind = next(kind for kind in (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, Exception)
-                    if isinstance(error, kind))  # fmt: skip
-        found = kind(str(error))
-    found.add_note(_traceback(error))
+        found = OSError(error.errno, error.strerror)
+    found.add_note("".join(traceback.format_exception(error)))
     return found

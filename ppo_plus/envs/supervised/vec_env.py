@@ -15,7 +15,6 @@ episode failed, the step is complete, and there is no such row.
 ``N`` is the number of environments.
 """
 
-import copy
 import math
 import time
 import warnings
@@ -31,15 +30,18 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.errors import described
 from ppo_plus.envs.nested import mapped, row_of
+from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.faults import EnvFault, Fault
 from ppo_plus.envs.supervised.guarded import CallerError
-from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, closing_deadline, context
+from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, context
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
+#: The attributes that, beside the single environments, are its state.
+STATE = ("n_restarts", "n_steps", "env_seeds", "_last_obs", "_attributes", "_replaced")
 #: Seconds beyond the time limit that a process may take to start and to make its environment.
 STARTING = 60.0
 
@@ -172,11 +174,8 @@ class SupervisedVecEnv(VecEnv):
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
-        """Replace environment ``i``.
+        """Replace environment ``i``; returns what the first reset of the fresh one returned.
 
-        :param fault: what it did
-        :param options: arguments of the first reset, besides the seed
-        :return: what the first reset of the fresh environment returned
         :raises EnvFault: no restart is left
         """
         while True:
@@ -188,7 +187,7 @@ class SupervisedVecEnv(VecEnv):
             self.report(f"{self._who(i)} {fault.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
             seed = self.env_seeds[i]
             if seed is not None:
-                self.env_seeds[i] = _next_seed(seed)
+                self.env_seeds[i] = derived_seed([seed, 1])
             answer = self._begin(i, fault.hangs, {"seed": self.env_seeds[i], **(options or {})})
             if not isinstance(answer, Fault):
                 return answer
@@ -197,7 +196,7 @@ class SupervisedVecEnv(VecEnv):
     def _begin(self, i: int, hangs: bool, arguments: dict[str, Any]) -> Any:
         """Make environment ``i`` again and reset it; returns the answer."""
         worker = self._workers[i]
-        worker.stop(time.monotonic() if hangs else closing_deadline())
+        worker.stop(time.monotonic() + (0 if hangs else workers.CLOSING))
         worker.start(again=True)
         answer = self._collect([i], self._to_start)[i]
         if isinstance(answer, Fault):
@@ -225,17 +224,14 @@ class SupervisedVecEnv(VecEnv):
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> dict[int, Any]:
-        """Send messages to environments and return their answers; the rest is as for :meth:`_collect`."""
         for i, message in messages.items():
             self._workers[i].send(message)
         return self._collect(messages, seconds)
 
     def _collect(self, indices: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of environments.
+        """The answers of environments to which messages were sent.
 
-        :param indices: environments to which messages were sent
-        :param seconds: how long to wait for all of them; ``None``: for :attr:`timeout`
-        :raises MemoryError, OSError: there is too little memory, or a disk is full
+        :param seconds: how long to wait for all of them; infinite: no limit; ``None``: for :attr:`timeout`
         """
         seconds = seconds or self.timeout
         deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
@@ -250,11 +246,7 @@ class SupervisedVecEnv(VecEnv):
         return None if self.timeout is None else self.timeout + STARTING
 
     def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None) -> list[Any]:
-        """Call environments between two steps.
-
-        :param seconds: how long to wait; infinite: no limit; ``None``: :attr:`timeout`
-        :return: the answers; an environment that fails is replaced, and called again
-        """
+        """Call environments between two steps; one that fails is replaced, and called again."""
         messages = dict.fromkeys(self._get_indices(indices), message)
         answers = self._exchange(messages, seconds)
         for i in messages:
@@ -297,41 +289,16 @@ class SupervisedVecEnv(VecEnv):
             return [None] * self.num_envs
         return self._call(("render",))
 
-    # --- resuming in another process -------------------------------------------------------------------------------
-
-    def get_supervision(self) -> dict[str, Any]:
-        """The state besides that of the single environments: plain values, apart from what the environments were given
-        (``"attributes"``) and have returned (``"replaced"``)."""
-        return {
-            "n_restarts": self.n_restarts,
-            "n_steps": self.n_steps,
-            "env_seeds": list(self.env_seeds),
-            "last_obs": copy.deepcopy(self._last_obs),
-            "attributes": [dict(each) for each in self._attributes],
-            "replaced": {i: [reason, list(first)] for i, (reason, first) in self._replaced.items()},
-        }
-
-    def set_supervision(self, state: dict[str, Any]) -> None:
-        """Put back what :meth:`get_supervision` returned."""
-        self.n_restarts, self.n_steps, self.env_seeds = state["n_restarts"], state["n_steps"], list(state["env_seeds"])
-        self._last_obs, self._attributes = copy.deepcopy((state["last_obs"], state["attributes"]))
-        self._replaced = {i: (reason, tuple(first)) for i, (reason, first) in copy.deepcopy(state["replaced"]).items()}
-
     def close(self) -> None:
         """Close the environments. A process that does not end within seconds is killed."""
         if self.closed:
             return
         for worker in self._workers:
             worker.end()
-        deadline = closing_deadline()
+        deadline = time.monotonic() + workers.CLOSING
         for worker in self._workers:
             worker.stop(deadline)
         self.closed = True
-
-
-def _next_seed(seed: int) -> int:
-    """The seed of the environment that replaces one with this seed."""
-    return derived_seed([seed, 1])
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:

@@ -21,9 +21,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from ppo_plus import Checkpoints, EnvFault, PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.normalization import are_finite
 from ppo_plus.envs.resumable.state import get_state, set_state
-from ppo_plus.envs.supervised.vec_env import RESTART, _next_seed
+from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.generators import derived_seed
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
+
+
+def _next_seed(seed):
+    return derived_seed([seed, 1])
+
 
 # --- without a fault -------------------------------------------------------------------------------------------------
 
