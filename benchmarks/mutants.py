@@ -555,8 +555,8 @@ ROLLOUT = (
     Fault(
         "last-observation-lent",
         "envs/supervised/vec_env.py",
-        "return mapped(np.array, self._last_obs)",
-        "return self._last_obs",
+        "return mapped(np.array, self.last_obs)",
+        "return self.last_obs",
         "tests/envs/supervised/test_vec_env.py",
     ),
 )

@@ -75,13 +75,7 @@ class CheckedEnvs:
 
 
 def described(i: int, env: Any, seed: int | None, step: int) -> str:
-    """An environment in a message.
-
-    :param i: its index
-    :param env: its name, or itself
-    :param seed: the seed that it was last reset with; ``None``: with none, or with one that is not known
-    :param step: how many steps it has taken
-    """
+    """Environment ``i`` in a message: what it is, the seed of its last reset if it is known, the steps taken."""
     return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
 
 

@@ -106,7 +106,7 @@ class _VectorAdapter(BatchedVecEnv):
         self._resetting = np.zeros(self.num_envs, dtype=bool)
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return self._owned(obs)
+        return mapped(np.array, obs)
 
     def step_async(self, actions: Any) -> None:
         """Keep the actions for :meth:`step_wait`.
@@ -121,7 +121,8 @@ class _VectorAdapter(BatchedVecEnv):
         :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
         """
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
-        obs, rewards = self._owned(obs), np.asarray(rewards)
+        # Copied, since the environment may reuse its arrays.
+        obs, rewards = mapped(np.array, obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         resetting = self._resetting
         dones = terminated | truncated
@@ -180,10 +181,6 @@ class _VectorAdapter(BatchedVecEnv):
     def _reset_all(self) -> tuple[Any, Columns]:
         raise NotImplementedError
 
-    def _owned(self, obs: Any) -> Any:
-        """The observations, copied unless the environment returns new arrays."""
-        return mapped(np.array, obs)
-
     def _rows(self, columns: Columns) -> list[dict[str, Any]]:
         return _rows(columns, self.num_envs, self.bookkeeping)
 
@@ -240,8 +237,6 @@ class GymVectorEnv(_VectorAdapter):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         autoreset = _autoreset_mode(env)
-        # These two return copies by default.
-        self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
         self._singles = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         # They also know when a whole Atari game is over.
@@ -252,9 +247,6 @@ class GymVectorEnv(_VectorAdapter):
             raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
         return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
-
-    def _owned(self, obs: Any) -> Any:
-        return obs if self._returns_copies else super()._owned(obs)
 
     def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
         if not self._has_monitors:
@@ -316,13 +308,11 @@ class EnvPoolVecEnv(_VectorAdapter):
                 "so that every step covers all environments"
             )
         super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, NEXT_STEP)
-        self._warned_of_seed = False
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Has no effect; warns once if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
+        """Has no effect; warns if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
         actual = self.env.config.get("seed")
-        if seed is not None and seed % 2**31 != actual and not self._warned_of_seed:
-            self._warned_of_seed = True
+        if seed is not None and seed % 2**31 != actual:
             warnings.warn(
                 f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "
                 f"Use envpool.make(..., seed={seed})",
@@ -334,10 +324,6 @@ class EnvPoolVecEnv(_VectorAdapter):
         if any(self._options):
             raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
         return self.env.reset()  # type: ignore[no-any-return]
-
-    def _owned(self, obs: Any) -> Any:
-        # EnvPool fills a new buffer at every step.
-        return obs
 
     def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
         # Atari: the reward before it was clipped.

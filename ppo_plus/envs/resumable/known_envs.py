@@ -41,6 +41,15 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
 #: the first skipped frames shows frames of the one before.
 BEFORE_RESET = ("_obs_buffer", "obs_rms", "return_rms", "discounted_reward", "_update_running_mean")
 
+_PENDING = ("_seeds", "_options")
+_SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_attributes", "_replaced")
+#: Vectorized environments of single ones, likewise.
+VEC_ENVS: dict[str, tuple[str, ...]] = {
+    f"{_SB3}vec_env.dummy_vec_env.DummyVecEnv": _PENDING,
+    f"{_SB3}vec_env.subproc_vec_env.SubprocVecEnv": _PENDING,
+    "ppo_plus.envs.lean_vec_env.LeanVecEnv": _PENDING,
+    "ppo_plus.envs.supervised.vec_env.SupervisedVecEnv": (*_PENDING, *_SUPERVISED),
+}
 _NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
 #: Wrappers of vectorized environments, and the attributes that change while they run.
 VEC_WRAPPERS: dict[str, tuple[str, ...]] = {

@@ -1,12 +1,9 @@
 """The state of vectorized environments, with which others resume in another process exactly where these are.
 
 :func:`get_state` returns the state as plain values, :func:`set_state` puts it into newly made environments, at any
-step, also in the middle of an episode. Simulators cannot be copied from outside, but they can be *replayed*:
-:class:`~ppo_plus.Resumable`, outermost around each single environment, records what a replay of the present episode
-needs (the state of the generator ``np_random`` before its reset, the arguments of the reset, and the actions since).
-After the same reset and the same steps, a new environment is where the old one was, with all the wrappers in between.
-What the replay returns last is compared with what the old environment returned last, bit by bit.
-
+step, also in the middle of an episode. :class:`~ppo_plus.Resumable`, outermost around each single environment, records
+what a *replay* of the present episode needs: the generator ``np_random`` before its reset, the arguments of the reset,
+and the actions since. What the replay returns last is compared with what the old environment returned last, bit by bit.
 What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
@@ -20,19 +17,17 @@ Any other environment or wrapper needs two methods. They are responsible for all
   and dicts of them. It need not contain ``np_random``.
 - ``set_state(state)`` puts it back. The environment has been reset before, with the arguments of its last reset.
 
-If one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is: generators, and attributes
-of wrappers that outlast an episode.
+If one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is.
 """
 
 import copy
 from collections.abc import Iterator
 from typing import Any
 
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import MOMENTS
-from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, class_name
+from ppo_plus.envs.resumable.known_envs import VEC_ENVS, VEC_WRAPPERS, class_name
 from ppo_plus.envs.resumable.plain_values import (
     NotResumableError,
     State,
@@ -40,14 +35,12 @@ from ppo_plus.envs.resumable.plain_values import (
     has_state,
     lacks_state,
     own_state,
-    plain,
     set_attributes,
 )
 from ppo_plus.envs.resumable.wrapper import Resumable
-from ppo_plus.envs.supervised.vec_env import STATE, SupervisedVecEnv
 
-#: What steps single environments.
-VEC_ENVS = (DummyVecEnv, LeanVecEnv, SubprocVecEnv, SupervisedVecEnv)
+#: The attributes of vectorized environments and of their wrappers that change.
+CHANGING = VEC_ENVS | VEC_WRAPPERS
 
 
 def get_state(vec_env: VecEnv) -> State:
@@ -66,18 +59,15 @@ def get_state(vec_env: VecEnv) -> State:
         try:
             if has_state(layer):
                 kept = {"own": own_state(layer)}
-            elif type(layer) in VEC_ENVS:
-                kept = {"seeds": plain(layer._seeds), "options": plain(layer._options)}
-                _require_wrapped(layer)
-                state["envs"] = layer.env_method("get_episode_state")
-                reasons += [env["reason"] for env in state["envs"]]
-                if isinstance(layer, SupervisedVecEnv):
-                    # After the call, in which environments may be replaced.
-                    kept["supervision"] = get_attributes(layer, STATE)
-            elif class_name(layer) in VEC_WRAPPERS:
-                kept = get_attributes(layer, VEC_WRAPPERS[class_name(layer)])
-            else:
+            elif class_name(layer) not in CHANGING:
                 raise NotResumableError(lacks_state([layer]))
+            else:
+                if class_name(layer) in VEC_ENVS:
+                    _require_wrapped(layer)
+                    # First, since environments that fail in the call are replaced.
+                    state["envs"] = layer.env_method("get_episode_state")
+                    reasons += [env["reason"] for env in state["envs"]]
+                kept = get_attributes(layer, CHANGING[class_name(layer)])
         except NotResumableError as error:
             reasons.append(str(error))
         state["vec_layers"].append(kept)
@@ -107,26 +97,17 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     for layer, kept in zip(reversed(layers), reversed(state["vec_layers"]), strict=True):
         if "own" in kept:
             layer.set_state(copy.deepcopy(kept["own"]))
-        elif type(layer) in VEC_ENVS:
-            if kept:
-                layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
-            if "supervision" in kept and isinstance(layer, SupervisedVecEnv):
-                set_attributes(layer, STATE, kept["supervision"])
-            if state["envs"] is not None:
-                _require_wrapped(layer)
-                for i, env in enumerate(state["envs"]):
-                    reasons += layer.env_method("set_episode_state", env, indices=i)
-        elif class_name(layer) in VEC_WRAPPERS:
-            set_attributes(layer, VEC_WRAPPERS[class_name(layer)], kept)
+            continue
+        set_attributes(layer, CHANGING.get(class_name(layer), ()), kept)
+        if class_name(layer) in VEC_ENVS and state["envs"] is not None:
+            _require_wrapped(layer)
+            for i, env in enumerate(state["envs"]):
+                reasons += layer.env_method("set_episode_state", env, indices=i)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def set_statistics(vec_env: VecEnv, state: State) -> None:
-    """Put back what does not depend on the number of environments: the moments that a ``VecNormalize`` normalizes by.
-
-    :param vec_env: environments of the same kind
-    :param state: what :func:`get_state` returned, of any number
-    """
+    """Put back what does not depend on the number of environments: the moments of a ``VecNormalize``."""
     for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["vec_layers"], strict=False):
         if isinstance(layer, VecNormalize) and _title(layer) == title:
             set_attributes(layer, MOMENTS, kept)
@@ -144,7 +125,7 @@ def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
 
 def _title(layer: VecEnv) -> str:
     """The same for classes that can take each other's state."""
-    return "DummyVecEnv or SubprocVecEnv" if type(layer) in VEC_ENVS else type(layer).__name__
+    return "DummyVecEnv or SubprocVecEnv" if class_name(layer) in VEC_ENVS else type(layer).__name__
 
 
 def _require_wrapped(vec_env: Any) -> None:

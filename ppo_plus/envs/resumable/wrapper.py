@@ -34,21 +34,17 @@ MAX_STEPS = 100_000
 
 @dataclass(slots=True)
 class _Episode:
-    """What a replay of the present episode needs.
+    """What a replay of the present episode needs."""
 
-    :param arguments: of its reset
-    :param generator: that of the environment, before the reset
-    :param before_reset: attributes of wrappers that earlier episodes have set, before the reset
-    :param actions: those taken since; one more than :data:`MAX_STEPS` at most
-    :param last: what the reset or the last step returned; ``None``: neither was called
-    :param reason: why the episode cannot be replayed, or ``None``
-    """
-
+    #: Of its reset.
     arguments: State = field(default_factory=dict)
+    #: Before the reset: the generator of the environment, and attributes of wrappers that earlier episodes have set.
     generator: State | None = None
     before_reset: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
+    #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
+    #: Why the episode cannot be replayed, or ``None``.
     reason: str | None = None
 
 
@@ -104,10 +100,6 @@ class Resumable(gym.Wrapper):
         return self.env.set_wrapper_attr(name, value, force=force)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        """As the environment's.
-
-        :param kwargs: its arguments, ``seed`` and ``options``
-        """
         episode = _Episode()
         try:
             episode.arguments = plain(kwargs)
@@ -138,10 +130,7 @@ class Resumable(gym.Wrapper):
     # --- what `get_state` and `set_state` call, also in other processes, which an error would end --------------------
 
     def get_episode_state(self) -> State:
-        """What :func:`~ppo_plus.envs.resumable.state.get_state` needs of this environment.
-
-        :return: plain values; ``"reason"`` is as there
-        """
+        """What :func:`~ppo_plus.envs.resumable.state.get_state` needs of this environment, as plain values."""
         state: State = {
             "layers": self._names,
             "generator": get_generator(self._base),
@@ -183,11 +172,7 @@ class Resumable(gym.Wrapper):
         }
 
     def set_episode_state(self, state: State) -> str | None:
-        """Put the environment where another one was.
-
-        :param state: what that one's :meth:`get_episode_state` returned
-        :return: ``None``, or why this is not possible
-        """
+        """Put the environment where another one was; returns ``None``, or why this is not possible."""
         if self._names != state["layers"]:
             return f"{self.env} is {' of '.join(self._names)}, but the state is of {' of '.join(state['layers'])}"
         reason: str | None = state["reason"]

@@ -33,8 +33,3 @@ class Fault:
     cause: BaseException | None = None
     hangs: bool = False
     not_finite: bool = False
-
-    @property
-    def error(self) -> type[EnvFault]:
-        """The class of the error to raise if the environment cannot be replaced."""
-        return NotFiniteFault if self.not_finite else EnvFault

@@ -2,9 +2,9 @@
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -56,14 +56,19 @@ class GuardedEnv:
             # Before the environment is made, there is none to name.
             found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(
-                reason, _RemoteTraceback("\n" + "".join(traceback.format_exception(error))) if self._remote else error
-            )
+            if self._remote:
+                error = _RemoteTraceback("\n" + "".join(traceback.format_exception(error)))
+            return Fault(reason, error)
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
-        with _appending() if again else nullcontext():
+        writer = monitor.ResultsWriter
+        if again:
+            monitor.ResultsWriter = partial(_append, writer)  # type: ignore[assignment, misc]
+        try:
             self.env: Any = _patch_env(self._make())
+        finally:
+            monitor.ResultsWriter = writer  # type: ignore[misc]
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
@@ -75,10 +80,7 @@ class GuardedEnv:
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
-        """
-        :return: as a ``VecEnv`` returns them, except that at the end of an episode the observation is the last one and
-            the answer of the reset comes with it
-        """
+        """As a ``VecEnv``, except that an episode ends with its last observation, and the answer of the next reset."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         check_obs(obs, self._space)
         reward = check_reward(reward)
@@ -93,18 +95,11 @@ class GuardedEnv:
             raise first.error
         return obs, reward, done, info, first
 
-    def render(self) -> Any:
-        return self.env.render()
-
     def close(self) -> None:
         self.env.close()
 
     def has_attr(self, name: str) -> bool:
-        try:
-            self.env.get_wrapper_attr(name)
-        except AttributeError:
-            return False
-        return True
+        return bool(self.env.has_wrapper_attr(name))
 
     def get_attr(self, name: str) -> Any:
         return self.env.get_wrapper_attr(name)
@@ -119,19 +114,8 @@ class GuardedEnv:
         return is_wrapped(self.env, wrapper_class)
 
 
-@contextmanager
-def _appending() -> Iterator[None]:
-    """Monitors that are made meanwhile append to the files that exist."""
-    writer = monitor.ResultsWriter
-
-    def append(*arguments: Any, **named: Any) -> monitor.ResultsWriter:
-        return writer(*arguments, **{**named, "override_existing": False})
-
-    monitor.ResultsWriter = append  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        monitor.ResultsWriter = writer  # type: ignore[misc]
+def _append(writer: Any, *arguments: Any, **named: Any) -> Any:
+    return writer(*arguments, **{**named, "override_existing": False})
 
 
 def _sendable(error: Exception) -> Exception:

@@ -31,7 +31,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from ppo_plus.envs.errors import described
 from ppo_plus.envs.nested import mapped, row_of
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.faults import EnvFault, Fault
+from ppo_plus.envs.supervised.faults import EnvFault, Fault, NotFiniteFault
 from ppo_plus.envs.supervised.guarded import CallerError
 from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, context
 from ppo_plus.generators import derived_seed
@@ -40,8 +40,6 @@ from ppo_plus.require import require_int, require_number
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
-#: The attributes that, beside the single environments, are its state.
-STATE = ("n_restarts", "n_steps", "env_seeds", "_last_obs", "_attributes", "_replaced")
 #: Seconds beyond the time limit that a process may take to start and to make its environment.
 STARTING = 60.0
 
@@ -82,6 +80,7 @@ class SupervisedVecEnv(VecEnv):
             if not processes:
                 raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
+        self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
         #: Restarts so far.
         self.n_restarts = 0
@@ -94,7 +93,7 @@ class SupervisedVecEnv(VecEnv):
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
-        self._last_obs: Any = None
+        self.last_obs: Any = None
         self.waiting = self.closed = False
         self._names = ["it"] * len(env_fns)
         self._workers: list[LocalWorker | ProcessWorker] = []
@@ -132,20 +131,12 @@ class SupervisedVecEnv(VecEnv):
         return self._stacked(rows)
 
     def step_async(self, actions: Any) -> None:
-        """Start a step.
-
-        :param actions: one for each environment, ``N`` of them
-        """
         for i, action in enumerate(actions):
             if i not in self._replaced:
                 self._workers[i].send(("step", action))
         self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Finish the step.
-
-        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
-        """
         # All answers first, so that none is left unread if an environment failed.
         answers = self._collect([i for i in range(self.num_envs) if i not in self._replaced])
         self.waiting = False
@@ -163,21 +154,18 @@ class SupervisedVecEnv(VecEnv):
             return obs, reward, done, info
         reason, first = self._replaced.pop(i, None) or (answer.reason, self._renew(i, answer))
         obs, self.reset_infos[i] = first
-        last = row_of(self._last_obs, i)
+        last = row_of(self.last_obs, i)
         return obs, 0.0, True, {RESTART: reason, "TimeLimit.truncated": True, "terminal_observation": last}
 
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
-        self._last_obs = _stack(rows, self.observation_space)
+        self.last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into observations.
-        return mapped(np.array, self._last_obs)  # type: ignore[no-any-return]
+        return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
-        """Replace environment ``i``; returns what the first reset of the fresh one returned.
-
-        :raises EnvFault: no restart is left
-        """
+        """Replace environment ``i``; returns what the first reset of the fresh one returned."""
         while True:
             if self.n_restarts >= self.restarts:
                 if fault.hangs:
@@ -201,8 +189,6 @@ class SupervisedVecEnv(VecEnv):
         answer = self._collect([i], self._to_start)[i]
         if isinstance(answer, Fault):
             return answer
-        if answer[1] != self._spaces:
-            return Fault(f"was restarted with the spaces {answer[1]}, but had {self._spaces}")
         messages = [("set_attr", *each) for each in self._attributes[i].items()]
         for message in (*messages, ("reset", arguments)):
             answer = self._exchange({i: message})[i]
@@ -214,7 +200,8 @@ class SupervisedVecEnv(VecEnv):
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
-        error = fault.error(f"{self._who(i)} {fault.reason}. {remedy}")
+        kind = NotFiniteFault if fault.not_finite else EnvFault
+        error = kind(f"{self._who(i)} {fault.reason}. {remedy}")
         error.__cause__ = fault.cause
         return error
 
@@ -229,10 +216,7 @@ class SupervisedVecEnv(VecEnv):
         return self._collect(messages, seconds)
 
     def _collect(self, indices: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of environments to which messages were sent.
-
-        :param seconds: how long to wait for all of them; infinite: no limit; ``None``: for :attr:`timeout`
-        """
+        """The answers of environments; waits for all together :attr:`timeout`, or so many seconds."""
         seconds = seconds or self.timeout
         deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
         answers = {i: self._workers[i].receive(deadline, seconds) for i in indices}
@@ -240,10 +224,6 @@ class SupervisedVecEnv(VecEnv):
             if isinstance(answer, CallerError):
                 raise answer.error
         return answers
-
-    @property
-    def _to_start(self) -> float | None:
-        return None if self.timeout is None else self.timeout + STARTING
 
     def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None) -> list[Any]:
         """Call environments between two steps; one that fails is replaced, and called again."""
@@ -259,10 +239,6 @@ class SupervisedVecEnv(VecEnv):
         return all(self._call(("has_attr", attr_name)))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the single environments.
-
-        :raises AttributeError: they do not have it
-        """
         return self._call(("get_attr", attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -287,7 +263,7 @@ class SupervisedVecEnv(VecEnv):
         if self.render_mode != "rgb_array":
             warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
-        return self._call(("render",))
+        return self.env_method("render")
 
     def close(self) -> None:
         """Close the environments. A process that does not end within seconds is killed."""
