@@ -95,10 +95,7 @@ class _VectorAdapter(BatchedVecEnv):
         """Environments that will ignore their next action (``NEXT_STEP`` only), booleans ``(N,)``."""
         return self._resetting
 
-    # --- stepping --------------------------------------------------------------------------------------------------
-
     def reset(self) -> VecEnvObs:
-        """Reset all environments, with the seeds and options that were set since the last reset."""
         obs, columns = self._reset_all()
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
@@ -109,17 +106,9 @@ class _VectorAdapter(BatchedVecEnv):
         return mapped(np.array, obs)
 
     def step_async(self, actions: Any) -> None:
-        """Keep the actions for :meth:`step_wait`.
-
-        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
-        """
         self._actions = self._batched(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Take the step.
-
-        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
-        """
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         # Copied, since the environment may reuse its arrays.
         obs, rewards = mapped(np.array, obs), np.asarray(rewards)
@@ -176,8 +165,6 @@ class _VectorAdapter(BatchedVecEnv):
             self.reset_infos[i] = reset_infos[i]
         return _replaced(obs, first_obs, mask)
 
-    # --- hooks -----------------------------------------------------------------------------------------------------
-
     def _reset_all(self) -> tuple[Any, Columns]:
         raise NotImplementedError
 
@@ -223,8 +210,8 @@ class GymVectorEnv(_VectorAdapter):
 
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see
-    :mod:`ppo_plus.envs.vec_env`). ``get_attr``, ``set_attr`` and ``env_method`` reach the single environments of a
-    ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; ``get_attr`` calls what is callable.
+    :mod:`ppo_plus.envs.vec_env`). ``env_method`` reaches the single environments of a ``SyncVectorEnv`` or
+    ``AsyncVectorEnv``, all at once; for their attributes use its own ``get_attr`` and ``set_attr``.
 
     :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
     :raises ValueError: no supported autoreset mode in the environment's metadata
@@ -256,30 +243,17 @@ class GymVectorEnv(_VectorAdapter):
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
         return attr_name == "render_mode" or in_all
 
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode" or not self._singles:
-            return super().get_attr(attr_name, indices)
-        values = self.env_method(attr_name)
-        return [values[i] for i in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        self._require_all(indices)
-        self.env.unwrapped.set_attr(attr_name, [value] * self.num_envs)
-
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        self._require_all(indices)
+        if not self._singles:
+            return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
+        if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
         # First, since a missing attribute would end the processes of an `AsyncVectorEnv`.
         if not self.has_attr(method_name):
             raise AttributeError(f"the environments of {self.env} have no attribute {method_name!r}")
         return list(self.env.unwrapped.call(method_name, *method_args, **method_kwargs))
-
-    def _require_all(self, indices: VecEnvIndices) -> None:
-        if not self._singles:
-            raise self._no_access("access them")
-        if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
-            raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
 
 
 class EnvPoolVecEnv(_VectorAdapter):

@@ -460,13 +460,11 @@ def test_options_must_agree():
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 def test_access_to_the_environments(kind):
     env = GymVectorEnv(vector(3, AutoresetMode.SAME_STEP, kind))
-    assert env.get_attr("limit") == [12] * 3 and env.get_attr("limit", [0, 2]) == [12] * 2
+    assert env.env_method("limit") == [12] * 3
     assert env.has_attr("limit") and env.has_attr("add") and env.has_attr("render_mode")
-    env.set_attr("bonus", 10.0)
+    env.env.set_attr("bonus", 10.0)
     assert env.env_method("add", 1, to=5) == [16.0] * 3
     assert not env.has_attr("nonsense")
-    with pytest.raises(AttributeError, match="nonsense"):
-        env.get_attr("nonsense")
     with pytest.raises(AttributeError, match="nonsense"):
         env.env_method("nonsense")
     # Nothing of this has hurt it.
@@ -479,15 +477,13 @@ def test_access_to_the_environments(kind):
 def test_environments_are_accessed_all_at_once(kind):
     env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, kind))
     with pytest.raises(ValueError, match="all its environments at once"):
-        env.set_attr("bonus", 1.0, indices=[0])
-    with pytest.raises(ValueError, match="all its environments at once"):
         env.env_method("add", 0, indices=1)
     env.close()
 
 
 def test_wrappers_around_vector_environments():
     env = as_vec_env(RecordEpisodeStatistics(vector(2, AutoresetMode.SAME_STEP)))
-    assert env.get_attr("limit") == [12, 12]
+    assert env.env_method("limit") == [12, 12]
     flat = gym.wrappers.vector.FlattenObservation(vector(2, AutoresetMode.NEXT_STEP, observation_space=DICT))
     assert as_vec_env(flat).reset().shape == (2, 12 + 4 + 2)
 

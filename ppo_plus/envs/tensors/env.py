@@ -122,11 +122,7 @@ def gym_space(space: Any) -> spaces.Space[Any]:
 
 
 def box(size: int | tuple[int, ...], bound: float = np.inf) -> spaces.Box:
-    """A Box with bounds ``-bound`` and ``bound``.
-
-    :param size: the number of entries, or a shape
-    :param bound: of all entries
-    """
+    """A Box of a size or shape, with bounds ``-bound`` and ``bound``."""
     return spaces.Box(-bound, bound, (size,) if isinstance(size, int) else tuple(size), np.float32)
 
 

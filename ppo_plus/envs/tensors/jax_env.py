@@ -4,7 +4,7 @@ Tensors pass between JAX and torch by DLPack, without a copy. JAX is imported wh
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import torch as th
@@ -20,15 +20,9 @@ from ppo_plus.require import require_int
 EPISODE_LENGTH = 1000
 
 
-class _Functions(NamedTuple):
-    """One environment as functions.
-
-    :param reset: of a key: state and observation
-    :param step: of state, action and key: state, observation, reward, whether it is terminated, whether truncated
-    """
-
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
+#: One environment as functions: of a key, which returns state and observation; and of state, action and key, which
+#: returns state, observation, reward, whether it is terminated, and whether truncated.
+_Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def is_functional(env: Any) -> bool:
@@ -76,7 +70,9 @@ class JaxEnv(TensorEnv):
             observation_space, action_space = env.observation_space(params), env.action_space(params)
         else:
             _require_bare(env)
-            episode_length = episode_length or _own_length(env) or EPISODE_LENGTH
+            # Playground keeps the length of episodes in the configuration.
+            own = getattr(getattr(env, "_config", None), "episode_length", None)
+            episode_length = episode_length or own or EPISODE_LENGTH
             functions = _brax_functions(env)
             observation_space, action_space = self._space(env.observation_size), box(env.action_size, 1.0)
         fresh = gymnax if fresh_resets is None else fresh_resets
@@ -95,8 +91,10 @@ class JaxEnv(TensorEnv):
         return self._taken(obs)
 
     def step(self, actions: Any) -> Transition:
-        given = _to_jax(self._jax, actions)
-        self._state, obs, rewards, terminated, truncated, final = self._step(self._state, given)
+        # JAX has no long integers by default.
+        actions = mapped(lambda part: (part.int() if part.dtype == th.int64 else part).contiguous(), actions)
+        actions = mapped(self._jax.dlpack.from_dlpack, actions)
+        self._state, obs, rewards, terminated, truncated, final = self._step(self._state, actions)
         rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
         return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
 
@@ -136,12 +134,6 @@ def _require_bare(env: Any) -> None:
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
 
 
-def _own_length(env: Any) -> int | None:
-    """Playground keeps the length of episodes in the configuration."""
-    config = getattr(env, "_config", None)
-    return getattr(config, "episode_length", None)
-
-
 def _brax_functions(env: Any) -> _Functions:
     def reset(key: Any) -> Any:
         state = env.reset(key)
@@ -152,7 +144,7 @@ def _brax_functions(env: Any) -> _Functions:
         ended = state.done > 0.5
         return state, state.obs, state.reward, ended, ended & False
 
-    return _Functions(reset, step)
+    return reset, step
 
 
 def _gymnax_functions(env: Any, params: Any) -> _Functions:
@@ -169,36 +161,31 @@ def _gymnax_functions(env: Any, params: Any) -> _Functions:
         timed = (state.time >= params.max_steps_in_episode) & ~env.is_terminal(state, unlimited)
         return state, obs, reward, done & ~timed, done & timed
 
-    return _Functions(reset, step)
+    return reset, step
 
 
 def _batched(
     jax: Any, functions: _Functions, n: int, episode_length: int | None, fresh: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compiled functions of ``n`` environments that reset themselves.
-
-    :return: a function from a key to state and observations, and one from state and actions to state, observations,
-        rewards, terminated, truncated and final observations
-    """
-    jp = jax.numpy
+    """Compiled functions of ``n`` environments that reset themselves, from the functions of one."""
+    jp, (reset_one, step_one) = jax.numpy, functions
 
     def reset(key: Any) -> Any:
         key, resetting = jax.random.split(key)
-        inner, obs = jax.vmap(functions.reset)(jax.random.split(resetting, n))
+        inner, obs = jax.vmap(reset_one)(jax.random.split(resetting, n))
         first = () if fresh else (inner, obs)
         return (inner, jp.zeros(n, jp.int32), key, first), obs
 
     def step(state: Any, actions: Any) -> Any:
         inner, times, key, first = state
         key, acting, resetting = jax.random.split(key, 3)
-        inner, final, rewards, terminated, truncated = jax.vmap(functions.step)(
-            inner, actions, jax.random.split(acting, n)
-        )
+        keys = jax.random.split(acting, n)
+        inner, final, rewards, terminated, truncated = jax.vmap(step_one)(inner, actions, keys)
         times = times + 1
         if episode_length is not None:
             truncated = truncated | (times >= episode_length)
         ended = terminated | truncated
-        begun = jax.vmap(functions.reset)(jax.random.split(resetting, n)) if fresh else first
+        begun = jax.vmap(reset_one)(jax.random.split(resetting, n)) if fresh else first
 
         def chosen(new: Any, old: Any) -> Any:
             return jp.where(ended.reshape(n, *[1] * (old.ndim - 1)), new, old)
@@ -208,10 +195,3 @@ def _batched(
         return (inner, times, key, first), obs, rewards, terminated, truncated, final
 
     return jax.jit(reset), jax.jit(step)
-
-
-def _to_jax(jax: Any, actions: Any) -> Any:
-    # JAX has no long integers by default.
-    return mapped(
-        lambda part: jax.dlpack.from_dlpack((part.int() if part.dtype == th.int64 else part).contiguous()), actions
-    )

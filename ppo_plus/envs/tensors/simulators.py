@@ -24,7 +24,6 @@ POLICY_GROUPS = ("policy", "actor", "state", "obs")
 def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | None:
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
-    :param env: anything
     :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
     :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
@@ -49,10 +48,7 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
 
 
 class _Adapter(TensorEnv):
-    """The base class of the adapters.
-
-    :param env: the simulator
-    """
+    """The base class of the adapters, with the simulator as ``env``."""
 
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any, device: Any) -> None:
         self.env = env
@@ -79,8 +75,7 @@ class GymTensors(_Adapter):
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
 
-    :param env: in the autoreset mode ``SAME_STEP``
-    :raises ValueError: it has another mode
+    :raises ValueError: its autoreset mode is not ``SAME_STEP``
     """
 
     remedy = 'put it into infos["final_obs"]'
@@ -121,9 +116,6 @@ class ManagedTensors(_Adapter):
 
     Final observations are Isaac Lab's ``extras["final_obs"]`` (``cfg.compute_final_obs=True``), or those of an mjlab
     environment with ``cfg.auto_reset=False``, whose ended episodes the adapter resets.
-
-    :param env: the environment, in wrappers or not
-    :param groups: see :func:`as_tensor_env`
     """
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
@@ -164,9 +156,6 @@ class RslRlTensors(_Adapter):
 
     Observations are tensors, dicts or TensorDicts, followed by ``extras`` or not. ``extras["time_outs"]`` says which
     episodes a time limit has cut; final observations are ``extras["final_obs"]``, if you put them there.
-
-    :param env: the environment
-    :param groups: see :func:`as_tensor_env`
     """
 
     remedy = 'put it into extras["final_obs"]'
@@ -190,8 +179,7 @@ class RslRlTensors(_Adapter):
         ended = ended.bool()
         timed = extras.get("time_outs")
         truncated = ended & timed.bool() if timed is not None else th.zeros_like(ended)
-        final = extras.get("final_obs")
-        final = None if final is None else self._select(final)
+        final = self._select(extras["final_obs"]) if "final_obs" in extras else None
         return Transition(self._select(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
 
 
@@ -200,9 +188,7 @@ def _select_groups(
 ) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
     """The space of the groups of observations that are used, and a function that selects them.
 
-    :param space: a Dict of groups, or a space without groups
     :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
-    :raises ValueError: the space does not have these groups
     """
     if not isinstance(space, spaces.Dict):
         if wanted is not None:
@@ -240,11 +226,7 @@ def _speaks_torch(env: Any) -> bool:
 
 
 def _filled(obs: Obs, final: np.ndarray, device: th.device) -> Obs:
-    """Observations with the final ones in the rows of the episodes that have ended.
-
-    :param obs: ``N`` rows
-    :param final: ``N`` single observations, ``None`` where no episode has ended
-    """
+    """Observations with the final ones, an array of ``N`` with ``None`` where no episode has ended, in their rows."""
     ended = [i for i, row in enumerate(final) if row is not None]
     if not ended:
         return obs
@@ -265,9 +247,8 @@ def _log(extras: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
     """ManiSkill's metrics, averaged over the episodes that have ended."""
-    found = (infos.get("final_info") or {}) if isinstance(infos.get("final_info"), Mapping) else {}
-    ended = infos.get("_final_info")
-    if not isinstance(ended, th.Tensor) or "episode" not in found:
+    found, ended = infos.get("final_info"), infos.get("_final_info")
+    if not isinstance(ended, th.Tensor) or not isinstance(found, Mapping) or "episode" not in found:
         return {}
     episodes = {key: value for key, value in found["episode"].items() if isinstance(value, th.Tensor)}
     return {f"episode/{key}": (value.float() * ended).sum() / ended.sum() for key, value in episodes.items()}
