@@ -101,14 +101,10 @@ def explanation(error: Exception, env: Any) -> Exception | None:
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the start of their episodes.
+    """Check what environments returned at the start of their episodes, if these are started.
 
-    :param obs: their observations; ``None``: the episodes are not started yet
     :param step: how many steps each of them has taken, for messages
     :param before: their statistics of before, which are put back where observations are not finite
-    :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: the observations have another shape than their space
-    :raises FloatingPointError: they are not finite
     """
     # An observation of two numbers can be unpacked.
     wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]

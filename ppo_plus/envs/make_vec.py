@@ -4,14 +4,10 @@
 
 1. One environment: ``dummy``.
 2. The task is in :data:`VERIFIED`, its library is installed, and there are at least :data:`ENOUGH` environments:
-   ``gymnasium`` or ``envpool``, which step all environments in one call. A test steps each of these tasks and
-   Gymnasium's own from the same state with the same actions, and compares observations, rewards, terminations and time
-   limits. The random numbers differ, so a seed gives other episodes of the same task, and an interrupted run starts new
-   episodes.
+   ``gymnasium`` or ``envpool``, which step all environments in one call. Random numbers differ, so a seed gives other
+   episodes of the same task, and an interrupted run starts new episodes.
 3. ``subproc`` if a step of one environment, which is measured, takes longer than messages between processes; otherwise
-   ``dummy``. Both return the same bits, so this choice changes nothing but the time.
-
-Lines 1 and 2 depend on what is installed and not on measurements: the same command gives the same episodes.
+   ``dummy``. Both return the same bits.
 """
 
 import math

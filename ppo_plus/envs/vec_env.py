@@ -60,6 +60,9 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     # First, since newer EnvPools are Gymnasium vector environments, too.
     if _is_envpool(env):
         return EnvPoolVecEnv(env)
+    if type(env).__name__ == "NumpyToTorch":
+        # Gymnasium's wrapper of NumPy's environments, which gains nothing.
+        env = env.env
     in_tensors = as_tensor_env(env, groups)
     if in_tensors is not None:
         return TensorVecEnv(in_tensors)

@@ -111,8 +111,6 @@ class SupervisedVecEnv(VecEnv):
         self._spaces = made[0][1]
         super().__init__(len(env_fns), *self._spaces)
 
-    # --- stepping --------------------------------------------------------------------------------------------------
-
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
         options = [{"options": each} if each else {} for each in self._options]
@@ -162,8 +160,6 @@ class SupervisedVecEnv(VecEnv):
         # Copied, since wrappers may write into observations.
         return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
-    # --- faults ----------------------------------------------------------------------------------------------------
-
     def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
         """Replace environment ``i``; returns what the first reset of the fresh one returned."""
         while True:
@@ -207,8 +203,6 @@ class SupervisedVecEnv(VecEnv):
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
-
-    # --- calls -----------------------------------------------------------------------------------------------------
 
     def _exchange(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> dict[int, Any]:
         for i, message in messages.items():

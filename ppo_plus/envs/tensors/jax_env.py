@@ -34,15 +34,14 @@ def is_functional(env: Any) -> bool:
 class JaxEnv(TensorEnv):
     """``num_envs`` environments of Brax, MuJoCo Playground or gymnax, from the functions of one.
 
-    The step that ends an episode starts the next one, and returns the last observation as ``final_obs``.
+    The step that ends an episode starts the next one, and returns the last observation as ``final_obs``. As in the
+    libraries, episodes of gymnax start in newly drawn states, those of the others in the environment's first state.
 
     :param env: the bare environment: without wrappers that count steps, reset, or vectorize it
     :param num_envs: the number of environments
     :param params: gymnax: the environment's parameters; ``None``: its default
     :param episode_length: an episode is truncated after this number of steps. ``None``: the environment's own, or
         :data:`ppo_plus.envs.tensors.jax_env.EPISODE_LENGTH`
-    :param fresh_resets: whether each episode starts in a newly drawn state, which costs a reset of all environments in
-        every step, or in the environment's first state, as in Brax. ``None``: like the library (gymnax: newly drawn)
     :param groups: the groups of observations to use; ``None``: only ``"state"``, if it exists
     :raises ValueError: it is not such an environment, or it is in wrappers
     """
@@ -53,7 +52,6 @@ class JaxEnv(TensorEnv):
         num_envs: int,
         params: Any = None,
         episode_length: int | None = None,
-        fresh_resets: bool | None = None,
         groups: list[str] | None = None,
     ) -> None:
         if not is_functional(env):
@@ -75,8 +73,7 @@ class JaxEnv(TensorEnv):
             episode_length = episode_length or own or EPISODE_LENGTH
             functions = _brax_functions(env)
             observation_space, action_space = self._space(env.observation_size), box(env.action_size, 1.0)
-        fresh = gymnax if fresh_resets is None else fresh_resets
-        self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh)
+        self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh=gymnax)
         found = jax.devices()[0]
         device = th.device("cpu") if found.platform == "cpu" else th.device("cuda", found.id)
         super().__init__(num_envs, observation_space, action_space, device)

@@ -70,8 +70,8 @@ class _Adapter(TensorEnv):
 
 
 class GymTensors(_Adapter):
-    """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, Gymnasium's
-    ``NumpyToTorch`` and ``JaxToTorch`` around any other, or your own with a ``device``.
+    """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
+    ``JaxToTorch``, or your own with a ``device``.
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
 
@@ -87,11 +87,8 @@ class GymTensors(_Adapter):
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
-        # Gymnasium's wrapper cannot convert the final observations of Gymnasium's own vector environments.
-        self._numpy = type(env).__name__ == "NumpyToTorch"
-        inner: Any = env.env if self._numpy else env  # type: ignore[attr-defined]
         super().__init__(
-            inner, env.num_envs, env.single_observation_space, env.single_action_space, getattr(env, "device", None)
+            env, env.num_envs, env.single_observation_space, env.single_action_space, getattr(env, "device", None)
         )
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -99,14 +96,9 @@ class GymTensors(_Adapter):
         return as_tensor(obs, self.device)
 
     def step(self, actions: Any) -> Transition:
-        if self._numpy:
-            actions = as_numpy(actions)
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        obs = as_tensor(obs, self.device)
+        *results, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated = (as_tensor(each, self.device) for each in results)
         final = infos.get("final_obs", infos.get("final_observation"))
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            final = _filled(obs, final, self.device)
-        rewards, terminated, truncated = (as_tensor(each, self.device) for each in (rewards, terminated, truncated))
         final = None if final is None else as_tensor(final, self.device)
         return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 

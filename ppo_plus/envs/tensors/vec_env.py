@@ -70,8 +70,6 @@ class TensorVecEnv(BatchedVecEnv):
         self._returns = th.zeros(self.num_envs, dtype=widest(self.device), device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.long, device=self.device)
 
-    # --- in tensors ------------------------------------------------------------------------------------------------
-
     def reset_tensors(self) -> Obs:
         """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
         obs = self._layout(self.env.reset(self._seeds[0]))
@@ -114,8 +112,6 @@ class TensorVecEnv(BatchedVecEnv):
             )
         # Once after each reset.
         self._unchecked = False
-
-    # --- SB3's interface -------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
         obs = self.reset_tensors()
