@@ -83,7 +83,7 @@ class _VectorAdapter(BatchedVecEnv):
         self.env = env
         self.autoreset = autoreset
         #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
-        self._resetting = np.zeros(num_envs, dtype=bool)
+        self.resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         #: Writes episodes to a file like a ``Monitor``; ``None``: they are not written.
@@ -93,17 +93,12 @@ class _VectorAdapter(BatchedVecEnv):
         if getattr(env, "metadata", None):
             self.metadata = dict(env.metadata)
 
-    @property
-    def resetting(self) -> np.ndarray:
-        """Environments that will ignore their next action (``NEXT_STEP`` only), booleans ``(N,)``."""
-        return self._resetting
-
     def reset(self) -> VecEnvObs:
         obs, columns = self._reset_all()
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
         self._reset_options()
-        self._resetting = np.zeros(self.num_envs, dtype=bool)
+        self.resetting = np.zeros(self.num_envs, dtype=bool)
         self._returns[:] = 0.0
         self._lengths[:] = 0
         return mapped(np.array, obs)
@@ -116,7 +111,7 @@ class _VectorAdapter(BatchedVecEnv):
         # Copied, since the environment may reuse its arrays.
         obs, rewards = mapped(np.array, obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
-        resetting = self._resetting
+        resetting = self.resetting
         dones = terminated | truncated
         infos = self._rows(columns)
 
@@ -135,7 +130,7 @@ class _VectorAdapter(BatchedVecEnv):
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == NEXT_STEP:
-            self._resetting = dones
+            self.resetting = dones
         return obs, rewards.astype(np.float32), dones | resetting, infos
 
     def _end_episodes(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from ppo_plus.envs.nested import mapped
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
 
@@ -60,23 +60,24 @@ class JaxEnv(TensorEnv):
         import jax
 
         self.env, self._jax = env, jax
-        self._groups = groups
         gymnax = _is_gymnax(env)
         if gymnax:
             params = env.default_params if params is None else params
             functions = _gymnax_functions(env, params)
-            observation_space, action_space = env.observation_space(params), env.action_space(params)
+            space, action_space = env.observation_space(params), env.action_space(params)
         else:
             _require_bare(env)
             # Playground keeps the length of episodes in the configuration.
             own = getattr(getattr(env, "_config", None), "episode_length", None)
             episode_length = episode_length or own or EPISODE_LENGTH
             functions = _brax_functions(env)
-            observation_space, action_space = self._space(env.observation_size), box(env.action_size, 1.0)
+            size, action_space = env.observation_size, box(env.action_size, 1.0)
+            space = spaces.Dict([(key, box(size[key])) for key in size]) if isinstance(size, Mapping) else box(size)
+        space, self._select = select_groups(gym_space(space), groups)
         self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh=gymnax)
         found = jax.devices()[0]
         device = th.device("cpu") if found.platform == "cpu" else th.device("cuda", found.id)
-        super().__init__(num_envs, observation_space, action_space, device)
+        super().__init__(num_envs, space, action_space, device)
         self._state: Any = None
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -95,20 +96,8 @@ class JaxEnv(TensorEnv):
         rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
         return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
 
-    def _space(self, size: Any) -> spaces.Space[Any]:
-        if not isinstance(size, Mapping):
-            return box(size)
-        if self._groups is None and "state" in size:
-            self._groups = ["state"]
-            return box(size["state"])
-        return spaces.Dict([(key, box(size[key])) for key in self._groups or size])
-
     def _taken(self, obs: Any) -> Obs:
-        if not isinstance(obs, Mapping):
-            return th.from_dlpack(obs)
-        if self._groups == ["state"]:
-            return th.from_dlpack(obs["state"])
-        return {key: th.from_dlpack(obs[key]) for key in self._groups or obs}
+        return mapped(th.from_dlpack, self._select(obs))
 
 
 def _is_brax(env: Any) -> bool:

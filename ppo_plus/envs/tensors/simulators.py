@@ -3,7 +3,7 @@
 The simulators are not imported here but recognized by their attributes. ``N`` is the number of environments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,9 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ppo_plus.envs.autoreset import SAME_STEP
 from ppo_plus.envs.nested import mapped
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
-
-#: Names that simulators use for the policy's group of observations.
-POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
 def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | None:
@@ -116,7 +113,7 @@ class ManagedTensors(_Adapter):
         self._resets_itself = getattr(self.cfg, "auto_reset", True)
         is_mjlab = hasattr(self.cfg, "auto_reset")
         self.remedy = f"set cfg.{'auto_reset=False' if is_mjlab else 'compute_final_obs=True'} of the environment"
-        space, self._select = _select_groups(gym_space(core.single_observation_space), groups)
+        space, self._select = select_groups(gym_space(core.single_observation_space), groups)
         super().__init__(env, core.num_envs, space, core.single_action_space, getattr(core, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -158,7 +155,7 @@ class RslRlTensors(_Adapter):
             space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
         else:
             space = box(first.shape[1:])
-        space, self._select = _select_groups(space, groups)
+        space, self._select = select_groups(space, groups)
         super().__init__(env, env.num_envs, space, box(env.num_actions), getattr(env, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -173,28 +170,6 @@ class RslRlTensors(_Adapter):
         truncated = ended & timed.bool() if timed is not None else th.zeros_like(ended)
         final = self._select(extras["final_obs"]) if "final_obs" in extras else None
         return Transition(self._select(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
-
-
-def _select_groups(
-    space: spaces.Space[Any], wanted: Sequence[str] | None
-) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
-    """The space of the groups of observations that are used, and a function that selects them.
-
-    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
-    """
-    if not isinstance(space, spaces.Dict):
-        if wanted is not None:
-            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
-        return space, lambda obs: obs
-    names = list(space.spaces)
-    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
-        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
-    known = [key for key in POLICY_GROUPS if key in names]
-    if wanted is None and (known or len(names) == 1):
-        only = (known or names)[0]
-        return space[only], lambda obs: obs[only]
-    keys = list(wanted or names)
-    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}
 
 
 def as_tensor(value: Any, device: th.device) -> Any:
