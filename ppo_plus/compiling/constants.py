@@ -13,7 +13,6 @@ that some custom function names.
 
 import enum
 import functools
-import os
 import sys
 import types
 import weakref
@@ -26,15 +25,11 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS, are_hooks_on_all_modules
-
 #: Packages whose code does not change while a program runs.
 LIBRARIES = frozenset(
     {"gymnasium", "numpy", "optree", "ppo_plus", "sb3_contrib", "scipy", "stable_baselines3", "torch"}
     | set(sys.stdlib_module_names) - {"__main__"}
 )
-#: Where the standard library lies.
-STANDARD_LIBRARY = os.path.dirname(os.__file__)
 #: Modules whose functions return something else each time.
 VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
 #: Names by which code reads what it does not name, in the process or in files.
@@ -89,6 +84,8 @@ PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
     str: lambda value: (str.__str__(value),),
     bytes: lambda value: (bytes(value),),
 }
+#: Tables of hooks on the gradients of modules and tensors; missing ones are empty.
+GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 #: Larger tensors and arrays are not copied for a comparison.
 MAX_NUMBERS = 1_000_000
 #: More objects than this are nobody's settings.
@@ -133,8 +130,6 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     :return: comparable values; equal where the code would do the same
     :raises NotComparable: something cannot be compared
     """
-    if are_hooks_on_all_modules():
-        raise NotComparable("there are hooks on all modules")
     walk = _Walk(named, given)
     constants = {name: walk.visit(value, name) for name, value in roots.items()}
     return constants | walk.named_attributes()
@@ -330,11 +325,10 @@ def _refuse_volatile(module: str, path: str) -> None:
 
 def _refuse_gradient_hooks(module: nn.Module, path: str) -> None:
     """:raises NotComparable: there are hooks on gradients, which compiled code does not have"""
-    if any(getattr(module, name, None) for name in MODULE_HOOKS if "backward" in name):
-        raise NotComparable(f"{path} has a backward hook")
-    for name, weight in module.named_parameters(recurse=False):
-        if any(getattr(weight, table, None) for table in TENSOR_HOOKS):
-            raise NotComparable(f"{path}.{name} has a hook on its gradient")
+    weights = {f"{path}.{name}": weight for name, weight in module.named_parameters(recurse=False)}
+    for owner, each in {path: module, **weights}.items():
+        if any(getattr(each, table, None) for table in GRADIENT_HOOKS):
+            raise NotComparable(f"{owner} has a hook on its gradient")
 
 
 def _is_plain(value: Any) -> bool:
@@ -362,14 +356,7 @@ def _is_computed(owner: Any, name: str) -> bool:
 
 
 def _is_library(module: str) -> bool:
-    name = module.partition(".")[0]
-    return name in LIBRARIES and not _hides_a_library(name)
-
-
-def _hides_a_library(name: str) -> bool:
-    """Whether a custom module has the name of one of the standard library, as a file ``code.py`` does."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name in sys.stdlib_module_names and file is not None and not file.startswith(STANDARD_LIBRARY)
+    return module.partition(".")[0] in LIBRARIES
 
 
 def _is_filled(cell: Any) -> bool:
