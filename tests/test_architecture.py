@@ -182,7 +182,7 @@ PRIVATE: dict[str, set[str]] = {
     "_last_original_obs": {"saving.model"},
     "_log_success_callback": {"zoo.callbacks"},
     "_maybe_recommend_cpu": {"ppo"},
-    "_modules": {"compiling.constants", "compiling.torch_private", "saving.format.objects"},
+    "_modules": {"compiling.constants", "saving.format.objects"},
     "_n_updates": {"distributed.rollouts", "ppo", "saving.model", "zoo.callbacks"},
     "_num_timesteps_at_start": {"saving.model"},
     "_obs_buffer": {"envs.resumable.known_envs"},

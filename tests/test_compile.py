@@ -19,7 +19,6 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
-from ppo_plus.compiling.torch_private import COMPILERS
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.acting import prepare_act
@@ -349,9 +348,7 @@ def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compile_graph", COMPILERS)
-def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_graph):
-    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (compile_graph,))
+def test_models_in_several_threads_learn():
     start, models = threading.Barrier(3), {}
 
     def train(seed):
@@ -368,8 +365,7 @@ def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_g
     for thread in threads:
         thread.join()
     assert len(models) == 3
-    for model, change in models.values():
-        assert all(each.is_compiled for each in model.compilation.functions.values())
+    for _, change in models.values():
         # Adam moves some weight by nearly the learning rate with each of 16 steps.
         assert 1e-3 < change < 1e-2
 
@@ -519,7 +515,7 @@ def no_compiler():
 
 @pytest.mark.parametrize(
     ("name", "failing", "reason", "warnings"),
-    [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
+    [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_what_cannot_be_compiled_trains_as_uncompiled(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
@@ -586,7 +582,7 @@ def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
 
 
 def test_compiled_says_why_a_part_runs_uncompiled(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (no_graph,))
+    monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", no_graph)
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     model = short()
     with pytest.warns(RuntimeWarning, match="uncompiled"):

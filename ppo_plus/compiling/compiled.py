@@ -1,13 +1,13 @@
 """Pure functions of tensors that compile themselves, and run uncompiled where the compiler fails."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch as th
 
 from ppo_plus.compiling.constants import first_difference
-from ppo_plus.compiling.torch_private import COMPILERS, ONE_AT_A_TIME, find_compiler, trace
+from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
@@ -112,10 +112,7 @@ class Compiled:
         return call
 
     def agrees(self, *args: Any) -> bool:
-        """Whether the compiled form has the function's results, tried on copies of these arguments.
-
-        The generators' states are restored. True if nothing is compiled.
-        """
+        """Whether the compiled form, if there is one, has the function's results, tried on copies of the arguments."""
         if self._run is None:
             return True
         results = []
@@ -141,11 +138,9 @@ class Compiled:
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
             with ONE_AT_A_TIME:
-                forms = self._trace_and_compile(args)
-                while True:
-                    self._run = next(forms)
-                    if self.agrees(*args):
-                        break
+                self._run = self._trace_and_compile(args)
+                if not self.agrees(*args):
+                    raise CompileError("the compiled form does not reproduce the function's results")
         except Exception as error:
             self.fail(in_one_line(error), error)
 
@@ -158,11 +153,8 @@ class Compiled:
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
         self.failure = reason
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Iterator[Callable[[list[th.Tensor]], Any]]:
-        """Compiled forms, to be tried one after another.
-
-        :raises CompileError: there are no more
-        """
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
+        """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
         tensors = _distinct(leaves)
         structure: Any = None
@@ -197,15 +189,8 @@ class Compiled:
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
         build = _builder(structure, sources)
-        failure: Exception | None = None
-        for compile_graph in COMPILERS:
-            try:
-                run = compile_graph(graph, tensors)
-            except Exception as error:
-                failure = failure or error
-            else:
-                yield lambda tensors, run=run: build(run(tensors.copy()), tensors)  # type: ignore[misc]
-        raise failure or CompileError("the compiled form does not reproduce the function's results")
+        run = compile_graph(graph, tensors)
+        return lambda given: build(run(given.copy()), given)
 
 
 def obstacle(device: th.device) -> str | None:

@@ -39,21 +39,8 @@ DYNAMIC = frozenset(
 )
 #: Types whose values are compared by ``==``.
 ATOMS = frozenset(
-    {
-        int,
-        str,
-        bytes,
-        bool,
-        type(None),
-        type(...),
-        range,
-        slice,
-        th.dtype,
-        th.device,
-        th.layout,
-        th.memory_format,
-        th.Size,
-    }
+    {int, str, bytes, bool, type(None), type(...), range, slice}
+    | {th.dtype, th.device, th.layout, th.memory_format, th.Size}
 )
 #: Numbers that are compared by their digits: NaN equals itself, and -0.0 is not 0.0.
 FLOATS = frozenset({float, complex})

@@ -39,10 +39,7 @@ OPTIONS: dict[str, Any] = {
 
 @cache
 def _vectors(capability: str) -> list[Any]:
-    """The vector instructions that torch uses, in Inductor's terms; empty: none.
-
-    :param capability: torch's name for them
-    """
+    """The vector instructions that torch uses (``capability`` is its name for them), in Inductor's terms."""
     from torch._inductor import config, cpu_vec_isa
 
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -63,15 +60,11 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     for arithmetic of bytes and half precision. This takes as long as compiling the networks of CartPole, and in every
     later process more than a third of the time to load these from the cache.
     """
-    try:
-        from torch._inductor import cpu_vec_isa
+    from torch._inductor import cpu_vec_isa
 
-        find = cpu_vec_isa.valid_vec_isa_list
-        found = _vectors(th.backends.cpu.get_cpu_capability())
-        width = found[0].bit_width() if found else 0
-    except (ImportError, AttributeError):
-        yield OPTIONS
-        return
+    find = cpu_vec_isa.valid_vec_isa_list
+    found = _vectors(th.backends.cpu.get_cpu_capability())
+    width = found[0].bit_width() if found else 0
     cpu_vec_isa.valid_vec_isa_list = lambda: found  # type: ignore[assignment]
     try:
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
@@ -206,11 +199,8 @@ def as_if_compiling() -> Iterator[None]:
 def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
     """Make a module compute with other parameters and buffers within this context.
 
-    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement.
-
-    :param module: the module
-    :param own: parameters and buffers of it; one that it has under several names is replaced under all of them
-    :param others: the replacement of each
+    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement. A
+    tensor that the module has under several names is replaced under all of them.
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
@@ -251,16 +241,13 @@ def find_compiler() -> None:
 
 
 def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The operations of a function on these tensors.
-
-    Other tensors that it reads, such as a table in a network, become constants.
-    """
+    """The operations of a function on these tensors; other tensors that it reads become constants."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
 
 
-def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
+def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     """The graph compiled by Inductor for tensors of these shapes, dtypes, layouts and devices; it may change them in
     place.
 
@@ -286,30 +273,6 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     ):
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
-
-
-def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
-    (``benchmarks/compilers.py``)."""
-    graph = prepared(graph, tensors)
-    # The caller checks everything that guards would.
-    skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
-    filtered = {} if skip is None else {"guard_filter_fn": skip}
-    with inductor_options() as options:
-        run = th.compile(graph, fullgraph=True, dynamic=False, options=options | filtered)
-
-    def call(given: list[th.Tensor]) -> list[th.Tensor]:
-        # It compiles at its first call, and raises an error while another thread traces.
-        with ONE_AT_A_TIME, inductor_options():
-            results = list(run(*given))
-        given.clear()
-        return results
-
-    return call
-
-
-#: Ways to compile a graph, the fastest result first.
-COMPILERS = (compile_directly, compile_publicly)
 
 
 def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:

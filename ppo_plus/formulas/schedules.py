@@ -4,7 +4,6 @@ A schedule maps the remaining progress, which falls from 1 to 0 during ``learn()
 here are plain dataclasses, so a model that uses them can be saved, loaded and sent to another process.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -90,20 +89,13 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-#: Schedules without side effects, which may be called for a check; SB3's by name.
+#: Schedules without side effects, which may be called for a check, and are furthest out at the ends of training.
 PURE = (Constant, Current, Linear, Cosine)
-PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """A schedule with the name and range of its argument, which raises an error for values outside.
-
-    :param name: the argument, for the error message
-    :param schedule: the schedule
-    :param low: smallest value allowed
-    :param strict: whether values must be above ``low``
-    """
+    """A schedule with the name and range of its argument, which raises an error for values outside."""
 
     name: str
     schedule: Schedule
@@ -111,11 +103,7 @@ class Bounded:
     strict: bool = False
 
     def __call__(self, progress_remaining: float) -> float:
-        """The value as a Python float.
-
-        :raises ValueError: not finite, or out of range
-        :raises TypeError: not a number
-        """
+        """The value as a Python float, checked."""
         value = self.schedule(progress_remaining)
         try:
             value = float(value)
@@ -136,17 +124,14 @@ class Bounded:
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
-    """The schedule for an argument, checked over the whole of training if it is one of :data:`PURE`.
+    """The schedule for an argument, checked for both ends of training if it is one of :data:`PURE`.
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
 
-    :param name: name of the argument, for the error message
     :param value: a number (for an array or a tensor, its value at each call), a string (:data:`PREFIXES`),
         or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
-    :raises TypeError: neither number, string nor callable, or one that does not take the remaining progress alone
-    :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
         if (value.name, value.low, value.strict) == (name, low, False):
@@ -159,38 +144,14 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     if isinstance(value, str):
         schedule: Schedule = _parse(name, value)
     elif callable(value):
-        _check_takes_progress(name, value)
         schedule = value
     else:
         schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
     bounded = Bounded(name, schedule, low)
-    if _is_pure(schedule):
+    if isinstance(schedule, PURE):
         Bounded(name, schedule, low, strict)(1.0)
-        for step in range(100, -1, -1):
-            bounded(step / 100)
+        bounded(0.0)
     return bounded
-
-
-def _check_takes_progress(name: str, function: Callable[..., Any]) -> None:
-    try:
-        of = inspect.signature(function)
-    except ValueError:  # some functions that are not written in Python have no signature
-        return
-    try:
-        of.bind(1.0)
-    except TypeError:
-        raise TypeError(
-            f"{name}={function!r} takes {of}, but is called with the remaining progress alone, which falls from 1 to "
-            "0: write lambda progress: ..."
-        ) from None
-
-
-def _is_pure(schedule: Any) -> bool:
-    kind = type(schedule)
-    if kind.__module__ != "stable_baselines3.common.utils":
-        return kind in PURE
-    # A FloatSchedule has another one inside.
-    return kind.__name__ in PURE_OF_SB3 or (kind.__name__ == "FloatSchedule" and _is_pure(schedule.value_schedule))
 
 
 def _parse(name: str, text: str) -> Schedule:
@@ -218,9 +179,5 @@ def _is_number(value: Any) -> bool:
 
 
 def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
-    """The values of schedules, each called once; ``None`` where the schedule is ``None``.
-
-    :param progress_remaining: from 1 at the beginning of training to 0 at its end
-    :param schedules: by name
-    """
+    """The values of schedules at the remaining progress, each called once; ``None`` where the schedule is ``None``."""
     return {name: None if schedule is None else schedule(progress_remaining) for name, schedule in schedules.items()}

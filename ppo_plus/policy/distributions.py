@@ -361,10 +361,6 @@ class Product(ActionDistribution):
     """Dict and Tuple: an independent distribution for each subspace, which may be a Dict or Tuple again.
 
     Parameters, internal actions, noise and masks are concatenated in the order of the subspaces.
-
-    :param action_space: the space
-    :param squash_output: squash the actions of Box spaces by tanh
-    :raises ValueError: a subspace is not supported, or there is none
     """
 
     action_space: "spaces.Dict | spaces.Tuple[Any]"
@@ -516,9 +512,6 @@ class BoundDistribution:
     """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
     Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
-
-    :param family: the family
-    :param params: its parameters, shape ``(B, param_dim)``
     """
 
     def __init__(self, family: ActionDistribution, params: th.Tensor):
@@ -587,9 +580,6 @@ def _mean_log_tanh_slope(mean: th.Tensor, std: th.Tensor) -> th.Tensor:
     density of :math:`l`. A logistic is a mixture of Gaussians, so that :math:`u + l` is one, too: what is left is the
     mean of a folded normal, :math:`s \sqrt{2/\pi}\, e^{-\mu^2/2s^2} + \mu\, \mathrm{erf}(\mu/s\sqrt 2)` with
     :math:`s^2 = \sigma^2 + \tau^2`, for each :math:`\tau` of the mixture. That is smooth for narrow and wide :math:`u`.
-
-    :param mean: :math:`\mu`, any shape
-    :param std: :math:`\sigma` above 0, the same shape
     """
     variances, weights = map(mean.new_tensor, _logistic_as_gaussians())
     s = (std.square().unsqueeze(-1) + variances).sqrt()

