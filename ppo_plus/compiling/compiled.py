@@ -188,9 +188,13 @@ class Compiled:
         _check_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
-        build = _builder(structure, sources)
-        run = compile_graph(graph, tensors)
-        return lambda given: build(run(given.copy()), given)
+        run, unflatten = compile_graph(graph, tensors), structure.unflatten
+
+        def compiled(given: list[th.Tensor]) -> Any:
+            results = {"computed": run(given.copy()), "given": given}
+            return unflatten([at if kind == "constant" else results[kind][at] for kind, at in sources])
+
+        return compiled
 
 
 def obstacle(device: th.device) -> str | None:
@@ -207,17 +211,6 @@ def in_one_line(error: Exception) -> str:
     """The class of an error and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-
-
-def _builder(structure: Any, sources: list[tuple[str, Any]]) -> Callable[[list[th.Tensor], list[th.Tensor]], Any]:
-    """A function that puts a result together from computed and given tensors: the ``sources`` of its leaves."""
-    unflatten = structure.unflatten
-
-    def build(computed: list[th.Tensor], given: list[th.Tensor]) -> Any:
-        tensors = {"computed": computed, "given": given}
-        return unflatten([at if kind == "constant" else tensors[kind][at] for kind, at in sources])
-
-    return build
 
 
 def _check_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:

@@ -75,8 +75,6 @@ PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
 GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 #: Larger tensors and arrays are not copied for a comparison.
 MAX_NUMBERS = 1_000_000
-#: More objects than this are nobody's settings.
-MAX_OBJECTS = 50_000
 #: Attributes of modules that are listed apart: tensors, which may be given, and submodules.
 LISTED_APART = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
@@ -160,8 +158,6 @@ class _Walk:
             return "named", kind.__qualname__
         if id(value) in self.visited:
             return "visited", self.visited[id(value)][0]
-        if len(self.visited) >= MAX_OBJECTS:
-            raise NotComparable(f"{path} is among more than {MAX_OBJECTS} objects")
         self.visited[id(value)] = len(self.visited), value
         if isinstance(value, (th.Tensor, np.ndarray)):
             return self._numbers(value, path)
@@ -247,11 +243,11 @@ class _Walk:
         if isinstance(value, th.Generator):
             raise NotComparable(f"{path} is a Generator, which returns something else each time")
         _refuse_volatile(kind.__module__, path)
-        slots = [name for name in _slots(kind) if hasattr(value, name)]
-        if required and not hasattr(value, "__dict__") and not slots:
+        state: Any = object.__getstate__(value)  # the entries of `__dict__`, or these and those of slots
+        if required and state is None and not hasattr(value, "__dict__"):
             raise NotComparable(f"{path} is a {kind.__name__}, which cannot be inspected")
-        found = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
-        found |= getattr(value, "__dict__", {})
+        attributes, slots = state if isinstance(state, tuple) else (state, None)
+        found = {**(attributes or {}), **(slots or {})}
         if isinstance(value, nn.Module):
             return self._module(value, found, path)
         return {key: self.visit(each, f"{path}.{key}") for key, each in found.items()}
@@ -300,7 +296,7 @@ class _Walk:
 
 #: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.
 _OF_EVERY_CLASS = frozenset(
-    """__dict__ __weakref__ __doc__ __module__ __annotations__ __static_attributes__ __dataclass_fields__
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __static_attributes__ __slotnames__ __dataclass_fields__
     __dataclass_params__ __match_args__ __init__ __repr__ __eq__""".split()
 )
 
@@ -325,11 +321,6 @@ def _is_plain(value: Any) -> bool:
 @functools.cache
 def _custom_bases(kind: type) -> tuple[type, ...]:
     return tuple(base for base in kind.__mro__ if not _is_library(base.__module__))
-
-
-@functools.cache
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
 
 
 def _is_computed(owner: Any, name: str) -> bool:

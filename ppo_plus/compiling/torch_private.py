@@ -51,14 +51,10 @@ def _vectors(capability: str) -> list[Any]:
 
 @contextmanager
 def inductor_options() -> Iterator[dict[str, Any]]:
-    """:data:`OPTIONS`, with the vector width that torch uses on this processor; Inductor uses it as well within this.
+    """Use :data:`OPTIONS` with the vector width that torch uses on this processor, and no other.
 
-    Inductor's cache of graphs does not have that width in its keys, although the code depends on it: if processors
-    share a cache, or the environment variable ``ATEN_CPU_CAPABILITY`` changes, that code would compute something else.
-
-    By default, Inductor compiles and loads a program for each of up to six extensions of an x86 processor, most of them
-    for arithmetic of bytes and half precision. This takes as long as compiling the networks of CartPole, and in every
-    later process more than a third of the time to load these from the cache.
+    Inductor's cache does not have that width in its keys, although the code depends on it. And by default, Inductor
+    tests six extensions of an x86 processor by a program each, which takes as long as compiling a small network.
     """
     from torch._inductor import cpu_vec_isa
 
@@ -248,12 +244,11 @@ def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) ->
 
 
 def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """The graph compiled by Inductor for tensors of these shapes, dtypes, layouts and devices; it may change them in
-    place.
+    """The graph compiled by Inductor for such tensors; it may change them in place.
 
     The compiled form does not check its arguments: with others, it may read and write any memory. ``torch.compile``
-    adds several layers of Python, which a graph without gradients and without aliases among its arguments does not
-    need: they take as long as a small network.
+    adds several layers of Python, which take as long as a small network; a graph without gradients and without aliases
+    among its arguments does not need them.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config

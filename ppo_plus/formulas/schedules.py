@@ -14,10 +14,7 @@ Schedule = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value throughout.
-
-    :param value: the value
-    """
+    """The same value throughout."""
 
     value: float
 
@@ -26,25 +23,8 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Current:
-    """A number that may be changed in place.
-
-    :param value: an array or a tensor of one number
-    """
-
-    value: Any
-
-    def __call__(self, progress_remaining: float) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True)
 class Linear:
-    r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`.
-
-    :param start: value at the beginning of training (:math:`p = 1`)
-    :param end: value at its end (:math:`p = 0`)
-    """
+    r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`."""
 
     start: float
     end: float = 0.0
@@ -58,9 +38,6 @@ class Cosine:
     r"""From ``start`` to ``end`` along half a cosine: :math:`end + (start - end)(1 - \cos \pi p)/2`.
 
     Flat at both ends (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts).
-
-    :param start: value at the beginning of training (:math:`p = 1`)
-    :param end: value at its end (:math:`p = 0`)
     """
 
     start: float
@@ -90,7 +67,7 @@ PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine
 
 
 #: Schedules without side effects, which may be called for a check, and are furthest out at the ends of training.
-PURE = (Constant, Current, Linear, Cosine)
+PURE = (Constant, Linear, Cosine)
 
 
 @dataclass(frozen=True)
@@ -115,7 +92,7 @@ class Bounded:
         if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
             return value
         bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
-        if isinstance(self.schedule, (Constant, Current)):
+        if isinstance(self.schedule, Constant):
             raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
         raise ValueError(
             f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
@@ -128,7 +105,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
 
-    :param value: a number (for an array or a tensor, its value at each call), a string (:data:`PREFIXES`),
+    :param value: a number, a string (:data:`PREFIXES`),
         or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
@@ -146,7 +123,7 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
     elif callable(value):
         schedule = value
     else:
-        schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
+        schedule = Constant(float(value))
     bounded = Bounded(name, schedule, low)
     if isinstance(schedule, PURE):
         Bounded(name, schedule, low, strict)(1.0)

@@ -21,7 +21,9 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
     _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
-    _check_optimizer(policy_kwargs.get("optimizer_class", th.optim.Adam))
+    optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
+    if not callable(optimizer_class):
+        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
 
 
 def accepted_names(policy_class: type) -> set[str] | None:
@@ -81,8 +83,7 @@ def _check_sizes(name: str, sizes: Any) -> None:
 
 def _check_activation(activation_fn: Any) -> None:
     if not isinstance(activation_fn, type) and not _makes_module(activation_fn):
-        likely = _same_name(nn, getattr(activation_fn, "__name__", activation_fn)) or "ReLU"
-        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class: use torch.nn.{likely}")
+        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
 
 
 def _makes_module(function: Any) -> bool:
@@ -91,16 +92,3 @@ def _makes_module(function: Any) -> bool:
         return isinstance(function(), nn.Module)
     except Exception:
         return False
-
-
-def _check_optimizer(optimizer_class: Any) -> None:
-    if not callable(optimizer_class):
-        likely = _same_name(th.optim, optimizer_class) or "Adam"
-        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class: use torch.optim.{likely}")
-
-
-def _same_name(module: Any, text: Any) -> str | None:
-    """The class of a module with the name ``text`` in any case; ``None``: there is none."""
-    word = str(text).rpartition(".")[2].casefold()
-    names = (name for name, found in vars(module).items() if isinstance(found, type) and name.casefold() == word)
-    return next(names, None)

@@ -31,10 +31,6 @@ class MaskSource:
     choices: Sequence[int]
     key: str | None = None
 
-    def all_allowed(self, n_envs: int) -> np.ndarray | None:
-        """The result of :meth:`read` if everything is allowed."""
-        return np.ones((n_envs, sum(self.choices)), dtype=bool) if self.key is None else None
-
     def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
         """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 

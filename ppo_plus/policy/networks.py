@@ -5,9 +5,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from torch import nn
 
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
@@ -65,17 +62,3 @@ def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
             f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
         )
     return output
-
-
-def check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
-    """:raises ValueError: one of SB3's features extractors that does not support these observations"""
-    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
-        raise ValueError(
-            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
-            'use "MlpPolicy", or "CnnPolicy" for images'
-        )
-    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
-        raise ValueError(
-            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
-            "that are normalized already policy_kwargs=dict(normalize_images=False)"
-        )

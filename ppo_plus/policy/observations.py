@@ -60,11 +60,7 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
 
 
 def to_tensor(
-    observation: Any,
-    space: spaces.Space,
-    device: th.device,
-    name: str = "observation",
-    optional: Collection[str] = (),
+    observation: Any, space: spaces.Space, device: th.device, name: str = "observation", optional: Collection[str] = ()
 ) -> tuple[Any, bool]:
     """One observation, or a batch of them, as a batch of tensors, and whether it was a batch.
 

@@ -28,7 +28,7 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
-from ppo_plus.policy.networks import NetworkLike, check_extractor, split_network
+from ppo_plus.policy.networks import NetworkLike, split_network
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
 from ppo_plus.policy.views import make_views
 
@@ -152,7 +152,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f"critic_keys={critic_keys!r} differ: leave it out"
             )
         extractor = features_extractor_class or self.default_features_extractor
-        check_extractor(extractor, features_space, normalize_images)
+        if extractor is CombinedExtractor and not isinstance(features_space, spaces.Dict):
+            raise ValueError(
+                f'policy: "MultiInputPolicy" needs Dict observations, not {features_space}: use "MlpPolicy", or '
+                '"CnnPolicy" for images'
+            )
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
         # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.
@@ -196,7 +200,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.features_extractor_class(canonical_space(self.views.actor), **self.features_extractor_kwargs)
 
     def _build_features_extractors(self) -> None:
-        """Create the features extractor, or actor's and critic's, and the conversion of observations for them."""
+        """Create the features extractors, and the conversion of observations for them."""
         self._preprocess = self._preprocess_critic = make_preprocess(self.views.actor, self.normalize_images)
         self.features_extractor = self.pi_features_extractor = self.vf_features_extractor = (
             self.make_features_extractor()
@@ -234,8 +238,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Add recurrent layers, if the policy has any."""
 
     def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
-        """The last layer of actor or critic. The other layers of a custom network replace SB3's hidden layers, so that
-        a policy has SB3's four parts in either case."""
+        """The last layer of actor or critic; a custom network's other layers replace SB3's hidden layers."""
         hidden, latent, input_dim = {
             "actor": ("policy_net", "latent_dim_pi", self.features_dim),
             "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
@@ -294,11 +297,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     # --- for the algorithm ---------------------------------------------------------------------------------------
 
     def act(
-        self,
-        obs: PyTorchObs,
-        carry: Carry,
-        episode_starts: th.Tensor | None = None,
-        masks: th.Tensor | None = None,
+        self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[Step, Carry]:
         """Sample actions, with exploration.
 
@@ -445,30 +444,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return extractor(inputs).float()
 
     def evaluate_actions(
-        self,
-        obs: PyTorchObs,
-        actions: th.Tensor,
-        action_masks: Any = None,
-        carry: Carry | None = None,
-        episode_starts: th.Tensor | None = None,
+        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``; carry and
-        episode starts as in :meth:`evaluate`."""
-        values, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
+        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
+        values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
         distribution = BoundDistribution(self.action_dist, params)
         return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
 
-    def get_distribution(  # type: ignore[override]
-        self,
-        obs: PyTorchObs,
-        action_masks: Any = None,
-        carry: Carry | None = None,
-        episode_starts: th.Tensor | None = None,
-    ) -> BoundDistribution:
-        """The action distribution at ``obs``, with the methods of SB3's; carry and episode starts as in
-        :meth:`evaluate`."""
-        _, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
-        return BoundDistribution(self.action_dist, params)
+    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
+        """The action distribution at ``obs``, with the methods of SB3's."""
+        return BoundDistribution(self.action_dist, self.evaluate(obs, masks=self._mask_tensor(action_masks))[1])
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
