@@ -110,7 +110,8 @@ class Recurrent(nn.RNNBase):
         """Outputs ``(B, hidden_size)`` of whole sequences, one after another; ``state`` is before their first steps."""
         x = layout.pad(x)
         state = tuple(part * layout.keep for part in state)
-        for i, weights in enumerate(self.all_weights):
+        for i, layer in enumerate(self.all_weights):
+            weights: list[Any] = layer
             if i:
                 x = F.dropout(x, self.dropout, self.training)
             if layout.resets is not None:
