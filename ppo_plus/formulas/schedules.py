@@ -66,10 +66,6 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-#: Schedules without side effects, which may be called for a check, and are furthest out at the ends of training.
-PURE = (Constant, Linear, Cosine)
-
-
 @dataclass(frozen=True)
 class Bounded:
     """A schedule with the name and range of its argument, which raises an error for values outside."""
@@ -82,31 +78,27 @@ class Bounded:
     def __call__(self, progress_remaining: float) -> float:
         """The value as a Python float, checked."""
         value = self.schedule(progress_remaining)
+        given = (
+            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
+        )
         try:
             value = float(value)
         except (TypeError, ValueError):
-            raise TypeError(
-                f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
-                f"{progress_remaining}; it must return a number"
-            ) from None
+            raise TypeError(f"{given}; it must return a number") from None
         if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
             return value
         bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
         if isinstance(self.schedule, Constant):
             raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
-        raise ValueError(
-            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
-            f"{progress_remaining}; values must be finite and {bound}"
-        )
+        raise ValueError(f"{given}; values must be finite and {bound}")
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
-    """The schedule for an argument, checked for both ends of training if it is one of :data:`PURE`.
+    """The schedule for an argument, checked for both ends of training if it is one of ours.
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
 
-    :param value: a number, a string (:data:`PREFIXES`),
-        or a callable of the remaining progress
+    :param value: a number, a string (:data:`PREFIXES`), or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
     """
@@ -114,18 +106,12 @@ def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False)
         if (value.name, value.low, value.strict) == (name, low, False):
             return value  # it has been checked when it was made here
         value = value.schedule
-    if isinstance(value, bool) or not (isinstance(value, str) or callable(value) or _is_number(value)):
-        raise TypeError(
-            f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
-        )
     if isinstance(value, str):
-        schedule: Schedule = _parse(name, value)
-    elif callable(value):
-        schedule = value
+        schedule = _parse(name, value)
     else:
-        schedule = Constant(float(value))
+        schedule = value if callable(value) else Constant(_number(name, value))
     bounded = Bounded(name, schedule, low)
-    if isinstance(schedule, PURE):
+    if isinstance(schedule, (Constant, Linear, Cosine)):
         Bounded(name, schedule, low, strict)(1.0)
         bounded(0.0)
     return bounded
@@ -147,12 +133,13 @@ def _parse(name: str, text: str) -> Schedule:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _number(name: str, value: Any) -> float:
     try:
-        float(value)
+        return float(None if isinstance(value, bool) else value)
     except (TypeError, ValueError):
-        return False
-    return True
+        raise TypeError(
+            f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
+        ) from None
 
 
 def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:

@@ -82,13 +82,10 @@ def _check_sizes(name: str, sizes: Any) -> None:
 
 
 def _check_activation(activation_fn: Any) -> None:
-    if not isinstance(activation_fn, type) and not _makes_module(activation_fn):
-        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
-
-
-def _makes_module(function: Any) -> bool:
-    """Whether a function returns modules: ``partial(nn.LeakyReLU, 0.1)`` does, ``torch.relu`` does not."""
     try:
-        return isinstance(function(), nn.Module)
+        # A function may make modules: `partial(nn.LeakyReLU, 0.1)` does, `torch.relu` does not.
+        made = isinstance(activation_fn, type) or isinstance(activation_fn(), nn.Module)
     except Exception:
-        return False
+        made = False
+    if not made:
+        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")
