@@ -135,11 +135,13 @@ def _parse(name: str, text: str) -> Schedule:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(None if isinstance(value, bool) else value)
+        if not isinstance(value, bool):
+            return float(value)
     except (TypeError, ValueError):
-        raise TypeError(
-            f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
-        ) from None
+        pass
+    raise TypeError(
+        f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
+    )
 
 
 def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
