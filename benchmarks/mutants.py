@@ -577,9 +577,9 @@ COMPILING = (
     ),
     Fault(
         "stale-cache",
-        "compiling/cache.py",
-        "if entry is not None and entry[0] == constants:",
-        "if entry is not None:",
+        "compiling/compilation.py",
+        "if known is not None and known.constants == constants:",
+        "if known is not None:",
         "tests/compiling tests/test_compile.py",
     ),
     Fault(

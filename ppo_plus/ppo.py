@@ -590,7 +590,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """What the rollout that begins is collected with."""
         masks = find_masks(env, self.policy.family.choices, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
-        act = prepare_act(self.policy, masks, self.compilation, callback)
+        act = prepare_act(self.policy, masks, self.compilation)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.sde_sample_freq, length, window)
 

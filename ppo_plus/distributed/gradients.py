@@ -134,7 +134,7 @@ def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
 
 
 def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
-    """Have all processes go on with the mean of what layers keep of the data, such as batch normalization's statistics."""
+    """Average the statistics that layers keep of the data, such as those of batch normalization, over all processes."""
     if not ranks.several:
         return
     for buffer in policy.buffers():

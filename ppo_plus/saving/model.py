@@ -50,7 +50,6 @@ STATE = {
     "compile_decision": "compilation.decision",
     "compile_required": "compilation.strict",
     "compile_obstacles": "compilation.unable",
-    "compile_attempts": "compilation.tries",
 }
 DECISION = STATE["compile_decision"]
 #: Attributes that are made from the others, or have no meaning here.

@@ -15,7 +15,7 @@ import torch as th
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
-from ppo_plus.compiling.torch_private import after_accumulation, optimizer_step, swapped
+from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.carry import Features
@@ -230,12 +230,9 @@ class EagerMinibatch:
 def eager_gradient(
     compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Any, indices: th.Tensor | None
 ) -> tuple[Losses, Gradient]:
-    """Loss and gradient of a minibatch, with the hooks on weights called as ``backward()`` would."""
+    """Loss and gradient of a minibatch."""
     # No name for the minibatch: images should not stay while there are gradients.
-    losses, grads = loss_gradient(
-        compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices)
-    )
-    return losses, tuple(after_accumulation(weights.params, grads))
+    return loss_gradient(compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices))
 
 
 class CompiledGradient:

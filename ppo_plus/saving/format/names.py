@@ -45,7 +45,6 @@ ALIASES = {
     "Bounded": "ppo_plus.formulas.schedules",
     "Constant": "ppo_plus.formulas.schedules",
     "Cosine": "ppo_plus.formulas.schedules",
-    "Current": "ppo_plus.formulas.schedules",
     "Linear": "ppo_plus.formulas.schedules",
 }
 #: Every name of ppo_plus that files have. The package is imported by name: this is a table of texts, and no module of
