@@ -1,6 +1,5 @@
 """A training run: build it, or resume it; train, evaluate, and leave a folder with everything it produced."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -22,12 +21,12 @@ from ppo_plus.distributed.torchrun import job
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, ProgressDisplay, SavedModels
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import choose_vec_env, make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
-from ppo_plus.zoo.plot import plot_learning_curve, uncounted_timesteps
+from ppo_plus.zoo.plot import plot_learning_curve
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, runs_of
 
@@ -53,10 +52,6 @@ class Run:
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """Build environments and model. A mistake in the settings raises an error here, before training, and leaves no
     folder.
-
-    :param experiment: what to train
-    :param options: what to record; ``None`` for the defaults
-    :return: the run
     """
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
@@ -66,7 +61,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     try:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
-            _write_settings(experiment, options, folder, model)
+            _write_settings(experiment, options, folder)
         interrupts.check()
     except BaseException:
         if ranks.leads:
@@ -78,8 +73,6 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 def check(experiment: Experiment, options: Options | None = None) -> None:
     """Build everything that :func:`set_up` builds, and discard it: nothing is written.
 
-    :param experiment: what would be trained
-    :param options: what would be recorded; ``None`` for the defaults
     :raises ValueError, TypeError: a mistake in the settings
     """
     options = options or Options()
@@ -89,7 +82,6 @@ def check(experiment: Experiment, options: Options | None = None) -> None:
 def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
     """A run in the state of its last checkpoint, ready to continue.
 
-    :param folder: its folder
     :param packages: packages that its settings may import from; ``None``: any
     :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
     :raises FileNotFoundError: there is no checkpoint, because the run was trained to its end or ended before the first
@@ -119,13 +111,8 @@ def _why_no_checkpoint(folder: RunFolder) -> str:
 
 
 def restarted_run(job_id: str, log_folder: Path, env_id: str) -> RunFolder | None:
-    """The run that the same command started in the same job of torchrun, before torchrun restarted it.
-
-    :param job_id: see :func:`ppo_plus.distributed.torchrun.job`
-    :param log_folder: folder of all runs
-    :param env_id: Gymnasium environment id
-    :return: the folder; ``None`` if no such run can be resumed
-    """
+    """The run that the same command started in the same job of torchrun, before torchrun restarted it; ``None`` if no
+    such run can be resumed."""
     for _, path in sorted(runs_of(log_folder / ALGO, env_id).items(), reverse=True):
         folder = RunFolder(path, env_id)
         with suppress(FileNotFoundError):
@@ -139,7 +126,6 @@ def train(run: Run) -> bool:
     """Train, evaluate, save and plot. Ctrl-C ends the training early. What was learned until then is saved, as it is
     after an error.
 
-    :param run: a run made by :func:`set_up` or :func:`resume`
     :return: whether the run was trained to its end
     :raises BlockingIOError: another process is training the run
     """
@@ -186,7 +172,6 @@ def _learn(run: Run, callbacks: Sequence[BaseCallback], log_interval: int | None
             run.experiment.n_timesteps,
             callback=[checkpoints, *callbacks, Interruptible()],
             log_interval=log_interval,  # type: ignore[arg-type]
-            reset_num_timesteps=not run.options.keep_timesteps,
         )
         finished = True
     except KeyboardInterrupt:
@@ -254,7 +239,7 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
         deterministic=run.experiment.deterministic_eval,
         log_path=str(run.folder.path),
         best_model_save_path=str(run.folder.path),
-        callback_after_eval=EvalLine() if run.options.progress else None,
+        verbose=int(run.options.progress),
     )
     return [evaluations]
 
@@ -297,7 +282,7 @@ def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
                 env.close()
 
 
-def _write_settings(experiment: Experiment, options: Options, folder: RunFolder, model: PPO_Plus) -> None:
+def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
     arguments = {
         "algo": ALGO,
         "env": experiment.env_id,
@@ -305,28 +290,12 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder,
         "env_kwargs": None,
         **{name: getattr(experiment, name) for name in ("eval_env_kwargs", "seed", "device", "vec_env")},
         "job": job(),
-        "continues": _origin(options, folder, model),
         **asdict(options),
     }
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
     write_text(folder.settings / "args.yml", yaml.safe_dump(arguments))
     write_text(folder.command, _command())
-
-
-def _origin(options: Options, folder: RunFolder, model: PPO_Plus) -> dict[str, Any] | None:
-    """The run that this one continues, if any, and the number of timesteps trained before."""
-    if options.trained_agent is None:
-        return None
-    origin = Path(options.trained_agent).parent
-    is_run = any(origin.glob("*/args.yml"))
-    return {
-        # Relative, so that the folder of all runs can be moved.
-        "run": os.path.relpath(origin, folder.path) if is_run else None,
-        "timesteps": model.num_timesteps + uncounted_timesteps(origin),
-        # The part of these that the model's own count includes.
-        "counted": model.num_timesteps if options.keep_timesteps else 0,
-    }
 
 
 def _command() -> str:
