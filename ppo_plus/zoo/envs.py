@@ -46,7 +46,6 @@ def make_envs(
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
     frame stacking, transposed images.
 
-    :param experiment: the experiment
     :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
     :param seed: seed of the first one, the others follow; ``None``: the experiment's, plus :data:`EVAL_SEED` for
         evaluation

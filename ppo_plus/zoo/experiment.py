@@ -1,16 +1,4 @@
-"""An experiment: everything that defines one training run, resolved and checked.
-
-How a tuner uses it::
-
-    experiment = load_experiment("Pendulum-v1", seed=3)      # the entry of the settings file, all names looked up
-    trial = experiment.with_hyperparams({"gamma": 0.95, "policy_kwargs": {"net_arch": [64]}})  # merged with the entry
-    env = make_envs(trial)                                   # ppo_plus.zoo.envs: n_envs environments, normalized
-    eval_env = make_envs(trial, n_envs=5, evaluation=True)   # other seeds, statistics of the training environments
-    model = make_model(trial, env)                           # ppo_plus.zoo.models
-    evaluation = EvalAfterUpdates(eval_env, eval_freq=10_000, n_eval_episodes=5)  # ppo_plus.zoo.callbacks
-    model.learn(trial.n_timesteps, callback=[evaluation, *make_callbacks(trial)])
-    yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 can read as well
-"""
+"""An experiment: everything that defines one training run, resolved and checked."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -54,22 +42,15 @@ class Part:
 class Experiment:
     """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
 
-    :param env_id: Gymnasium environment id
     :param n_timesteps: number of environment steps, over all environments together
-    :param n_envs: number of environments
     :param policy: name of the policy class, or the class itself
     :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
     :param frame_stack: number of observations to stack; ``None`` for no stacking
     :param env_wrapper: wrappers of each environment, the innermost first
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
-    :param callback: callbacks of the training
-    :param env_kwargs: arguments of the environment
-    :param monitor_kwargs: arguments of ``Monitor``
-    :param policy_kwargs: arguments of the policy
     :param hyperparams: the other arguments of ``PPO_Plus``
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
     :param seed: seed of environments, weights and exploration
-    :param device: device of the model
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
         ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
         backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
@@ -181,7 +162,6 @@ def load_experiment(
 ) -> Experiment:
     """The experiment that a settings file describes for an environment, with every name looked up and checked.
 
-    :param env_id: Gymnasium environment id
     :param path: YAML file; ``None`` for the package's own
     :param overrides: settings that replace those of the file
     :param variant: use the entry ``env_id/variant`` of the file
@@ -214,7 +194,6 @@ def parse_settings(
     """Read one entry of a settings file. Names of hyperparameters are not checked, so that entries of other algorithms
     can be read.
 
-    :param packages: packages that wrappers, callbacks and policies may be imported from; ``None``: any
     :raises ValueError: bad value
     """
     rest = dict(settings)

@@ -9,7 +9,6 @@ import math
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -23,11 +22,8 @@ MAX_NUMBER = 10**18
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
 MODULES = {
-    "nn": ("torch.nn", "Module"),
-    "th.nn": ("torch.nn", "Module"),
-    "torch.nn": ("torch.nn", "Module"),
-    "th.optim": ("torch.optim", "Optimizer"),
-    "torch.optim": ("torch.optim", "Optimizer"),
+    **dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module")),
+    **dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer")),
 }
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
@@ -210,27 +206,21 @@ def _is_keyword_argument(name: Any) -> bool:
 
 
 def _class(owner: str, name: str) -> type:
-    module, parent = _module(owner)
+    path, parent = MODULES[owner]
+    module = import_module(path)
     found = vars(module).get(name)
-    if isinstance(found, type) and issubclass(found, parent):
+    if isinstance(found, type) and issubclass(found, getattr(module, parent)):
         return found
-    raise ValueError(f"{owner}.{name} is not a torch {parent.__name__.lower()} class")
+    raise ValueError(f"{owner}.{name} is not a torch {parent.lower()} class")
 
 
 def _class_name(value: type) -> str:
-    for owner in MODULES:
-        if vars(_module(owner)[0]).get(value.__name__) is value:
+    for owner, (path, _) in MODULES.items():
+        if vars(import_module(path)).get(value.__name__) is value:
             return f"{owner}.{value.__name__}"
     if value.__module__ == NAMES.get(value.__name__):
         return value.__name__
     raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
-
-
-def _module(owner: str) -> tuple[ModuleType, type]:
-    """A module whose classes may be named, and their required base class."""
-    path, parent = MODULES[owner]
-    module = import_module(path)
-    return module, getattr(module, parent)
 
 
 def _quoted(text: str) -> str:

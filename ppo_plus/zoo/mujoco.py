@@ -13,18 +13,6 @@ def has_screen() -> bool:
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def require_screen(env_id: str) -> None:
-    """Check that MuJoCo can show a window: without a screen it would end the process.
-
-    :raises ValueError: MuJoCo is used, and there is no screen
-    """
-    if "mujoco" in sys.modules and not has_screen():
-        raise ValueError(
-            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF with "
-            f"ppo-plus record --env {env_id}"
-        )
-
-
 def draw_without_screen() -> None:
     """Without a screen, set ``MUJOCO_GL`` to an installed library, unless it is set. MuJoCo reads it when it is
     imported."""
@@ -35,12 +23,20 @@ def draw_without_screen() -> None:
                 break
 
 
-def require_drawing(env_id: str) -> None:
-    """Check that MuJoCo can draw.
+def require_drawing(env_id: str, window: bool) -> None:
+    """Check that MuJoCo can draw: without a screen, a window would end the process.
 
-    :raises ValueError: MuJoCo is used, and there is no library to draw with
+    :param env_id: id of an environment that has been created, without a window after :func:`draw_without_screen`
+    :raises ValueError: MuJoCo is used, and there is neither a screen nor (without a window) a library
     """
-    if "mujoco" in sys.modules and not has_screen() and "MUJOCO_GL" not in os.environ:
+    if "mujoco" not in sys.modules or has_screen():
+        return
+    if window:
+        raise ValueError(
+            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF with "
+            f"ppo-plus record --env {env_id}"
+        )
+    if "MUJOCO_GL" not in os.environ:
         raise ValueError(
             f"there is no screen, and no library for MuJoCo to draw {env_id} without one: install EGL or "
             "OSMesa (on Debian and Ubuntu: apt install libegl1)"

@@ -197,11 +197,11 @@ def new_figure(n_panels: int = 1, width: float = 6.5, height: float = 4.5) -> "t
     return figure, list(figure.subplots(1, n_panels, squeeze=False)[0])
 
 
-def finish_panel(axes: "Axes", title: str, x: str = "timesteps", y: str = "return") -> None:
+def finish_panel(axes: "Axes", title: str) -> None:
     """Title, names of the axes, large numbers as 20k and 1M, and a legend if anything has a label."""
     from matplotlib.ticker import EngFormatter
 
-    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.set(title=title, xlabel="timesteps", ylabel="return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

@@ -1,19 +1,4 @@
-"""Runs on disk: the folder of a run, laid out as in rl_zoo3, and what the run was started with::
-
-logs/ppo_plus/CartPole-v1_1/
-    CartPole-v1.zip                  the last model
-    best_model.zip                   the best model in evaluation
-    rl_model_10000_steps.zip         models saved during training
-    checkpoints/                     what `ppo-plus train --resume` reads, until training has ended
-    <model>_vecnormalize.zip         the normalization statistics of each model
-    evaluations.npz                  returns of all evaluations
-    0.monitor.csv, …                 training episodes of each environment
-    learning_curve.png
-    CartPole-v1/config.yml           the settings, for `ppo-plus train -conf` and rl_zoo3
-    CartPole-v1/args.yml             the other arguments
-    CartPole-v1/command.txt
-    CartPole-v1/vecnormalize.pkl     the last model's statistics, where rl_zoo3 looks for them
-"""
+"""Runs on disk: the folder of a run, which has rl_zoo3's layout (``docs/zoo.md`` lists its files), and its options."""
 
 import re
 from collections.abc import Iterator, Sequence

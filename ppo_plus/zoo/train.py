@@ -33,14 +33,7 @@ from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, r
 
 @dataclass(frozen=True)
 class Run:
-    """A training run that is ready to start.
-
-    :param experiment: what is trained
-    :param options: what is recorded
-    :param folder: where its results go
-    :param model: the model, with its training environments
-    :param eval_env: the evaluation environments of this process; ``None`` for no evaluation
-    """
+    """A training run that is ready to start, with the training and evaluation environments of this process."""
 
     experiment: Experiment
     options: Options
@@ -93,7 +86,13 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     experiment = saved_experiment(folder, packages).replace(**run)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {_why_no_checkpoint(folder)}")
+        if folder.is_finished:
+            why = "The run was trained to its end. To train its model further: "
+            command = f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
+        else:
+            why = "The run ended before its first one. Start it again with its command: "
+            command = folder.command.read_text("utf-8")
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{command}")
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
         env = _make_train_envs(experiment, options, folder.path, append=True)
@@ -101,25 +100,21 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
 
 
-def _why_no_checkpoint(folder: RunFolder) -> str:
-    if folder.is_finished:
-        return (
-            "The run was trained to its end. To train its model further: "
-            f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
-        )
-    return f"The run ended before its first one. Start it again with its command: {folder.command.read_text('utf-8')}"
-
-
-def restarted_run(job_id: str, log_folder: Path, env_id: str) -> RunFolder | None:
+def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
     """The run that the same command started in the same job of torchrun, before torchrun restarted it; ``None`` if no
     such run can be resumed."""
-    for _, path in sorted(runs_of(log_folder / ALGO, env_id).items(), reverse=True):
+    ranks, job_id, found = Ranks.present(), job(), None
+    if job_id is None:
+        return None
+    for _, path in sorted(runs_of(log_folder / ALGO, env_id).items()) if ranks.leads else ():
         folder = RunFolder(path, env_id)
         with suppress(FileNotFoundError):
             same = folder.arguments().get("job") == job_id and folder.command.read_text("utf-8") == _command()
             if same and checkpoint.files(folder.checkpoints):
-                return folder
-    return None
+                found = folder
+    if found is not None:
+        print(f"{found.path}: resuming the run that this torchrun job ({job_id}) started", file=sys.stderr)
+    return ranks.lead(found)
 
 
 def train(run: Run) -> bool:
@@ -149,7 +144,9 @@ def _train_and_record(run: Run) -> bool:
     finally:
         for display in progress:
             display.on_training_end()
-        _save(run)
+        save_model(run.model, run.folder.last_model)
+        if (normalize := run.model.get_vec_normalize_env()) is not None:
+            write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     if finished:
         # Last: a run that is killed before can still be resumed.
@@ -260,18 +257,9 @@ def _checkpoints(run: Run) -> checkpoint.Checkpoints:
 
 
 def _saved_models(run: Run) -> list[BaseCallback]:
-    if run.options.save_freq <= 0:
-        return []
     # SB3 counts steps of each environment.
     every = max(run.options.save_freq // run.experiment.n_envs, 1)
-    return [SavedModels(every, str(run.folder.path))]
-
-
-def _save(run: Run) -> None:
-    save_model(run.model, run.folder.last_model)
-    normalize = run.model.get_vec_normalize_env()
-    if normalize is not None:
-        write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
+    return [SavedModels(every, str(run.folder.path))] if run.options.save_freq > 0 else []
 
 
 def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
@@ -318,13 +306,12 @@ def _first_line(run: Run) -> str:
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
-    done = f"after {run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     if evaluations and evaluations[0].evaluations_results:
-        rewards = evaluations[0].evaluations_results[-1]
-        result = f"mean return {np.mean(rewards):.2f} +/- {np.std(rewards):.2f} over {len(rewards)} episodes"
-    elif run.model.ep_info_buffer:
-        rewards = [episode["r"] for episode in run.model.ep_info_buffer]
-        result = f"mean return {np.mean(rewards):.2f} over the last {len(rewards)} training episodes"
+        rewards, kind = evaluations[0].evaluations_results[-1], "episodes"
     else:
-        result = "no episode ended"
-    return f"{run.experiment.env_id}: {result} {done}"
+        rewards, kind = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
+    mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
+    return (
+        f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {kind} after "
+        f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
+    )

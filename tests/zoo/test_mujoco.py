@@ -16,6 +16,7 @@ SCREENS = "DISPLAY", "WAYLAND_DISPLAY"
 def no_screen(monkeypatch):
     """A process on Linux without a screen, which has chosen nothing to draw with."""
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(sys.modules, "mujoco", mujoco)
     for name in (*SCREENS, "MUJOCO_GL"):
         # Set before it is taken away, so that it is taken away again at the end, where a test sets it.
         monkeypatch.setenv(name, "")
@@ -24,13 +25,13 @@ def no_screen(monkeypatch):
 
 def test_a_window_needs_a_screen(no_screen, monkeypatch):
     with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*ppo-plus record --env Ant-v5"):
-        mujoco.require_screen("Ant-v5")
+        mujoco.require_drawing("Ant-v5", window=True)
     for name in SCREENS:
         with monkeypatch.context() as screen:
             screen.setenv(name, ":0")
-            mujoco.require_screen("Ant-v5")
+            mujoco.require_drawing("Ant-v5", window=True)
     monkeypatch.delitem(sys.modules, "mujoco")
-    mujoco.require_screen("CartPole-v1")
+    mujoco.require_drawing("CartPole-v1", window=True)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_without_a_screen_an_installed_library_draws(no_screen, monkeypatch, lib
     assert os.environ.get("MUJOCO_GL") == chosen
     expected = nullcontext() if chosen else pytest.raises(ValueError, match="to draw Ant-v5 .* libegl1")
     with expected:
-        mujoco.require_drawing("Ant-v5")
+        mujoco.require_drawing("Ant-v5", window=False)
 
 
 def test_a_choice_is_kept(no_screen, monkeypatch):

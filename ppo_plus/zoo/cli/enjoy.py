@@ -15,7 +15,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
-from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing, require_screen
+from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
 
@@ -64,28 +64,26 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 
     player = _player(args, folder, model, {} if args.no_render else {"render_mode": "human"})
     if not args.no_render:
-        require_screen(args.env)
+        require_drawing(args.env, window=True)
     return partial(enjoy, player, args.n_timesteps)
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     """Load the model."""
     folder, model = _find(args)
-    from ppo_plus.zoo.enjoy import check_recording
+    from ppo_plus.zoo.enjoy import check_recording, record
 
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
     check_recording(path)
     draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
-    require_drawing(args.env)
-    return partial(_record, player, args.n_timesteps, path)
+    require_drawing(args.env, window=False)
 
+    def work() -> None:
+        record(player, args.n_timesteps, path)
+        print(path)
 
-def _record(player: "Player", n_timesteps: int, path: Path) -> None:
-    from ppo_plus.zoo.enjoy import record
-
-    record(player, n_timesteps, path)
-    print(path)
+    return work
 
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:

@@ -168,9 +168,14 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         folder = open_run(Path(args.resume))
         _join(args, folder.arguments()["device"])
         return _prepare_resumed(folder, args)
-    is_recorder = _join(args, args.device)
-    restarted = None if args.dry_run else _restarted_run(args)
-    return _prepare_new(args, is_recorder) if restarted is None else _prepare_resumed(restarted, args)
+    _join(args, args.device)
+    if job() is not None and not args.dry_run:
+        from ppo_plus.zoo.train import restarted_run
+
+        restarted = restarted_run(Path(args.log_folder), args.env)
+        if restarted is not None:
+            return _prepare_resumed(restarted, args)
+    return _prepare_new(args)
 
 
 def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -196,27 +201,34 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     return partial(launch, args.processes, sys.argv[1:])
 
 
-def _prepare_new(args: argparse.Namespace, is_recorder: bool) -> Callable[[], None]:
+def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     """Build a new run, or describe it (``--dry-run``)."""
     experiment = make_experiment(args)
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     options = replace(options, restart_envs=args.restart_envs or 0)
-    run_name = None
+    run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
-        if find_spec("wandb") is None:
-            raise ImportError("--track needs Weights & Biases: pip install wandb")
-        run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
         options = replace(options, tensorboard_log=f"runs/{run_name}")
-    if options.tensorboard_log and find_spec("tensorboard") is None:
-        raise ImportError("-tb and --track need TensorBoard: pip install tensorboard")
+    for package, is_needed in (("wandb", args.track), ("tensorboard", options.tensorboard_log)):
+        if is_needed and find_spec(package) is None:
+            raise ImportError(f"-tb needs pip install tensorboard, --track pip install wandb tensorboard: no {package}")
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run:
         check(experiment, options)
-        return partial(print, describe(experiment, options), end="")
+        return partial(_describe, experiment, options)
     with deferred():
         run = set_up(experiment, options)
-    return partial(_train, run, args, run_name if is_recorder else None)
+    if args.track and run.model.ranks.leads:
+        import wandb
+
+        wandb.init(
+            name=run_name,
+            project=os.environ.get("WANDB_PROJECT", "ppo_plus"),
+            config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
+            sync_tensorboard=True,
+        )
+    return partial(_train, run, args)
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
@@ -229,45 +241,28 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, allowed_packages(args), **given), args)
 
 
-def _join(args: argparse.Namespace, device: str) -> bool:
-    """Join the other processes if torchrun started this one, and use the same seed; return whether it records."""
-    if not launched():
-        return True
-    import numpy as np
+def _join(args: argparse.Namespace, device: str) -> None:
+    """Join the other processes if torchrun started this one, and use the same seed."""
+    if launched():
+        import numpy as np
 
-    from ppo_plus.distributed.torchrun import join
+        from ppo_plus.distributed.torchrun import join
 
-    ranks = join(device)
-    if args.seed < 0:
-        args.seed = int(np.random.default_rng().integers(2**32))
-    args.seed = ranks.lead(args.seed)
-    return ranks.leads
+        if args.seed < 0:
+            args.seed = int(np.random.default_rng().integers(2**32))
+        args.seed = join(device).lead(args.seed)
 
 
-def _restarted_run(args: argparse.Namespace) -> RunFolder | None:
-    """The run to resume if torchrun restarted these processes."""
-    name = job()
-    if name is None:
-        return None
-    from ppo_plus.distributed.ranks import Ranks
-    from ppo_plus.zoo.train import restarted_run
-
-    ranks = Ranks.present()
-    found = ranks.lead(restarted_run(name, Path(args.log_folder), args.env) if ranks.leads else None)
-    if found is not None and ranks.leads:
-        print(f"{found.path}: resuming the run that this torchrun job ({name}) started", file=sys.stderr)
-    return found
-
-
-def describe(experiment: "Experiment", options: Options) -> str:
-    """The resolved experiment as YAML."""
+def _describe(experiment: "Experiment", options: Options) -> None:
+    """Print the resolved experiment as YAML."""
     import yaml
 
     run = {name: getattr(experiment, name) for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
-    return yaml.safe_dump({experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}, sort_keys=False)
+    settings = {experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}
+    yaml.safe_dump(settings, sys.stdout, sort_keys=False)
 
 
-def _train(run: "Run", args: argparse.Namespace, run_name: str | None = None) -> None:
+def _train(run: "Run", args: argparse.Namespace) -> None:
     """Train, and say what can be done next; of several processes only one says it.
 
     If training does not reach its end, the exit code says why: 128 plus the signal's number, or the operating system's
@@ -280,8 +275,6 @@ def _train(run: "Run", args: argparse.Namespace, run_name: str | None = None) ->
     finished, code, reason = False, INTERRUPTED, ""
     with deferred(ends_process=True):
         try:
-            if run_name is not None:
-                _track(run, run_name)
             finished = train(run)
         except RanksError as error:
             code, reason = 1, str(error)
@@ -299,18 +292,6 @@ def _train(run: "Run", args: argparse.Namespace, run_name: str | None = None) ->
         if not finished:
             number = came()
             sys.exit(code if number is None else 128 + number)
-
-
-def _track(run: "Run", name: str) -> None:
-    """Start tracking by Weights & Biases, which uploads what is written for TensorBoard from now on."""
-    import wandb
-
-    wandb.init(
-        name=name,
-        project=os.environ.get("WANDB_PROJECT", "ppo_plus"),
-        config={"env": run.experiment.env_id, "seed": run.experiment.seed, **run.experiment.settings()},
-        sync_tensorboard=True,
-    )
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:
