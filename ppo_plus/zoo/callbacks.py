@@ -1,5 +1,6 @@
 """Callbacks of a training run: evaluations, saved models, progress."""
 
+import math
 import sys
 from io import StringIO
 from pathlib import Path
@@ -196,9 +197,17 @@ class ProgressDisplay(BaseCallback):
         if notice is not None and self.model.verbose < 1:  # else the model prints it
             print(notice, file=sys.stderr, flush=True)
         done, total = self.model.num_timesteps, self.locals["total_timesteps"]
-        # Without a terminal the bar is not drawn; its text is printed at each tenth.
-        file = sys.stderr if self.shows_bar else StringIO()
-        self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, file=file)
+        # Without a terminal the bar is never drawn; its text is printed at each tenth.
+        file, interval = (sys.stderr, 0.1) if self.shows_bar else (StringIO(), math.inf)
+        self.bar = tqdm(
+            initial=done,
+            total=total,
+            unit=" steps",
+            unit_scale=True,
+            dynamic_ncols=True,
+            file=file,
+            mininterval=interval,
+        )
 
     def _on_step(self) -> bool:
         assert self.bar is not None
