@@ -15,10 +15,9 @@ from ppo_plus.zoo.cli.arguments import (
     add_env_arguments,
     add_fault_arguments,
     allowed_packages,
-    refuse,
     whole_number,
 )
-from ppo_plus.zoo.cli.train import OFF_POLICY, add_experiment_arguments, make_experiment
+from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
 from ppo_plus.zoo.interrupts import exit_codes, this_command
 from ppo_plus.zoo.runs import file_name
 
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
 #: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
 #: of its processes.
 STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
-
-REMEDIES = {
-    "-optimize/--optimize-hyperparameters": "`ppo-plus tune` always does; leave it out",
-    "--n-trials": "use --max-total-trials N, which counts the trials of all workers together",
-    "--n-jobs": "use --workers N",
-    "--n-startup-trials": "the sampler chooses how many trials are random at first; leave it out",
-    "--trial-id": "the best settings are exported as a file: ppo-plus train -conf FILE",
-    "--no-optim-plots/--optimization-log-path": "the report is written below -f; leave it out",
-    "--eval-freq": "use --n-evaluations N, the evaluations of each run",
-    "-i/--trained-agent": "every trial starts from new weights; leave it out",
-    "--save-freq/-uuid/--uuid/-tb/--tensorboard-log/--log-interval/-P/--progress/--verbose/--track/"
-    "--wandb-project-name/--wandb-entity/--wandb-group/-tags/--wandb-tags": "it is for `ppo-plus train`; leave it out",
-    **OFF_POLICY,
-}
 
 DESCRIPTION = """
 Search for hyperparameters, and export a winner if it beats both the default and the settings file's entry on unseen
@@ -79,7 +64,6 @@ def add_parser(commands: Any) -> None:
     _add_study_arguments(group, storage, "the environment's id, with the variant's name")
     group.add_argument("--workers", type=whole_number, default=1, metavar="N", help="processes on this machine "
         "(%(default)s); others join with `ppo-plus tune worker`")  # fmt: skip
-    refuse(command, REMEDIES)
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     worker = below.add_parser(
         "worker",
