@@ -769,8 +769,8 @@ TOP = (
     Fault(
         "optimizer-shared",
         "saving/sb3/from_sb3.py",
-        "copy.deepcopy(source.parameters)",
-        "source.parameters",
+        "copy.deepcopy(saved.parameters)",
+        "saved.parameters",
         "tests/saving/sb3/test_from_sb3.py",
     ),
     Fault(

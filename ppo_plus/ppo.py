@@ -251,14 +251,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.rollout_buffer = self._make_buffer()
         # Passed only if given: a policy class written for SB3 may not accept them.
         custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
-        self.policy = adapt_policy_class(self.policy_class)(
-            self.observation_space,
-            self.action_space,
-            self.lr_schedule,
-            use_sde=self.use_sde,
-            **{name: value for name, value in custom.items() if value is not None},
-            **self.policy_kwargs,
-        ).to(self.device)
+        try:
+            self.policy = adapt_policy_class(self.policy_class)(
+                self.observation_space,
+                self.action_space,
+                self.lr_schedule,
+                use_sde=self.use_sde,
+                **{name: value for name, value in custom.items() if value is not None},
+                **self.policy_kwargs,
+            ).to(self.device)
+        except AssertionError as error:
+            # SB3's networks check their observations by assertions.
+            raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
         self.collector.to(self.device)

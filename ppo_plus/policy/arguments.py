@@ -24,6 +24,13 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
     if not callable(optimizer_class):
         raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
+    if isinstance(optimizer_class, type) and not hasattr(optimizer_class, "step"):
+        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, th.optim.LBFGS):
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot pass: "
+            "use a first-order optimizer such as torch.optim.Adam"
+        )
 
 
 def accepted_names(policy_class: type) -> set[str] | None:

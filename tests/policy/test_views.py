@@ -104,7 +104,9 @@ def test_observations_must_be_a_dict_and_a_mask_is_no_feature():
 
 
 def test_as_arguments_of_the_model_they_are_named():
-    with pytest.raises(TypeError, match=r"critic_keys=\['a'\] is no argument.*policy_kwargs=dict\(critic_keys=...\)"):
+    with pytest.raises(
+        TypeError, match=r"critic_keys=\['a'\] is not an argument.*policy_kwargs=dict\(critic_keys=...\)"
+    ):
         PPO_Plus("MultiInputPolicy", vec(ACTIONS["box"], SPACE), critic_keys=["a"])
 
 

@@ -370,7 +370,7 @@ def test_an_invalid_description_is_an_error_of_one_line(kind):
     assert str(raised.value).startswith("the file is")
 
 
-DERIVED = "settings _built_with ranks together call compilation updater collector policy env n_envs lr_schedule".split()
+DERIVED = "settings _built_with ranks shared call compilation updater collector policy env n_envs lr_schedule".split()
 
 
 def test_a_file_does_not_set_what_a_model_derives():
