@@ -53,7 +53,7 @@ Search for hyperparameters, and export a winner if it beats both the default and
 seeds. The same command again resumes the study.
 """
 STORAGE_HELP = (
-    "where the study is: sqlite:///FILE or journal:FILE for processes on one machine, "
+    "where the study is: sqlite:///FILE for processes on one machine, "
     "postgresql+psycopg://USER@HOST/DATABASE for any number of machines. A worker that is killed loses nothing but its "
     "trial's progress: the trial is done again, and counts once (a trial that loses its third worker has failed: it "
     "may be what kills them). (default: "
@@ -255,7 +255,7 @@ def _add_search_arguments(group: Any) -> None:
     add = group.add_argument
     add("--max-total-trials", type=whole_number, default=40, metavar="N", help="trials of the search, all workers "
         "together: exactly so many are finished, pruned or failed in the end (%(default)s)")  # fmt: skip
-    add("--sampler", default="tpe", help="tpe, random, gp, or cmaes (pip install cmaes) (%(default)s)")
+    add("--sampler", default="tpe", help="tpe, random or gp (%(default)s)")
     add("--pruner", default="median", help="median, hyperband or none (%(default)s)")
     add("--search-space", metavar="FILE", help="YAML search space (default: the package's own)")
     add("--n-seeds", type=whole_number, default=1, metavar="N", help="seeds of each trial (%(default)s)")

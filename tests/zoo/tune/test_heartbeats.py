@@ -18,7 +18,7 @@ def test_a_grace_period_must_be_longer_than_the_interval():
 
 @pytest.fixture
 def storage(tmp_path):
-    opened = open_storage(f"journal:{tmp_path / 'study.log'}")
+    opened = open_storage(f"sqlite:///{tmp_path / 'study.db'}")
     make_study(opened, "study")
     return opened
 

@@ -307,11 +307,7 @@ def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers):
         while len(interrupted) < 2:
             interrupted.append(signal.raise_signal(signal.SIGINT))
 
-    if hasattr(storage._backend, "engine"):
-        sqlalchemy.event.listen(storage._backend.engine, "before_cursor_execute", interrupt)
-    else:
-        append = storage._backend.append_logs
-        storage._backend.append_logs = lambda logs: (interrupt(), append(logs))
+    sqlalchemy.event.listen(storage._backend.engine, "before_cursor_execute", interrupt)
     with pytest.raises(KeyboardInterrupt), deferred():
         storage.set_trial_user_attr(claimed._trial_id, "written", True)
         check()

@@ -28,9 +28,9 @@ TESTS = Path(__file__).parents[2]
 PLAN = Plan(128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, race_seeds=0, confirm_seeds=0, pruner="none")
 
 
-@pytest.fixture(params=["sqlite:///{}/study.db", "journal:{}/study.log"])
-def url(request, tmp_path):
-    return request.param.format(tmp_path)
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/study.db"
 
 
 def make(url, marker="nowhere", **fields):
@@ -46,9 +46,7 @@ def make(url, marker="nowhere", **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("url", "vec_env"), [("sqlite:///{}/study.db", "dummy"), ("journal:{}/study.log", "subproc")], indirect=["url"]
-)
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_a_run_that_hangs_fails_and_the_study_continues(url, vec_env, tmp_path, monkeypatch, capsys):
     """Here the timer's signal is sent once the process hangs, so that no other run is too long, however busy the
     machine."""
@@ -145,7 +143,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch):
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_limits_that_are_none(seconds):
     with pytest.raises(ValueError, match="run_timeout=.* must be more than 0 seconds"):
-        Workers(1, "journal:none", run_timeout=seconds)
+        Workers(1, "sqlite:///none.db", run_timeout=seconds)
 
 
 def start_sleeping():

@@ -123,8 +123,8 @@ def wait_for_study(url, name):
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
-            study = optuna.load_study(study_name=name, storage=open_storage(url))
-            return study if url.startswith("journal:") else optuna.load_study(study_name=name, storage=url)
+            optuna.load_study(study_name=name, storage=open_storage(url))
+            return optuna.load_study(study_name=name, storage=url)
         except (KeyError, ValueError, StorageInternalError):
             time.sleep(0.2)
     raise AssertionError(f"no study {name}")
