@@ -101,10 +101,10 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
 
 def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     from ppo_plus.zoo.envs import check_supervision, choose_vec_env
+    from ppo_plus.zoo.tune.attributes import BUDGET
     from ppo_plus.zoo.tune.space import read_space
-    from ppo_plus.zoo.tune.stages import BUDGET, Study, progress
+    from ppo_plus.zoo.tune.stages import Study, progress
     from ppo_plus.zoo.tune.storage import shown
-    from ppo_plus.zoo.tune.task import tell_budget
     from ppo_plus.zoo.tune.tuner import begin, check
 
     if args.env is None:
@@ -123,7 +123,6 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     url = _url(args) or f"sqlite:///{folder / 'study.db'}"
     study = Study(name, _open(url), _heartbeats(args))
     begin(study, task, args.max_total_trials, folder)
-    tell_budget(experiment.n_timesteps, task)
     print(progress(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
     workers = _workers(args, args.workers, url)
@@ -172,8 +171,8 @@ def _workers(args: argparse.Namespace, n: int, url: str) -> "Workers":
 
 
 def _tune(study: Any, task: Any, folder: Path, workers: Any) -> None:
-    from ppo_plus.zoo.tune.export import entry_path, retrain_command
     from ppo_plus.zoo.tune.processes import WorkersDied
+    from ppo_plus.zoo.tune.report import entry_path, retrain_command
     from ppo_plus.zoo.tune.storage import StorageError
     from ppo_plus.zoo.tune.tuner import finish
     from ppo_plus.zoo.tune.worker import StudyStopped

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -16,12 +17,12 @@ import optuna
 from optuna.trial import TrialState
 
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
+from ppo_plus.zoo.tune.attributes import ERROR, WORKER
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import WORKER, worker_name
-from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
+from ppo_plus.zoo.tune.jobs import is_done, outcome, worker_name
+from ppo_plus.zoo.tune.stages import Study, trial_name
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
-from ppo_plus.zoo.tune.watch import Watch, name
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
 Process = subprocess.Popen[str]
@@ -63,17 +64,37 @@ class Workers:
 
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
-    """Start worker processes, show their progress, and wait until all have ended.
+    """Start worker processes, print a line for each finished run, and wait until all have ended. Those whose runs take
+    too long are replaced.
 
-    :param workers: how they are started
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
     """
     processes: list[Process] = []
+    reported: set[Any] = set()
+    list(_news(study, reported))
     try:
         for _ in range(workers.n):
             _start(study, task, workers, processes)
-        _wait(study, task, workers, processes)
+        while True:
+            is_over = all(process.poll() is not None for process in processes)
+            for process in list(processes):
+                if _took_too_long(process, workers):
+                    _fail_run(study, process, workers)
+                    processes.remove(process)
+                    _start(study, task, workers, processes)
+                    is_over = False
+                elif process.returncode and process.pid not in reported:
+                    reported.add(process.pid)
+                    _report_lost(process)
+            # Without the storage there is nothing to print; the workers decide whether they wait for it.
+            with suppress(*STORAGE_ERRORS):
+                for line in _news(study, reported):
+                    print(line, flush=True)
+            if is_over:
+                break
+            time.sleep(1)
+            check()
     except BaseException:
         # They put their jobs back and end.
         for process in processes:
@@ -138,45 +159,32 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
         )
         processes.append(process)
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead already, which `_wait` finds
+        with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
 
 
-def _wait(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
-    """Show progress until all workers have ended, and replace those whose runs take too long."""
-    reported: set[int] = set()
-    with Watch(study, task.plan).running() as watch:
-        while True:
-            is_over = not any(process.poll() is None or _took_too_long(process, workers) for process in processes)
-            _report_lost(watch, processes, workers, reported)
-            for process in [process for process in processes if _took_too_long(process, workers)]:
-                _fail_run(study, watch, process, workers)
-                processes.remove(process)
-                _start(study, task, workers, processes)
-            # Without the storage there is nothing to show; the workers decide whether they wait for it.
-            with suppress(*STORAGE_ERRORS):
-                watch.update()
-            if is_over:
-                return
-            time.sleep(1)
-            check()
+def _news(study: Study, reported: set[Any]) -> Iterator[str]:
+    """A line for each run that is done and has not been reported."""
+    for stage, jobs in study.stages().items():
+        for trial in jobs.trials():
+            if is_done(trial) and (stage, trial.number) not in reported:
+                reported.add((stage, trial.number))
+                yield f"{stage}, {trial_name(trial)}: {outcome(trial)}"
 
 
 def _took_too_long(process: Process, workers: Workers) -> bool:
     """Whether a worker has ended because of a long run, see :func:`ppo_plus.zoo.tune.worker.limited`."""
-    return workers.run_timeout is not None and process.poll() == -signal.SIGALRM
+    return workers.run_timeout is not None and process.returncode == -signal.SIGALRM
 
 
-def _fail_run(study: Study, watch: Watch, process: Process, workers: Workers) -> None:
+def _fail_run(study: Study, process: Process, workers: Workers) -> None:
     """Fail the trial of a worker whose run took too long, and end the processes of its environments."""
     _kill(process)
-    why = f"a run took longer than {workers.run_timeout:g} seconds (--run-timeout)"
-    for _, jobs in stage_names(study):
+    for jobs in study.stages().values():
         for trial in jobs.trials():
             if trial.state == TrialState.RUNNING and trial.user_attrs.get(WORKER) == worker_name(process.pid):
-                jobs.fail(trial, why)
-                watch.print(f"{name(trial)} has failed: {why}; another process replaces its worker, {process.pid}")
+                jobs.fail(trial, f"a run took longer than {workers.run_timeout:g} seconds (--run-timeout)")
 
 
 def _end(process: Process) -> None:
@@ -196,20 +204,7 @@ def _kill(process: Process) -> None:
     process.wait()
 
 
-def _report_lost(watch: Watch, processes: list[Process], workers: Workers, reported: set[int]) -> None:
-    """Print, once for each, which workers ended before the study did."""
-    for number, process in enumerate(processes, 1):
-        code = process.poll()
-        if code and not _took_too_long(process, workers) and process.pid not in reported:
-            reported.add(process.pid)
-            what = f"ended with exit code {code}"
-            if code < 0:
-                what = f"was killed by {_signal_name(-code)}: its trial, if it had one, is run again"
-            watch.print(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # a real-time one
+def _report_lost(process: Process) -> None:
+    code = process.returncode
+    what = f"was killed by signal {-code}: its trial, if it had one, is run again" if code < 0 else f"ended with {code}"
+    print(f"worker process {process.pid} {what}", flush=True)

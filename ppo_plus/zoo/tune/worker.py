@@ -17,30 +17,19 @@ from ppo_plus import CompileError
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.attributes import undamaged
+from ppo_plus.zoo.tune.attributes import BASELINE, BUDGET, ERROR, SCORES, SEED, SETTINGS, TASK
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
-from ppo_plus.zoo.tune.stages import (
-    BASELINE,
-    BUDGET,
-    ERROR,
-    SCORES,
-    SEED,
-    SETTINGS,
-    TASK,
-    Study,
-    all_done,
-    prepare_confirmation,
-    prepare_race,
-    prepare_screening,
-    stage_names,
-)
+from ppo_plus.zoo.tune.stages import Study, all_done, prepare_confirmation, prepare_race, prepare_screening
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
+
+#: Does a claimed trial of some jobs, and returns its value.
+Objective = Callable[[Jobs, FrozenTrial], float]
 
 
 class StudyStopped(Exception):
@@ -71,21 +60,20 @@ class Worker:
         run_timeout: float | None = None,
     ):
         self.study, self.supervision, self.run_timeout = study, supervision or {}, run_timeout
-        try:
-            data = study.attributes()[TASK]
-        except KeyError:
-            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
+        data = study.attributes().get(TASK)
+        if data is None:
+            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`")
         try:
             self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
             check_search(self.task.plan)
-        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        except ValueError as error:
+            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(str(error))}") from None
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise StorageError(
                 f"another version of ppo_plus made the study {study.name!r}, or it is damaged (its task: "
                 f"{shortened(reason(error))}): start a new one with `ppo-plus tune` and another --study-name"
             ) from None
-        except ValueError as error:
-            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(str(error))}") from None
 
     def work(self) -> None:
         """Do jobs until the study is finished.
@@ -101,8 +89,7 @@ class Worker:
 
     def is_over(self) -> bool:
         """Whether the study is finished."""
-        stages = dict(stage_names(self.study))
-        return "confirmation" in stages and all(map(all_done, self._stages()))
+        return "confirmation" in self.study.stages() and all(map(all_done, self._stages()))
 
     def _stages(self) -> Iterator[Jobs]:
         """The jobs of each stage, prepared when its turn comes."""
@@ -112,7 +99,7 @@ class Worker:
         yield prepare_race(self.study, self.task.plan, budget)
         yield prepare_confirmation(self.study, self.task.plan, budget)
 
-    def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+    def _do_all(self, jobs: Jobs, objective: Objective) -> None:
         while not all_done(jobs):
             interrupts.check()
             self._check()
@@ -123,7 +110,7 @@ class Worker:
             else:
                 self._do(jobs, claimed, objective)
 
-    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Objective) -> None:
         try:
             with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
                 jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
@@ -167,10 +154,7 @@ class Worker:
     def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
         trial = jobs.trial(claimed, pruner=NopPruner())
-        with undamaged(jobs.name):
-            settings = claimed.user_attrs[SETTINGS]
-            self.task.read(settings)
-        return self._score(trial, settings, claimed.user_attrs[SEED], 0)
+        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
 
     def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
         plan = self.task.plan

@@ -31,7 +31,7 @@ def wait_for(condition):
 
 
 def test_a_write_that_fails_does_not_end_them(storage, monkeypatch):
-    trial_id = storage.create_new_trial(0)
+    trial_id = storage.create_new_trial(storage.get_study_id_from_name("study"))
     write, errors = storage.set_trial_user_attr, [error("gone") for error in STORAGE_ERRORS]
 
     def failing(*args):
@@ -45,7 +45,7 @@ def test_a_write_that_fails_does_not_end_them(storage, monkeypatch):
 
 
 def test_they_end_with_the_trial(storage, recwarn):
-    trial_id = storage.create_new_trial(0)
+    trial_id = storage.create_new_trial(storage.get_study_id_from_name("study"))
     with Heartbeats(0.01, 60).of(storage, trial_id):
         wait_for(lambda: HEARTBEAT in storage.get_trial(trial_id).user_attrs)
         storage.set_trial_state_values(trial_id, TrialState.FAIL)

@@ -15,7 +15,7 @@ from states import is_alive
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.tune import processes, worker
-from ppo_plus.zoo.tune.jobs import REASON, WORKER
+from ppo_plus.zoo.tune.attributes import REASON, WORKER
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.stages import Study, create

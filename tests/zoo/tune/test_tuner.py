@@ -27,11 +27,10 @@ from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
 from ppo_plus.zoo.interrupts import exit_codes
-from ppo_plus.zoo.tune.export import export
-from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
+from ppo_plus.zoo.tune.attributes import DEATHS, ERROR, JOB, REASON, REPLACES, SCORES, SETTINGS, TASK, WORKER
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.report import check_folder
-from ppo_plus.zoo.tune.stages import ERROR, SCORES, SETTINGS, TASK, Study, make_study, stage_names
+from ppo_plus.zoo.tune.report import check_folder, export
+from ppo_plus.zoo.tune.stages import Study, make_study
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
 from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.tuner import begin, check, tune
@@ -321,7 +320,7 @@ def tuned(tmp_path_factory):
 @pytest.mark.slow
 def test_stages_of_a_study(tuned):
     study, _, folder, _ = tuned
-    stages = {name: jobs.trials() for name, jobs in stage_names(study)}
+    stages = {name: jobs.trials() for name, jobs in study.stages().items()}
     assert [len(trials) for trials in stages.values()] == [3, 1, 30]
     seeds = {name: {trial.user_attrs["seed"] for trial in trials} for name, trials in list(stages.items())[1:]}
     assert seeds == {"race": {1003}, "confirmation": set(range(1_000_003, 1_010_003, 1000))}
@@ -357,7 +356,7 @@ def test_again_does_nothing_but_write_the_report(tuned):
     begin(study, task, 3, folder)
     again = finish_study(study, task, folder, None)
     assert again.gains == verdict.gains and (folder / "report.md").is_file()
-    assert [len(jobs.study().trials) for _, jobs in stage_names(study)] == [3, 1, 30]
+    assert [len(jobs.study().trials) for _, jobs in study.stages().items()] == [3, 1, 30]
 
 
 @pytest.mark.slow
