@@ -91,7 +91,7 @@ class Jobs:
         for trial in self.trials():
             with suppress(UpdateFinishedTrialError):
                 if trial.state == TrialState.WAITING and self._set_state(trial, TrialState.RUNNING):
-                    self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
+                    self.storage.set_trial_user_attr(trial._trial_id, WORKER, f"{socket.gethostname()}:{os.getpid()}")
                     return trial
         return None
 
@@ -182,8 +182,3 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
         user_attrs={**kept, REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died},
         system_attrs={key: value for key, value in trial.system_attrs.items() if key == FIXED},
     )
-
-
-def worker_name(pid: int | None = None) -> str:
-    """Host and process id of a worker; ``None``: of this process."""
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"

@@ -14,12 +14,11 @@ from importlib import import_module
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
 
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
-from ppo_plus.zoo.tune.attributes import ERROR, WORKER
+from ppo_plus.zoo.tune.attributes import ERROR
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import is_done, outcome, worker_name
+from ppo_plus.zoo.tune.jobs import is_done, outcome
 from ppo_plus.zoo.tune.stages import Study, trial_name
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
@@ -43,9 +42,6 @@ class Workers:
     :param url: URL of the storage
     :param heartbeat_interval: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
     :param grace_period: see there
-    :param run_timeout: seconds that a run may take; a longer one's trial has failed, and another process takes the
-        place of its worker. ``None``: any time. What is usual differs more than tenfold between settings and between
-        machines, so no default would tell a hanging environment from a slow run.
     :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
     """
 
@@ -53,19 +49,11 @@ class Workers:
     url: str
     heartbeat_interval: int = 15
     grace_period: int = 60
-    run_timeout: float | None = None
     supervision: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.run_timeout is not None and not self.run_timeout > 0:
-            raise ValueError(f"run_timeout={self.run_timeout} must be more than 0 seconds, or None for any time")
-        if self.run_timeout is not None and not hasattr(signal, "setitimer"):
-            raise ValueError(f"run_timeout={self.run_timeout} needs timers that Windows does not have: use None")
 
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
-    """Start worker processes, print a line for each finished run, and wait until all have ended. Those whose runs take
-    too long are replaced.
+    """Start worker processes, print a line for each finished run, and wait until all have ended.
 
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
@@ -78,15 +66,12 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
             _start(study, task, workers, processes)
         while True:
             is_over = all(process.poll() is not None for process in processes)
-            for process in list(processes):
-                if _took_too_long(process, workers):
-                    _fail_run(study, process, workers)
-                    processes.remove(process)
-                    _start(study, task, workers, processes)
-                    is_over = False
-                elif process.returncode and process.pid not in reported:
+            for process in processes:
+                if process.returncode and process.pid not in reported:
                     reported.add(process.pid)
-                    _report_lost(process)
+                    code = process.returncode
+                    what = f"was killed by signal {-code}: its trial, if it had one, is run again"
+                    print(f"worker process {process.pid} {what if code < 0 else f'ended with exit code {code}'}")
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 for line in _news(study, reported):
@@ -127,7 +112,7 @@ def run_worker() -> None:
         heartbeats = Heartbeats(workers.heartbeat_interval, workers.grace_period)
         study = Study(order["study"], open_storage(workers.url, must_exist=True), heartbeats)
         packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(study, packages, workers.supervision, workers.run_timeout).work()
+        Worker(study, packages, workers.supervision).work()
 
 
 def _end_with_tuner() -> None:
@@ -173,38 +158,14 @@ def _news(study: Study, reported: set[Any]) -> Iterator[str]:
                 yield f"{stage}, {trial_name(trial)}: {outcome(trial)}"
 
 
-def _took_too_long(process: Process, workers: Workers) -> bool:
-    """Whether a worker has ended because of a long run, see :func:`ppo_plus.zoo.tune.worker.limited`."""
-    return workers.run_timeout is not None and process.returncode == -signal.SIGALRM
-
-
-def _fail_run(study: Study, process: Process, workers: Workers) -> None:
-    """Fail the trial of a worker whose run took too long, and end the processes of its environments."""
-    _kill(process)
-    for jobs in study.stages().values():
-        for trial in jobs.trials():
-            if trial.state == TrialState.RUNNING and trial.user_attrs.get(WORKER) == worker_name(process.pid):
-                jobs.fail(trial, f"a run took longer than {workers.run_timeout:g} seconds (--run-timeout)")
-
-
 def _end(process: Process) -> None:
-    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed."""
+    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed, and the processes of its
+    environments with it."""
     try:
         process.wait(END_PATIENCE)
     except subprocess.TimeoutExpired:
-        _kill(process)
-
-
-def _kill(process: Process) -> None:
-    """End a process for sure, and the processes of its environments with it."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-
-
-def _report_lost(process: Process) -> None:
-    code = process.returncode
-    what = f"was killed by signal {-code}: its trial, if it had one, is run again" if code < 0 else f"ended with {code}"
-    print(f"worker process {process.pid} {what}", flush=True)
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()

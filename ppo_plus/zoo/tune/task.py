@@ -147,13 +147,13 @@ def make_task(
             f"n_timesteps={math.ceil(plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
             "--n-envs), so that one rollout divides the other"
         )
+    task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
+    task.search_space()
     if plan.n_timesteps != asked:
         change = (
             f"runs get {plan.n_timesteps:,} timesteps instead of {asked:,}, and {counted(plan.n_evals, 'evaluation')}"
         )
         print(f"{change}: they are {rollouts}", file=sys.stderr)
-    task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
-    task.search_space()
     return task
 
 

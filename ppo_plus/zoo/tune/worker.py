@@ -1,10 +1,8 @@
 """A worker: does jobs of a study, stage after stage, until nothing is left."""
 
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,7 +45,6 @@ class Worker:
     :param packages: the packages that the study may import from in this process; ``None``: any
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
-    :param run_timeout: see :class:`ppo_plus.zoo.tune.processes.Workers`; this process ends with such a run
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     :raises StorageError: it is damaged
     """
@@ -57,9 +54,8 @@ class Worker:
         study: Study,
         packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
         supervision: dict[str, Any] | None = None,
-        run_timeout: float | None = None,
     ):
-        self.study, self.supervision, self.run_timeout = study, supervision or {}, run_timeout
+        self.study, self.supervision = study, supervision or {}
         data = study.attributes().get(TASK)
         if data is None:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`")
@@ -143,9 +139,7 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        with limited(self.run_timeout):
-            resolved = resolve(experiment, plan, **self.supervision)
-        recorded = resolved.replace(n_timesteps=plan.n_timesteps).settings()
+        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)
@@ -168,29 +162,10 @@ class Worker:
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 
-        with limited(self.run_timeout):
-            return score(self.task.read(settings), plan, seed, report, **self.supervision)
+        return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer. The operating system does so: an environment that hangs in C code may
-    keep all threads of Python from running.
-
-    :param seconds: how long it may take; ``None``: any time
-    """
-    if seconds is None:
-        yield
-        return
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)

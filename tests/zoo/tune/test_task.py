@@ -56,8 +56,6 @@ def test_every_choice_of_n_steps_fits_the_interval():
 def test_rollouts_must_fit_between_evaluations():
     with pytest.raises(ValueError, match=r"n_steps: none of \[500, 5000\] fits: with n_envs=8, rollouts must divide"):
         make_task(CARTPOLE, {"n_steps": {"choices": [500, 5000]}}, Plan(20_480))
-    with pytest.raises(ValueError, match=r"n_steps: nothing between 300 and 400 fits"):
-        make_task(CARTPOLE, {"n_steps": {"low": 300, "high": 400}}, Plan(20_480))
     task = make_task(CARTPOLE, {"n_steps": {"choices": [64, 500]}}, Plan(20_480))
     assert set(task.search_space().dimensions["n_steps"].values) == {64, 32, 2048}
 
