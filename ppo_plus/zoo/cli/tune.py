@@ -108,8 +108,6 @@ def _add_study_arguments(group: Any, storage: str, study_name: str) -> None:
     """The arguments that the tuner and its workers have in common, with the defaults of two of them in words."""
     group.add_argument("--storage", metavar="URL", help=f"{STORAGE_HELP}{storage})")
     group.add_argument("--study-name", metavar="NAME", help=f"name of the study (default: {study_name})")
-    help = "seconds between two signs of life of a worker"
-    add_option(group, "--heartbeat-interval", help, type=whole_number, default=15, metavar="S")
     help = "seconds of silence after which a worker counts as dead; the same for all workers of a study"
     add_option(group, "--grace-period", help, type=whole_number, default=60, metavar="S")
     add_fault_arguments(group, of=" in each run, here")
@@ -169,7 +167,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[], None]:
     begin(study, task, args.max_total_trials, folder)
     print(progress(study, shown(url)))
     print(task.plan.describe(study.attributes()[BUDGET], len(task.baselines())))
-    workers = Workers(args.workers, url, args.heartbeat_interval, args.grace_period, supervision)
+    workers = Workers(args.workers, url, args.grace_period, supervision)
     return partial(_tune, study, task, folder, workers)
 
 
@@ -211,7 +209,7 @@ def _study(args: argparse.Namespace, url: str, name: str | None, must_exist: boo
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = open_storage(url, must_exist)
-    return Study(name or only_study(storage), storage, Heartbeats(args.heartbeat_interval, args.grace_period))
+    return Study(name or only_study(storage), storage, Heartbeats(args.grace_period))
 
 
 def _url(args: argparse.Namespace) -> str | None:

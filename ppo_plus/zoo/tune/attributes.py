@@ -5,12 +5,11 @@ checked here when they are read. What may run code, the task's environment and p
 :mod:`ppo_plus.zoo.tune.task` and :mod:`ppo_plus.zoo.hyperparams`.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from ppo_plus.zoo.hyperparams import shortened
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, reason
+from ppo_plus.zoo.tune.storage import StorageError
 
 #: User attributes of a study.
 TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
@@ -41,18 +40,3 @@ def check_types(where: str, attributes: Mapping[str, Any]) -> None:
     for name, value in attributes.items():
         if name in TYPES and not isinstance(value, TYPES[name]):
             raise StorageError(f"{where} is damaged: {name!r} must not be {shortened(repr(value))}")
-
-
-@contextmanager
-def undamaged(name: str) -> Iterator[None]:
-    """Turn what Optuna raises when it reads damaged data of a study in the block into one line.
-
-    :raises StorageError: the data cannot be read
-    """
-    try:
-        yield
-    except (*STORAGE_ERRORS, StorageError):
-        raise
-    except Exception as error:
-        # Any kind: Optuna does not check what it reads.
-        raise StorageError(f"the study {name!r} is damaged: {shortened(reason(error))}") from error

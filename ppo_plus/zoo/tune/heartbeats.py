@@ -22,17 +22,12 @@ class Heartbeats:
     (Optuna's own heartbeats end with the first write that fails, and are dates: a clock that jumps ahead would end
     living workers' trials.)
 
-    :param interval: seconds between two heartbeats
-    :param grace_period: seconds without a new one after which a worker counts as dead
+    :param grace_period: seconds without a new heartbeat after which a worker counts as dead; there are four of them
+        in that time
     """
 
-    def __init__(self, interval: float = 15, grace_period: float = 60):
-        if grace_period <= interval:
-            raise ValueError(
-                f"grace_period={grace_period} must be longer than heartbeat_interval={interval}, or living workers "
-                "would count as dead"
-            )
-        self.interval, self.grace_period, self.clock = interval, grace_period, time.monotonic
+    def __init__(self, grace_period: float = 60):
+        self.interval, self.grace_period, self.clock = grace_period / 4, grace_period, time.monotonic
         #: By trial: its heartbeat, and since when it is the same.
         self._seen: dict[int, tuple[Any, float]] = {}
 

@@ -33,7 +33,6 @@ from ppo_plus.zoo.tune.attributes import (
     REPLACES,
     WORKER,
     check_types,
-    undamaged,
 )
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 
@@ -44,7 +43,6 @@ MAX_DEATHS = 3
 class Jobs:
     """The jobs of a study, which must exist.
 
-    :param name: name of the study
     :param key: user attributes that identify a job
     :param heartbeats: how dead workers are found; ``None``: by the default
     """
@@ -60,12 +58,8 @@ class Jobs:
         return optuna.load_study(study_name=self.name, storage=self.storage, **options)
 
     def trials(self) -> list[FrozenTrial]:
-        """The current trial of each job.
-
-        :raises StorageError: a trial is damaged
-        """
-        with undamaged(self.name):
-            trials = list(holders(self.study().get_trials(deepcopy=False), self.key).values())
+        """The current trial of each job."""
+        trials = list(holders(self.study().get_trials(deepcopy=False), self.key).values())
         for trial in trials:
             check_types(f"trial {trial.number} of the study {self.name!r}", {**trial.user_attrs, **trial.system_attrs})
         return trials

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from matplotlib import pyplot as plt
@@ -29,25 +29,16 @@ N_SLICES = 4
 BASELINE_COLORS = {"default": "black", "settings file": COLORS[1]}
 
 
-class Picture(NamedTuple):
-    """A picture that has been drawn.
-
-    :param caption: what it shows
-    """
-
-    path: Path
-    caption: str
-
-
-def draw_all(trials: Sequence[FrozenTrial], plan: Plan, verdict: TuningVerdict, folder: Path) -> list[Picture]:
-    """Draw the trials of a screening, and the confirmation, into a folder. Pictures without data are left out."""
+def draw_all(trials: Sequence[FrozenTrial], plan: Plan, verdict: TuningVerdict, folder: Path) -> list[tuple[Path, str]]:
+    """Draw the trials of a screening, and the confirmation, into a folder: the files and their captions. Pictures
+    without data are left out."""
     pictures = []
     with rc_context(), warnings.catch_warnings(), plt.ioff():
         warnings.simplefilter("ignore", ExperimentalWarning)
         plt.style.use("ggplot")  # Optuna's
         for name, caption in chain(_confirmation(verdict), _search(trials), _curves(trials, verdict, plan)):
-            pictures.append(Picture(folder / f"{name}.png", caption))
-            plt.savefig(pictures[-1].path, dpi=120, bbox_inches="tight")
+            pictures.append((folder / f"{name}.png", caption))
+            plt.savefig(pictures[-1][0], dpi=120, bbox_inches="tight")
             plt.close()
     return pictures
 

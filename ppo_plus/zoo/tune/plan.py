@@ -79,19 +79,20 @@ class Plan:
     @property
     def screening_seeds(self) -> range:
         """The training seeds of every trial."""
-        return range(self.seed, self.seed + SEED_STRIDE * self.n_seeds, SEED_STRIDE)
+        return self._seeds(0, self.n_seeds)
 
     @property
     def racing_seeds(self) -> range:
         """The further training seeds of the trials that race."""
-        first = self.seed + SEED_STRIDE * self.n_seeds
-        return range(first, first + SEED_STRIDE * self.race_seeds, SEED_STRIDE)
+        return self._seeds(SEED_STRIDE * self.n_seeds, self.race_seeds)
 
     @property
     def confirmation_seeds(self) -> range:
         """The training seeds of the confirmation. They start far from the others, which may become more."""
-        first = self.seed + CONFIRMATION_SEED
-        return range(first, first + SEED_STRIDE * self.confirm_seeds, SEED_STRIDE)
+        return self._seeds(CONFIRMATION_SEED, self.confirm_seeds)
+
+    def _seeds(self, start: int, n: int) -> range:
+        return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
     def n_racing(self, n_trials: int) -> int:
         """How many trials race, of those that have a score, without the baselines."""

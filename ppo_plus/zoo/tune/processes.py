@@ -40,14 +40,12 @@ class Workers:
 
     :param n: how many
     :param url: URL of the storage
-    :param heartbeat_interval: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
-    :param grace_period: see there
+    :param grace_period: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
     :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
     """
 
     n: int
     url: str
-    heartbeat_interval: int = 15
     grace_period: int = 60
     supervision: dict[str, Any] = field(default_factory=dict)
 
@@ -109,10 +107,9 @@ def run_worker() -> None:
         for package in order["gym_packages"]:
             import_module(package)
         workers = Workers(**order["workers"])
-        heartbeats = Heartbeats(workers.heartbeat_interval, workers.grace_period)
-        study = Study(order["study"], open_storage(workers.url, must_exist=True), heartbeats)
+        storage, heartbeats = open_storage(workers.url, must_exist=True), Heartbeats(workers.grace_period)
         packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(study, packages, workers.supervision).work()
+        Worker(Study(order["study"], storage, heartbeats), packages, workers.supervision).work()
 
 
 def _end_with_tuner() -> None:
@@ -124,12 +121,8 @@ def _end_with_tuner() -> None:
 
 def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
-    order = {
-        "workers": asdict(workers),
-        "study": study.name,
-        "packages": task.packages,
-        "gym_packages": task.gym_packages,
-    }
+    order: dict[str, Any] = {"study": study.name, "workers": asdict(workers)}
+    order |= {"packages": task.packages, "gym_packages": task.gym_packages}
     # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(

@@ -17,7 +17,7 @@ from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import format_literal
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.attributes import BASELINE, JOB, SCORES, SETTINGS, undamaged
+from ppo_plus.zoo.tune.attributes import BASELINE, JOB, SCORES, SETTINGS
 from ppo_plus.zoo.tune.jobs import outcome
 from ppo_plus.zoo.tune.pictures import draw_all
 from ppo_plus.zoo.tune.plan import counted
@@ -50,26 +50,22 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     winner's entry if there is a winner."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OWNER, f"{study.id}\n")
-    with undamaged(study.name):
-        verdict = decide(study)
-        trials = study.screening.trials()
-        entry = entry_path(task, folder)
-        exported = export(verdict, task, study.name, entry)
-        write_text(folder / "trials.csv", _table(trials))
-        parts = [
-            *_summary(study, task, verdict),
-            *_confirmation(verdict),
-            *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if exported else []),
-            *_screening(trials),
-            "## Pictures\n",
-            *(
-                f"{text}\n\n![{path.stem}]({path.name})\n"
-                for path, text in draw_all(trials, task.plan, verdict, folder)
-            ),
-            "## Settings of the study\n",
-            f"{versions()}; Python {platform.python_version()}.\n",
-            f"```yaml\n{yaml.safe_dump({**task.to_json(), 'eval_freq': task.plan.eval_freq}, sort_keys=False)}```",
-        ]
+    verdict = decide(study)
+    trials = study.screening.trials()
+    entry = entry_path(task, folder)
+    exported = export(verdict, task, study.name, entry)
+    write_text(folder / "trials.csv", _table(trials))
+    parts = [
+        *_summary(study, task, verdict),
+        *_confirmation(verdict),
+        *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if exported else []),
+        *_screening(trials),
+        "## Pictures\n",
+        *(f"{text}\n\n![{path.stem}]({path.name})\n" for path, text in draw_all(trials, task.plan, verdict, folder)),
+        "## Settings of the study\n",
+        f"{versions()}; Python {platform.python_version()}.\n",
+        f"```yaml\n{yaml.safe_dump({**task.to_json(), 'eval_freq': task.plan.eval_freq}, sort_keys=False)}```",
+    ]
     write_text(folder / "report.md", "\n".join(parts) + "\n")
     return verdict
 
@@ -81,14 +77,15 @@ def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path
         path.unlink(missing_ok=True)
         return False
     finalist = verdict.finalists[verdict.winner]
+    attributes = finalist.trial.user_attrs
     origin = [
         f"Found by ppo-plus tune: study {study_name}, {finalist.name}, with {versions()}.",
         str(verdict),
-        f"On seed {task.plan.seed} the trial's score was {finalist.screening_scores[0]!r}, the mean of the last "
+        f"On seed {task.plan.seed} the trial's score was {attributes[SCORES][0]!r}, the mean of the last "
         f"{counted(task.plan.last_evals, 'evaluation')}, and is again:",
         retrain_command(task, Path(path.name)),
     ]
-    entry = yaml.safe_dump({task.experiment.env_id: finalist.settings}, sort_keys=False)
+    entry = yaml.safe_dump({task.experiment.env_id: attributes[SETTINGS]}, sort_keys=False)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
     return True
 

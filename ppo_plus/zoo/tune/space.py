@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,8 @@ class Space:
 
     def sample(self, trial: Trial) -> dict[str, Any]:
         """Sample the parameters of a trial."""
-        return {
-            label(name, dimension): dimension.suggest(trial, label(name, dimension))
-            for name, dimension in self.dimensions.items()
-        }
+        labels = {label(name, item): item for name, item in self.dimensions.items()}
+        return {name: item.suggest(trial, name) for name, item in labels.items()}
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as settings, in the format of a settings file."""
@@ -140,28 +139,13 @@ class Space:
         """The parameters of an experiment, without those that the space cannot express."""
         params = {}
         for name, dimension in self.dimensions.items():
-            try:
+            with suppress(ValueError):
                 params[label(name, dimension)] = dimension.encode(self._value(experiment, name))
-            except ValueError:
-                continue
         return params
 
     def including(self, experiment: Experiment) -> "Space":
         """The space, widened to include an experiment."""
         return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
-
-    def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
-        """The space without those choices of a dimension, if there is such a dimension, that do not fit.
-
-        :raises ValueError: none fits
-        """
-        dimension = self.dimensions.get(name)
-        if not isinstance(dimension, Choices):
-            return self
-        values = {key: value for key, value in dimension.values.items() if fits(value)}
-        if not values:
-            raise ValueError(f"{name}: none of {dimension.examples()} fits")
-        return Space({**self.dimensions, name: Choices(values)})
 
     def _value(self, experiment: Experiment, name: str) -> Any:
         scheduled = name.removesuffix(SCHEDULE)
@@ -232,12 +216,9 @@ def split_schedule(value: Any) -> tuple[str, Any]:
     """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
     if isinstance(value, str):
         schedule, _, number = value.partition("_")
-        try:
-            # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
-            if "_" not in number:
-                return schedule, float(number)
-        except ValueError:
-            pass
+        # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
+        with suppress(ValueError):
+            return schedule, float(number.replace("_", "no number"))
     return "constant", value
 
 

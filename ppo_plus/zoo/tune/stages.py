@@ -29,7 +29,6 @@ from ppo_plus.zoo.tune.attributes import (
     SETTINGS,
     TASK,
     check_types,
-    undamaged,
 )
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import Jobs, is_done
@@ -42,10 +41,8 @@ PATIENCE = 10
 
 @dataclass(frozen=True)
 class Study:
-    """A study, by its name and storage.
+    """A study, by its name and its storage, opened.
 
-    :param name: name of the study
-    :param storage: the storage, opened
     :param heartbeats: how its workers show that they live, the same for all
     """
 
@@ -54,16 +51,12 @@ class Study:
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
     def attributes(self) -> dict[str, Any]:
-        """The user attributes of the study; empty if there is no such study.
-
-        :raises StorageError: one of them is damaged
-        """
+        """The user attributes of the study; empty if there is no such study."""
         try:
             study_id = self.storage.get_study_id_from_name(self.name)
         except KeyError:
             return {}
-        with undamaged(self.name):
-            attributes = self.storage.get_study_user_attrs(study_id)
+        attributes = self.storage.get_study_user_attrs(study_id)
         check_types(f"the study {self.name!r}", attributes)
         return attributes
 
@@ -118,11 +111,8 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
 
 def progress(study: Study, where: str) -> str:
     """The progress of a study in a storage ``where``, in a line."""
-    trials = study.screening.trials()
-    if not trials:
-        return f"new study {study.name!r} in {where}"
-    n_done, budget = sum(map(is_done, trials)), study.attributes()[BUDGET]
-    return f"resuming study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
+    n_done, budget = sum(map(is_done, study.screening.trials())), study.attributes()[BUDGET]
+    return f"study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
 
 
 def only_study(storage: BaseStorage) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
 from ppo_plus.zoo.tune.plan import Plan, counted, rollout_size
-from ppo_plus.zoo.tune.space import Space, parse_space, setting
+from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,17 @@ class TuningTask:
 
         :raises ValueError: no rollout fits
         """
-        space = parse_space(self.space)
-        if "n_envs" not in space.dimensions:
-            try:
-                space = space.choosing(
-                    "n_steps", lambda n_steps: self.plan.eval_freq % (n_steps * self.experiment.n_envs) == 0
-                )
-            except ValueError as error:
+        space, n_envs, interval = parse_space(self.space), self.experiment.n_envs, self.plan.eval_freq
+        choices = space.dimensions.get("n_steps")
+        if isinstance(choices, Choices) and "n_envs" not in space.dimensions:
+            fitting = {name: n_steps for name, n_steps in choices.values.items() if interval % (n_steps * n_envs) == 0}
+            if not fitting:
                 raise ValueError(
-                    f"search space: {error}: with n_envs={self.experiment.n_envs}, rollouts must divide the "
-                    f"{self.plan.eval_freq:,} timesteps between evaluations; add other values, or change n_timesteps, "
+                    f"search space: n_steps: none of {choices.examples()} fits: with n_envs={n_envs}, rollouts must "
+                    f"divide the {interval:,} timesteps between evaluations; add other values, or change n_timesteps, "
                     "n_evals or n_envs (-n, --n-evaluations, --n-envs)"
-                ) from None
+                )
+            space = Space({**space.dimensions, "n_steps": Choices(fitting)})
         for experiment in self.baselines().values():
             space = space.including(experiment)
         return space
@@ -72,10 +71,7 @@ class TuningTask:
         return parse_settings(self.experiment.env_id, settings, self.packages).replace(**run)
 
     def to_json(self) -> dict[str, Any]:
-        """The task as plain data, as a storage returns it.
-
-        :raises TypeError: something in the settings is not plain data
-        """
+        """The task as plain data, as a storage returns it."""
         data = {
             "env_id": self.experiment.env_id,
             "settings": self.experiment.settings(),
@@ -89,12 +85,10 @@ class TuningTask:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], allowed: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote.
+        """The task that :meth:`to_json` wrote to a storage, which others can write to as well.
 
-        :param data: from a storage, which others can write to as well
         :param allowed: the packages that it may import from; ``None``: any
         :raises ValueError: it asks for others; nothing has been imported then; or a setting has a wrong value
-        :raises Exception: something is missing or has the wrong type
         """
         packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
         _check_allowed(data["env_id"], packages, allowed)

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.attributes import BASELINE, CANDIDATE, JOB, SCORES, SEED, SETTINGS
+from ppo_plus.zoo.tune.attributes import BASELINE, CANDIDATE, JOB, SEED
 from ppo_plus.zoo.tune.stages import Study, is_baseline
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
@@ -33,14 +32,6 @@ class Finalist:
     @property
     def name(self) -> str:
         return f"trial {self.trial.user_attrs[JOB]}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.trial.user_attrs[SETTINGS]  # type: ignore[no-any-return]
-
-    @property
-    def screening_scores(self) -> list[float]:
-        return self.trial.user_attrs[SCORES]  # type: ignore[no-any-return]
 
     @property
     def iqm(self) -> Estimate:

@@ -63,22 +63,11 @@ class Worker:
             self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
             check_search(self.task.plan)
-        except ValueError as error:
-            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(str(error))}") from None
-        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise StorageError(
-                f"another version of ppo_plus made the study {study.name!r}, or it is damaged (its task: "
-                f"{shortened(reason(error))}): start a new one with `ppo-plus tune` and another --study-name"
-            ) from None
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
     def work(self) -> None:
-        """Do jobs until the study is finished.
-
-        :raises StudyStopped: another worker stopped the study
-        :raises CannotCompile: this machine cannot compile a run; its job waits for another worker
-        :raises StorageError: the storage is unavailable
-        :raises Exception: a run raised an error that its hyperparameters did not cause; it stops the study
-        """
+        """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
         with named_errors():
             for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
                 self._do_all(jobs, objective)

@@ -35,7 +35,7 @@ names = (f"study {os.getpid()} {number}" for number in count())
 def jobs(storage):
     name = next(names)
     optuna.create_study(study_name=name, storage=storage, direction="maximize")
-    return Jobs(storage, name, heartbeats=Heartbeats(1, GRACE))
+    return Jobs(storage, name, heartbeats=Heartbeats(GRACE))
 
 
 def pass_by(jobs, seconds):
@@ -109,6 +109,7 @@ def test_heartbeats_keep_a_trial_and_silence_loses_it(jobs):
     jobs.fill([{}])
     claimed = jobs.claim()
     assert jobs.claim() is None
+    jobs.heartbeats.interval = 1
     with jobs.heartbeats.of(jobs.storage, claimed._trial_id):
         deadline = time.monotonic() + 600
         while last_heartbeat(jobs, claimed) is None:

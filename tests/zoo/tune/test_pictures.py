@@ -66,9 +66,9 @@ def drawn(pictures):
 
 def test_each_picture_is_a_file_with_a_caption(study, verdict, tmp_path):
     pictures = draw_all(study.screening.trials(), PLAN, verdict, tmp_path)
-    assert sorted(picture.path.stem for picture in pictures) == NAMES
-    assert all(imread(picture.path).shape[1] > 300 for picture in pictures)
-    assert all(picture.caption.endswith(".") for picture in pictures)
+    assert sorted(path.stem for path, _ in pictures) == NAMES
+    assert all(imread(path).shape[1] > 300 for path, _ in pictures)
+    assert all(caption.endswith(".") for _, caption in pictures)
     assert not plt.get_fignums()
 
 

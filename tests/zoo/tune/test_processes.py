@@ -44,7 +44,7 @@ def make(url, marker="nowhere", **fields):
 def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch):
     url, marker = f"sqlite:///{tmp_path}/study.db", tmp_path / "hangs"
     study, task = make(url, marker, vec_env="subproc")
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS / 'helpers'}")
     # More restarts than one, since a busy machine may seem to hang.
     supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 10}))
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
