@@ -526,10 +526,10 @@ ROLLOUT = (
     ),
     Fault(
         "unchecked-where-the-shape-fits",
-        "envs/supervised/faults.py",
-        "obs.shape == space.shape and is_finite(obs)",
-        "obs.shape == space.shape",
-        "tests/envs/supervised/test_faults.py",
+        "envs/outputs.py",
+        "if values and not is_finite(array):",
+        "if False:",
+        "tests/envs/test_outputs.py",
     ),
     Fault(
         "asked-and-blamed",
@@ -548,15 +548,15 @@ ROLLOUT = (
     Fault(
         "restarted-with-its-seed",
         "envs/supervised/vec_env.py",
-        "self.env_seeds[i] = _next_seed(seed)",
+        "self.env_seeds[i] = derived_seed([seed, 1])",
         "self.env_seeds[i] = seed",
         "tests/envs/supervised/test_vec_env.py",
     ),
     Fault(
         "last-observation-lent",
         "envs/supervised/vec_env.py",
-        "return mapped(np.array, self._last_obs)",
-        "return self._last_obs",
+        "return mapped(np.array, self.last_obs)",
+        "return self.last_obs",
         "tests/envs/supervised/test_vec_env.py",
     ),
 )
@@ -577,9 +577,9 @@ COMPILING = (
     ),
     Fault(
         "stale-cache",
-        "compiling/cache.py",
-        "if entry is not None and entry[0] == constants:",
-        "if entry is not None:",
+        "compiling/compilation.py",
+        "if known is not None and known.constants == constants:",
+        "if known is not None:",
         "tests/compiling tests/test_compile.py",
     ),
     Fault(
@@ -727,7 +727,7 @@ TOP = (
     Fault(
         "actions-not-copied",
         "envs/resumable/wrapper.py",
-        "action if type(action) in IMMUTABLE else _copied(action)",
+        "action if type(action) in IMMUTABLE else copy.deepcopy(action)",
         "action",
         "tests/envs/resumable/test_wrapper.py",
     ),
@@ -769,8 +769,8 @@ TOP = (
     Fault(
         "optimizer-shared",
         "saving/sb3/from_sb3.py",
-        "copy.deepcopy(source.parameters)",
-        "source.parameters",
+        "copy.deepcopy(saved.parameters)",
+        "saved.parameters",
         "tests/saving/sb3/test_from_sb3.py",
     ),
     Fault(

@@ -17,7 +17,8 @@ version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["dollarmath"]
+#: ``attrs_block`` gives the lists of the landing page their class.
+myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
@@ -29,7 +30,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
-#: A reference that leads nowhere is a warning, but for what other packages document.
+#: Warn of references without a target, except those to other packages.
 nitpicky = True
 nitpick_ignore_regex = [
     (
@@ -40,22 +41,25 @@ nitpick_ignore_regex = [
         "py:class",
         r"ppo_plus\.ppo\.SelfPPO_Plus|VecEnv",
     ),
-    # What a model is made of inside.
-    ("py:class", r"ppo_plus\.(rollout\.(collector|anew)|update\.update|ranks)\.\w+"),
+    # Internal parts of a model.
+    (
+        "py:class",
+        r"ppo_plus\.(rollout\.(collector|reestimate)|update\.update|distributed\.ranks)\.\w+",
+    ),
 ]
-#: Long signatures get a line per argument, which fits on a phone.
+#: Split longer signatures into a line per argument, so that they fit on a phone.
 maximum_signature_line_length = 72
 
 
 def make_tables(app: Sphinx, name: str, source: list[str]) -> None:
-    """Tables are what the measurements say, whatever stands in the page."""
+    """Fill the tables of a page from the measurements."""
     source[0] = tables.fill(source[0])
 
 
 def skip_fields(
     app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any
 ) -> bool | None:
-    """The fields of named tuples are described by the class, not by Python's "Alias for field number 0"."""
+    """Skip fields of named tuples: the class describes them, and Python's text is "Alias for field number 0"."""
     return (
         True
         if (getattr(member, "__doc__", None) or "").startswith("Alias for field number")

@@ -2,9 +2,9 @@
 
     python docs/tables.py    # write them into README.md and the pages
 
-A table stands between the comments ``<!-- table: NAME -->`` and ``<!-- end of table -->``. It is in the file, so that
-you can read the file directly; it is made again whenever the documentation is built, and a test checks that the two are
-equal. Rows and cells come from ``benchmarks/report``, so a table here is what the script that measured it prints.
+Each table is between the comments ``<!-- table: NAME -->`` and ``<!-- end of table -->``. It is stored in the page, and
+made again when the documentation is built; a test checks that both are equal. Rows and cells come from
+``benchmarks/report``, so a table here equals the one that the measuring script prints.
 """
 
 import re
@@ -18,6 +18,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
+from ppo_plus.zoo.tune.statistics import iqm_interval  # noqa: E402
 from report import (  # noqa: E402
     exploration,
     processes,
@@ -33,7 +34,7 @@ from report.results import path, read  # noqa: E402
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 PATTERN = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end of table -->", re.DOTALL)
 
-#: How the documentation calls the workloads of ``benchmarks/benchmark.py``.
+#: Names of the workloads of ``benchmarks/benchmark.py`` in the documentation.
 WORKLOADS = {
     "CartPole-v1-x1": "CartPole-v1, 1 env",
     "CartPole-v1-x8": "CartPole-v1, 8 envs",
@@ -42,15 +43,15 @@ WORKLOADS = {
     "HalfCheetah-v5-x8": "HalfCheetah-v5, 8 envs",
     "Pendulum-v1-gSDE-x4": "Pendulum-v1, gSDE, 4 envs",
     "Dict-x8": "Dict of two vectors, 8 envs",
-    "CartPole-v1-masked-x8": "action masks (beside MaskablePPO), 8 envs",
+    "CartPole-v1-masked-x8": "action masks (SB3: MaskablePPO), 8 envs",
     "Dict-image-x8": "Dict with a small image, 8 envs",
     "Atari-shapes-x8": "Atari-shaped images, 8 envs",
-    "Atari-shapes-bfloat16-x8": "the same, PPO_Plus in bfloat16",
+    "Atari-shapes-bfloat16-x8": "Atari-shaped images, 8 envs, PPO_Plus in bfloat16",
     "CartPole-v1-LSTM-x8": "two LSTMs of 256 units, minibatches of 64",
-    "CartPole-v1-LSTM-x8-batch-256": "the same, minibatches of 256",
+    "CartPole-v1-LSTM-x8-batch-256": "two LSTMs of 256 units, minibatches of 256",
     "CartPole-v1-small-LSTM-x8-batch-256": "two LSTMs of 64 units, minibatches of 256",
 }
-#: The rows of the README: the usual case, one environment, images, memory.
+#: Rows of the README: several environments, one environment, memory, images.
 README = {
     "CartPole-v1-x8": "CartPole-v1, 8 envs",
     "HalfCheetah-v5-x1": "HalfCheetah-v5, 1 env",
@@ -60,11 +61,11 @@ README = {
 VEC_ENVS = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
     "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
-    "Gymnasium sync": "Gymnasium, one after another",
+    "Gymnasium sync": "Gymnasium, sequential",
     "Gymnasium async": "Gymnasium, in processes",
-    "Gymnasium native": "Gymnasium, the environment's own vector form",
+    "Gymnasium native": "Gymnasium, native vector environment",
     "EnvPool, 1 thread": "EnvPool, one thread",
-    "EnvPool, all threads": "EnvPool, a thread for each core",
+    "EnvPool, all threads": "EnvPool, one thread per core",
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
@@ -120,7 +121,7 @@ NO_PACKAGES = (
 
 
 def measured(*names: str) -> speed.Results:
-    """What ``benchmarks/benchmark.py`` has measured, by workload and contender."""
+    """Measurements of ``benchmarks/benchmark.py``, by workload and contender."""
     found: speed.Results = {}
     for name in names:
         found |= speed.parse(read(name)["results"])
@@ -135,10 +136,10 @@ def speeds(
 ) -> Lines:
     """Time per environment step of these workloads.
 
-    :param titles: what they are called
+    :param titles: names of the workloads
     :param names: the files with measurements
-    :param corner: what stands above the titles
-    :param others: whether contenders from elsewhere have a column
+    :param corner: header of the first column
+    :param others: whether other contenders (SBX) have a column
     """
     results = measured(*names)
     chosen = {
@@ -190,7 +191,7 @@ def memory_scaled(axis: str) -> Lines:
 
 
 def learning_check() -> Lines:
-    """Returns beside SB3's."""
+    """Returns of SB3 and PPO_Plus."""
     titles = {
         name: f"{WORKLOADS[name]}, {steps:,} steps"
         for name, steps in speed.LEARNING.items()
@@ -209,7 +210,7 @@ def learning_check() -> Lines:
 
 
 def results(*names: str) -> list[scores.Result]:
-    """What the learning scripts have found."""
+    """Results of the learning scripts."""
     return [result for name in names for result in scores.read(path(name))]
 
 
@@ -220,8 +221,58 @@ def learned(*names: str, timed: bool = False, only: str = "") -> Lines:
     return scores.rows(chosen, columns)
 
 
+def compared() -> Lines:
+    """The comparisons of the README, each with the command that measures it."""
+    times = measured("speed")["CartPole-v1-x8"]
+    ours = f"| {returns.NAMES['mujoco']} | "
+    (line,) = (row for row in returns.comparison(reported()) if row.startswith(ours))
+    relative = line.split(" | ")[5].split()[0]
+
+    def time(contender: str) -> str:
+        return f"{median(times[contender].us_per_step):.0f} µs"
+
+    def score(file: str, task: str, contender: str) -> float:
+        runs = results(file)
+        found = [r.score for r in runs if (r.task, r.contender) == (task, contender)]
+        return iqm_interval(found).value
+
+    def courier(contender: str) -> str:
+        return f"{score('learning_actions', 'Courier', contender):.2f}"
+
+    def memory(contender: str) -> str:
+        return f"{score('learning_memory', 'CartPole-v1', contender):.0f}"
+
+    rows = [
+        [
+            "[time per step](docs/benchmarks.md), CartPole-v1, 8 environments",
+            time(speed.REFERENCE),
+            time(speed.COMPILED),
+            "`python benchmarks/benchmark.py`",
+        ],
+        [
+            "[return on six MuJoCo tasks](docs/results.md), SB3's defaults = 1",
+            "1 (default settings)",
+            f"{relative} (tuned settings)",
+            "`python benchmarks/learning_returns.py --report`",
+        ],
+        [
+            "[return on a mixed action space](docs/capabilities/spaces.md#dict-and-tuple-actions)",
+            courier("SB3's PPO, as a Box") + " (`Box`)",
+            courier("PPO_Plus, Dict") + " (`Dict`)",
+            "`python benchmarks/learning_actions.py --only mixed`",
+        ],
+        [
+            "[return on CartPole-v1 without velocities](docs/capabilities/memory.md#what-it-learns)",
+            memory("RecurrentPPO") + " (`RecurrentPPO`)",
+            memory("PPO_Plus with LSTM") + " (`MlpLstmPolicy`)",
+            "`python benchmarks/learning_memory.py`",
+        ],
+    ]
+    return markdown(["", "SB3", "PPO_Plus", "measured by"], rows)
+
+
 def more_seeds() -> Lines:
-    """The seeds of both files together, of the contenders that are in both."""
+    """Results with the seeds of both files, for the contenders in both."""
     first, more = results("learning_memory"), results("learning_memory_more_seeds")
     names = {result.contender for result in more}
     first = [
@@ -243,10 +294,10 @@ def tuning() -> Lines:
 
 
 def vec_envs(name: str, titles: dict[str, str]) -> Lines:
-    """What a step of all environments costs: a table for each task.
+    """Time of a step of all environments: a table per task.
 
     :param name: the file with measurements
-    :param titles: what the kinds of vector environments are called; those that a task does not have make no row
+    :param titles: names of the vector environments; those without a measurement for the task have no row
     """
     lines: Lines = []
     for task, times in read(name)["us_per_step"].items():
@@ -261,46 +312,44 @@ def vec_envs(name: str, titles: dict[str, str]) -> Lines:
 
 
 def effects(name: str) -> Lines:
-    """What a screening says of each setting."""
+    """Effects of the settings in a screening."""
     return returns.effects_table(returns.results(stages=[name]), name)
 
 
 def returned(stage: str) -> Lines:
-    """What the contenders of one part of the campaign reached."""
+    """Returns of the contenders in one stage."""
     return returns.table(returns.results(stages=[stage]))
 
 
 def reported() -> list[dict[str, Any]]:
-    """The runs that contenders are compared by."""
+    """The runs in the comparison of contenders."""
     return returns.results(stages=returns.REPORTED)
 
 
 def goals(arm: str) -> Lines:
-    """What runs of a contender reach, and their goals."""
+    """Returns of a contender, and the goals."""
     return returns.goals(returns.results(), arm)
 
 
 def explored_in(kind: str) -> str:
-    """The file with what ``benchmarks/learning_exploration.py`` found of some tasks."""
+    """The file with results of ``benchmarks/learning_exploration.py`` for some tasks."""
     return f"exploration_{kind.replace('-', '_')}"
 
 
 def explored(kind: str) -> Lines:
-    """What they came to, by exploration."""
+    """Results for these tasks, by exploration."""
     return exploration.table(kind, results(explored_in(kind)))
 
 
 def returns_about() -> Lines:
-    """With which versions all of the campaign ran."""
+    """The versions of all runs."""
     seen: dict[str, set[str]] = {}
     for result in returns.results():
         for name, version in result["versions"].items():
             seen.setdefault(name, set()).add(str(version))
     versions = {name: " and ".join(sorted(found)) for name, found in seen.items()}
     (line,) = described(versions)
-    return [
-        f"{line} {len(seen['package'])} states of the package; each run names its own."
-    ]
+    return [f"{line} {len(seen['package'])} states of the package; each run names one."]
 
 
 IMAGES = {
@@ -311,6 +360,7 @@ IMAGES = {
 LSTM = "CartPole-v1, 8 envs (SB3: RecurrentPPO)"
 EXPLORED = [kind for kind in exploration.TASKS if path(explored_in(kind)).exists()]
 TABLES: dict[str, Callable[[], Lines]] = {
+    "readme-compared": compared,
     "readme-speed": lambda: speeds(
         README, "speed", "speed_images", "memory_speed", others=False
     ),
@@ -383,7 +433,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
 
 
 def fill(text: str) -> str:
-    """The text with its tables made again."""
+    """Fill the tables of a text from the measurements."""
 
     def table(found: re.Match[str]) -> str:
         lines = "\n".join(TABLES[found[1]]())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppo_plus.compiling.compiled import CompileError as CompileError
+    from ppo_plus.distributed.ranks import RanksError as RanksError
     from ppo_plus.envs.make_vec import make_vec as make_vec
     from ppo_plus.envs.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.envs.resumable.wrapper import Resumable as Resumable
@@ -44,11 +45,14 @@ if TYPE_CHECKING:
     from ppo_plus.policy.recurrent import MlpLstmPolicy as MlpLstmPolicy
     from ppo_plus.policy.recurrent import MultiInputGruPolicy as MultiInputGruPolicy
     from ppo_plus.policy.recurrent import MultiInputLstmPolicy as MultiInputLstmPolicy
+    from ppo_plus.policy.recurrent import WithMemory as WithMemory
     from ppo_plus.ppo import PPO_Plus as PPO_Plus
     from ppo_plus.rollout.buffer import RolloutBuffer as RolloutBuffer
     from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
+    from ppo_plus.saving.format.names import Refused as Refused
     from ppo_plus.saving.format.names import register as register
     from ppo_plus.update.batch import Batch as Batch
+    from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
 #: The module of each public name. It is imported when the name is first used: torch takes seconds to load, and
 #: `ppo-plus --help` does without it. Type checkers read the imports above; a test checks that both say the same.
@@ -67,6 +71,7 @@ MODULES = {
     "CompileError": "ppo_plus.compiling.compiled",
     "EarlyStop": "ppo_plus.formulas.kl_control",
     "EnvFault": "ppo_plus.envs.supervised.faults",
+    "EvalAfterUpdates": "ppo_plus.zoo.callbacks",
     "Features": "ppo_plus.policy.carry",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.carry",
@@ -84,6 +89,8 @@ MODULES = {
     "NoiseProcess": "ppo_plus.formulas.exploration",
     "PPOLoss": "ppo_plus.formulas.losses",
     "PPO_Plus": "ppo_plus.ppo",
+    "RanksError": "ppo_plus.distributed.ranks",
+    "Refused": "ppo_plus.saving.format.names",
     "Resumable": "ppo_plus.envs.resumable.wrapper",
     "RolloutBuffer": "ppo_plus.rollout.buffer",
     "StateDependentNoise": "ppo_plus.formulas.exploration",
@@ -92,6 +99,7 @@ MODULES = {
     "Transition": "ppo_plus.envs.tensors.env",
     "VecNormalizeTransitions": "ppo_plus.envs.normalization",
     "WhiteNoise": "ppo_plus.formulas.exploration",
+    "WithMemory": "ppo_plus.policy.recurrent",
     "as_vec_env": "ppo_plus.envs.vec_env",
     "constant": "ppo_plus.formulas.schedules",
     "cosine": "ppo_plus.formulas.schedules",

@@ -18,12 +18,7 @@ def generator_facts(generator: np.random.Generator | np.random.RandomState) -> d
 
 
 def make_generator(cls: type, facts: dict[str, Any]) -> Any:
-    """Make a generator from its state.
-
-    :param cls: ``Generator`` or ``RandomState``
-    :param facts: what :func:`generator_facts` returned
-    :raises ValueError: they are not a valid state
-    """
+    """A ``Generator`` or ``RandomState`` from what :func:`generator_facts` returned; raises as :func:`check_facts`."""
     bits = make_bit_generator(facts)
     if cls is np.random.Generator:
         return np.random.Generator(bits)
@@ -33,11 +28,7 @@ def make_generator(cls: type, facts: dict[str, Any]) -> Any:
 
 
 def make_bit_generator(facts: dict[str, Any]) -> Any:
-    """Make the bit generator of a generator from its state.
-
-    :param facts: its state, from :func:`generator_facts` or NumPy
-    :raises ValueError: they are not a valid state
-    """
+    """The bit generator of a generator from its state; raises as :func:`check_facts`."""
     check_facts(facts)
     bits: Any = _BIT_GENERATORS[facts["bit_generator"]](0)
     bits.state = facts
@@ -48,28 +39,22 @@ def check_facts(facts: dict[str, Any]) -> None:
     """:raises ValueError: they are not a valid state of one of NumPy's generators"""
     if facts["bit_generator"] not in _BIT_GENERATORS:
         raise ValueError(f"bit_generator={facts['bit_generator']!r} is not one of NumPy's")
-    state = facts["state"]
-    if facts["bit_generator"] == "MT19937":
-        _require(_is_array(state["key"], np.uint32, 624) and 0 <= state["pos"] <= 624)
-    if facts["bit_generator"] == "Philox":
-        _require(_is_array(state["counter"], np.uint64, 4) and _is_array(state["key"], np.uint64, 2))
-        _require(_is_array(facts["buffer"], np.uint64, 4) and 0 <= facts["buffer_pos"] <= 4)
-    if facts["bit_generator"] == "SFC64":
-        _require(_is_array(state["state"], np.uint64, 4))
+    kind, state, valid = facts["bit_generator"], facts["state"], True
+    if kind == "MT19937":
+        valid = _is_array(state["key"], np.uint32, 624) and 0 <= state["pos"] <= 624
+    elif kind == "Philox":
+        arrays = (state["counter"], 4), (state["key"], 2), (facts["buffer"], 4)
+        valid = all(_is_array(array, np.uint64, n) for array, n in arrays) and 0 <= facts["buffer_pos"] <= 4
+    elif kind == "SFC64":
+        valid = _is_array(state["state"], np.uint64, 4)
+    if not valid:
+        raise ValueError("this is not a valid state of a random generator")
 
 
 def _is_array(value: Any, dtype: Any, n: int) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == (n,)
 
 
-def _require(valid: bool) -> None:
-    if not valid:
-        raise ValueError("this is not a valid state of a random generator")
-
-
 def derived_seed(entropy: list[int] | None) -> int:
-    """A seed of 32 bits that is derived from other numbers.
-
-    :param entropy: these numbers; ``None``: the operating system draws them
-    """
+    """A seed of 32 bits that is derived from other numbers; ``None``: the operating system draws them."""
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -62,7 +62,6 @@ from ppo_plus.saving.format.container import is_container, opened_to_write, path
 from ppo_plus.saving.model import load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.sb3.zip import is_of_sb3
 from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
@@ -252,14 +251,18 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.rollout_buffer = self._make_buffer()
         # Passed only if given: a policy class written for SB3 may not accept them.
         custom: dict[str, Any] = {"exploration": settings.exploration, "action_mask_key": settings.action_mask_key}
-        self.policy = adapt_policy_class(self.policy_class)(
-            self.observation_space,
-            self.action_space,
-            self.lr_schedule,
-            use_sde=self.use_sde,
-            **{name: value for name, value in custom.items() if value is not None},
-            **self.policy_kwargs,
-        ).to(self.device)
+        try:
+            self.policy = adapt_policy_class(self.policy_class)(
+                self.observation_space,
+                self.action_space,
+                self.lr_schedule,
+                use_sde=self.use_sde,
+                **{name: value for name, value in custom.items() if value is not None},
+                **self.policy_kwargs,
+            ).to(self.device)
+        except AssertionError as error:
+            # SB3's networks check their observations by assertions.
+            raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
         self.collector.to(self.device)
@@ -591,7 +594,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """What the rollout that begins is collected with."""
         masks = find_masks(env, self.policy.family.choices, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
-        act = prepare_act(self.policy, masks, self.compilation, callback)
+        act = prepare_act(self.policy, masks, self.compilation)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.sde_sample_freq, length, window)
 
@@ -902,10 +905,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """
         kwargs, objects = changes(cls, kwargs), custom_objects or {}
-        if not trust_pickle or is_container(path):
-            if is_of_sb3(path):
-                return from_sb3(cls, path, env, device, kwargs, objects)
+        if is_container(path):
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if "value_clip" not in saved_by(path, custom_objects).data:
-            return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle=True)
+        if not trust_pickle or "value_clip" not in saved_by(path, custom_objects).data:
+            return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)

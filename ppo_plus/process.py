@@ -18,12 +18,7 @@ CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTrans
 
 
 def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
-    """Whether torch computes faster with several threads, if there are cores for them.
-
-    :param policy: what is computed
-    :param n_at_once: for how many transitions at once
-    :param device: where
-    """
+    """Whether torch computes faster with several threads, for ``n_at_once`` transitions at once."""
     large = n_at_once * sum(p.numel() for p in policy.parameters()) >= WORTH_THREADS
     return device.type != "cpu" or large or any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
 

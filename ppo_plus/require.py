@@ -57,17 +57,12 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
-    """Check that an environment fits an existing model.
+    """Check that an environment, wrapped as for learning, fits the spaces of an existing model.
 
-    :param env: the environment, wrapped as for learning
-    :param observation_space: the model's
-    :param action_space: the model's
     :raises ValueError: its spaces are others
     """
-    for kind, space, other in (
-        ("observation", observation_space, env.observation_space),
-        ("action", action_space, env.action_space),
-    ):
+    for kind, space in (("observation", observation_space), ("action", action_space)):
+        other = getattr(env, f"{kind}_space")
         if space != other:
             raise ValueError(
                 f"env does not fit the model: {kind} spaces do not match, {other} of env and {space} of the model. "
@@ -101,11 +96,7 @@ def why_not_finite(values: Any) -> str:
 
 
 class NotFiniteError(FloatingPointError):
-    """An environment returned a number that is not finite.
-
-    :param message: what was returned, where and when
-    :param env: the index of the environment
-    """
+    """The environment with index ``env`` returned a number that is not finite."""
 
     def __init__(self, message: str, env: int):
         super().__init__(message)

@@ -51,7 +51,6 @@ P = ParamSpec("P")
 def _scheduled(low: float = 0.0, above: bool = False, optional: bool = False) -> Any:
     """A field for an argument that may change over time.
 
-    :param low: the smallest value
     :param above: whether values must be above ``low`` at the start
     :param optional: whether the argument may be ``None``
     """
@@ -144,7 +143,6 @@ class Settings:
     def check_unchanged(self, before: "Settings") -> None:
         """Check that the arguments are unchanged that the model is built with.
 
-        :param before: the arguments at the last check
         :raises ValueError: one of them has been assigned
         """
         for name in (each.name for each in fields(self) if each.metadata.get("fixed")):
@@ -184,7 +182,6 @@ class Settings:
         """Gradient steps that training takes.
 
         :param total_timesteps: as for ``learn``
-        :param n_envs: how many environments there are
         """
         n_transitions = self.n_steps * n_envs
         n_minibatches = math.ceil(n_transitions / self.batch_size)
@@ -193,10 +190,7 @@ class Settings:
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """Check how the arguments go together with the environments.
 
-        :param observation_space: theirs
-        :param action_space: theirs
         :param env: the vectorized environment, or ``None``
-        :param n_envs: how many they are
         :raises ValueError: they do not
         """
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
@@ -219,7 +213,7 @@ class Settings:
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
             choices = make_distribution(action_space).choices
-            check_mask_key(self.action_mask_key, observation_space, choices, env)
+            check_mask_key(self.action_mask_key, observation_space, choices)
         if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and not self.has_own_buffer:
             raise ValueError(
                 f"rollout_buffer_class={self.rollout_buffer_class!r} cannot store actions of {action_space}: derive "
@@ -227,10 +221,7 @@ class Settings:
             )
 
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:
-        """Warn if minibatches are not all of the size that was asked for.
-
-        :param n_envs: how many environments there are
-        """
+        """Warn if minibatches are not all of the size that was asked for."""
         size, batch_size = self.n_steps * n_envs, self.batch_size
         if size % batch_size == 0:
             return

@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture
 def traced(monkeypatch):
     """Traced is compiled: ``compiled.by_operation`` stands for Inductor."""
-    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (by_operation,))
+    monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", by_operation)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import threading
-import warnings
 
 import numpy as np
 import pytest
@@ -15,16 +14,11 @@ from networks import without_kinks
 from optimizers import scheduled
 from parametrization import sample
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from tensor_envs import TensorTwin
-from torch.nn.modules.module import register_module_forward_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
-from ppo_plus.compiling.torch_private import COMPILERS
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
 from ppo_plus.rollout.acting import prepare_act
@@ -135,8 +129,8 @@ def test_changed_hyperparameters_are_noticed(cartpole):
 def test_saved_and_loaded_models_continue_compiled(cartpole, tmp_path):
     cartpole[1].save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 4, seed=0), device="cpu")
-    assert len(loaded.compilation.cache) == 0
-    assert loaded.learn(256).compilation.cache["the update"].is_compiled
+    assert len(loaded.compilation.functions) == 0
+    assert loaded.learn(256).compilation.functions["the update"].is_compiled
 
 
 class Weighted(PPO_Plus):
@@ -158,7 +152,7 @@ def test_an_overridden_loss_is_compiled_and_never_stale():
     assert model.logger.name_to_value["train/l2"] == 0.0
     model.weight = 10.0
     model.learn(256)
-    assert model.compilation.cache["the update"].is_compiled
+    assert model.compilation.functions["the update"].is_compiled
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -188,7 +182,7 @@ def test_custom_networks_and_frozen_weights_are_never_stale():
         return model.learn(256, reset_num_timesteps=False)
 
     eager, compiled = learn(False), learn(True)
-    assert all(each.is_compiled for each in compiled.compilation.cache.values())
+    assert all(each.is_compiled for each in compiled.compilation.functions.values())
     assert np.array_equal(eager.rollout_buffer.actions, compiled.rollout_buffer.actions)
     assert th.allclose(parameters(eager), parameters(compiled), atol=2e-5)
 
@@ -272,10 +266,10 @@ def test_constants_that_keep_changing_run_uncompiled():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
-        patch.setattr("ppo_plus.compiling.cache.MAX_TRACES", 1)
+        patch.setattr("ppo_plus.compiling.compilation.MAX_TRACES", 1)
         with pytest.warns(RuntimeWarning, match="self.weight changed 1 times"):
             model.learn(3 * 64, callback=change)
-    assert model.compilation.cache["the update"].n_traces == 1
+    assert model.compilation.functions["the update"].n_traces == 1
     assert model.logger.name_to_value["train/l2"] > 0.0
 
 
@@ -332,129 +326,29 @@ def test_trying_a_compiled_form_leaves_the_policys_buffers_alone():
     model.learn(128)
     # Acting, two epochs, and one value of the last observations.
     assert model.policy.action_net.n == before + 128 + 2 * 128 + 4
-    assert all(each.is_compiled for each in model.compilation.cache.values())
+    assert all(each.is_compiled for each in model.compilation.functions.values())
 
 
 def mask(weight):
     weight.register_hook(lambda grad: grad * th.tensor([[0.0], [1.0]]))
 
 
-def mask_when_accumulated(weight):
-    weight.register_post_accumulate_grad_hook(lambda weight: weight.grad[0].zero_())
-
-
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-@pytest.mark.parametrize("register", [mask, mask_when_accumulated])
-def test_hooks_on_weights_see_their_gradients(policy, register, monkeypatch):
+def test_hooks_on_weights_see_their_gradients(policy, monkeypatch):
     """Half of a layer is frozen by a hook, which nothing compiled knows of."""
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 0)
     env = make_vec_env("CartPole-v1", 4, seed=0)
     model = PPO_Plus(policy, env, n_steps=32, batch_size=32, n_epochs=2, device="cpu")
     weight = model.policy.action_net.weight
-    register(weight)
+    mask(weight)
     before = weight.detach().clone()
     with pytest.warns(RuntimeWarning, match="has a hook on its gradient"):
         model.learn(256)
     assert th.equal(weight[0], before[0]) and not th.equal(weight[1], before[1])
 
 
-def quieten(optimizer, *_):
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad = None
-
-
-def without_gradient(module, inputs, output):
-    return output.detach() + 0 * output if isinstance(output, th.Tensor) else None
-
-
-@pytest.mark.usefixtures("traced")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "register, hook",
-    [
-        (register_optimizer_step_pre_hook, quieten),
-        (register_module_forward_hook, without_gradient),
-    ],
-)
-def test_later_global_hooks_are_called(register, hook):
-    kwargs = dict(optimizer_class=th.optim.SGD)
-    arguments = dict(n_steps=32, batch_size=32, n_epochs=2, device="cpu", compile=True, policy_kwargs=kwargs)
-    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), **arguments).learn(64)
-    before = parameters(model).detach().clone()
-    model.compile = "auto"
-    handle = register(hook)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.learn(64)
-    finally:
-        handle.remove()
-    assert th.equal(parameters(model), before) and not model.compiled
-
-
-@pytest.mark.usefixtures("traced")
-def test_changes_by_a_callback_take_effect_at_once():
-    env = make_vec_env("CartPole-v1", 4, seed=0)
-    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", compile=True)
-    actions = []
-
-    def exchange(locals_, globals_):
-        actions.append(locals_["actions"])
-        if len(actions) == 4:
-            likely = th.nn.Linear(64, 2)
-            likely.bias.data = th.tensor([-100.0, 100.0])
-            model.policy.action_net = likely
-        return True
-
-    model.learn(32, callback=exchange)
-    assert model.compilation.cache["acting"].is_compiled
-    assert len(actions) == 8 and np.all(actions[4:]) and not np.all(actions[:4])
-
-
-class Scaled(BaseFeaturesExtractor):
-    """Has a number that tracing makes a constant, and replaces its buffer, also while it evaluates."""
-
-    def __init__(self, space):
-        super().__init__(space, *space.shape)
-        self.scale = 1.0
-        self.register_buffer("mean", th.zeros(space.shape))
-
-    def forward(self, obs):
-        self.mean = 0.9 * self.mean + 0.1 * obs.mean(dim=0)
-        return self.scale * (obs - self.mean)
-
-
-class Scaling(BaseCallback):
-    def _on_step(self):
-        self.model.policy.features_extractor.scale = 1.0 + self.n_calls % 3
-        return True
-
-
-def evaluating():
-    env = vec(ACTIONS["box"], n_envs=1)
-    env.seed(0)
-    return EvalCallback(env, eval_freq=5, n_eval_episodes=1, verbose=0, warn=False)
-
-
-@pytest.mark.usefixtures("traced")
-@pytest.mark.slow
-@pytest.mark.parametrize("callback", [Scaling, evaluating])
-def test_changes_within_a_rollout_take_effect_at_once(callback):
-    rollouts = []
-    for compile in (False, True):
-        arguments = dict(n_steps=16, batch_size=32, n_epochs=1, seed=0, device="cpu", compile=compile)
-        kwargs = dict(features_extractor_class=Scaled, net_arch=[8])
-        model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), policy_kwargs=kwargs, **arguments)
-        rollouts.append(model.learn(32, callback=callback()).rollout_buffer)
-        assert not compile or model.compilation.cache["acting"].is_compiled
-    np.testing.assert_allclose(rollouts[0].values, rollouts[1].values, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compile_graph", COMPILERS)
-def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_graph):
-    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (compile_graph,))
+def test_models_in_several_threads_learn():
     start, models = threading.Barrier(3), {}
 
     def train(seed):
@@ -471,8 +365,7 @@ def test_models_in_several_threads_are_compiled_and_learn(monkeypatch, compile_g
     for thread in threads:
         thread.join()
     assert len(models) == 3
-    for model, change in models.values():
-        assert all(each.is_compiled for each in model.compilation.cache.values())
+    for _, change in models.values():
         # Adam moves some weight by nearly the learning rate with each of 16 steps.
         assert 1e-3 < change < 1e-2
 
@@ -498,7 +391,7 @@ def test_a_buffer_that_comes_with_the_first_minibatch_is_updated(compile):
     arguments = dict(n_steps=64, batch_size=32, n_epochs=4, seed=0, device="cpu", compile=compile)
     model = PPO_Plus("MlpPolicy", "CartPole-v1", policy_kwargs=dict(critic=Counting), **arguments).learn(64)
     assert model.policy.value_net.n == 8
-    assert not compile or model.compilation.cache["the update"].is_compiled
+    assert not compile or model.compilation.functions["the update"].is_compiled
 
 
 @pytest.mark.usefixtures("traced")
@@ -507,7 +400,7 @@ def test_full_minibatches_are_the_compiled_ones():
     """Of two minibatches the first is the optimizer's first step, and the second is smaller."""
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=96, batch_size=64, n_epochs=3, device="cpu", compile=True)
     model.learn(96)
-    shapes = [shape for shape, *_ in model.compilation.cache["the update"]._signature]
+    shapes = [shape for shape, *_ in model.compilation.functions["the update"]._signature]
     assert shapes[-1] == (64,)
 
 
@@ -556,12 +449,12 @@ def test_other_diagnostics_and_clipping_are_noticed():
 
 
 @pytest.mark.slow
-def test_weights_replaced_by_a_callback_take_effect_at_once():
+def test_weights_that_a_callback_changes_act_at_once():
     space = spaces.Dict({"a": VECTOR, "b": VECTOR})
     model = PPO_Plus(
         "MultiInputPolicy", vec(ACTIONS["discrete"], space), n_steps=8, batch_size=8, seed=0, device="cpu", compile=True
     ).learn(16)
-    act = prepare_act(model.policy, None, model.compilation, ConvertCallback(lambda *_: True))
+    act = prepare_act(model.policy, None, model.compilation)
 
     def obs():
         return to_network(model._last_obs, space, th.device("cpu"))
@@ -575,10 +468,6 @@ def test_weights_replaced_by_a_callback_take_effect_at_once():
     agrees()
     th.nn.utils.vector_to_parameters(parameters(model) + 0.1, model.policy.parameters())
     agrees()
-    for weight in model.policy.parameters():
-        # In another layout than that of the compiled form.
-        weight.data = weight.data.flip(0).movedim(0, -1).contiguous().movedim(-1, 0)
-    agrees()
     model._last_obs = dict(reversed(model._last_obs.items()))
     agrees()
 
@@ -591,7 +480,7 @@ def test_settings_may_change_between_calls_as_often_as_you_like(monkeypatch):
     for batch_size in (32, 16):
         model.batch_size = batch_size
         model.learn(32)
-        assert model.compilation.cache["the update"].is_compiled
+        assert model.compilation.functions["the update"].is_compiled
 
 
 class Remembering(ColoredNoise):
@@ -626,7 +515,7 @@ def no_compiler():
 
 @pytest.mark.parametrize(
     ("name", "failing", "reason", "warnings"),
-    [("COMPILERS", (no_graph,), "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
+    [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
 def test_code_that_cannot_be_compiled_trains_eagerly(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
@@ -694,7 +583,7 @@ def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
 
 
 def test_compiled_says_why_a_part_runs_uncompiled(monkeypatch):
-    monkeypatch.setattr("ppo_plus.compiling.compiled.COMPILERS", (no_graph,))
+    monkeypatch.setattr("ppo_plus.compiling.compiled.compile_graph", no_graph)
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     model = short()
     with pytest.warns(RuntimeWarning, match="uncompiled"):

@@ -258,7 +258,7 @@ NAMES = {
     "rl_zoo3-by-sb3": "rl_zoo3's settings, by SB3",
     "trpo": "TRPO (sb3-contrib)",
     "mujoco": "ppo_plus's settings",
-    "mujoco-shared": "ppo_plus's settings, those that tasks share",
+    "mujoco-shared": "ppo_plus's shared settings",
     "atari": "rl_zoo3's settings, in 10M frames",
     **{arm: name for arms in (OWN_ARMS | OWN_ENTRY_ARMS).values() for arm, name in arms.items()},
 } | {

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ppo_plus.zoo.tune.statistics import Estimate, improvement_interval, iqm, iqm_interval, profile, ratio_interval
+from ppo_plus.zoo.tune.statistics import Estimate, iqm, iqm_interval
 from report.drawing import BLUE, GREEN, ORANGE, PURPLE, picture
 from report.markdown import markdown
 from report.plan import GOALS, NAMES, OVERRIDES, SCREENED, SCREENS, STAGES, TASKS, Job, in_order, read, shared_arm
 from report.results import RESULTS
 from report.scores import N_INTERVAL, score
+from report.statistics import improvement_interval, profile, ratio_interval
 
 FILE = RESULTS / "returns.jsonl"
 

@@ -103,7 +103,7 @@ def plackett_burman() -> np.ndarray:
 
 
 #: Factors of more than one design.
-ANEW = Factor("advantages anew", {"recompute_advantages": True})
+ANEW = Factor("recomputed advantages", {"recompute_advantages": True})
 EPSILON = Factor("normalization's epsilon 0.01, not 1e-8", {"normalize": "dict(epsilon=0.01)"})
 LARGE_BATCHES = Factor("minibatches of 256, not 64", {"batch_size": 256})
 LESS_NOISE = Factor("initial std 0.37, not 1", {"policy_kwargs.log_std_init": -1})
@@ -160,7 +160,7 @@ FEW = Design(
     folded(hadamard(8)),
 )
 #: Two looks at full length: lambda 0.9, which it was in favor of, and a wide critic, with what the best run on Ant had
-#: beside them, and with advantages anew, which Walker2d was in favor of.
+#: beside them, and with recomputed advantages, which Walker2d favored.
 LONG = Design(
     FEW.base | SMALL_LAMBDA.high | WIDE_CRITIC.high | STILL_LESS_NOISE.high | SQUASH.high,
     (ANEW,),

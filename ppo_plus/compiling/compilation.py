@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch as th
 
-from ppo_plus.compiling.cache import Cache
-from ppo_plus.compiling.compiled import Compiled, compile_error, obstacle
+from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, obstacle
+from ppo_plus.compiling.constants import Constants, NotComparable, constants_of, first_difference
 
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
@@ -38,11 +39,7 @@ class CompileStatus:
 
 
 def is_worth_compiling(n_steps: int, device: th.device) -> bool:
-    """Whether compiling saves time.
-
-    :param n_steps: number of gradient steps
-    :param device: where they are computed
-    """
+    """Whether compiling saves time for a number of gradient steps."""
     return device.type == "cpu" and n_steps >= WORTH_COMPILING
 
 
@@ -53,7 +50,6 @@ def decide(
 
     :param requested: the argument ``compile``
     :param n_steps: gradient steps that are planned so far, over all calls of ``learn``
-    :param device: where it computes
     :param before: whether it was compiled before
     :param unsupported: why the policy cannot be compiled on any machine; ``None``: it can
     :raises CompileError: ``compile=True``, and the policy cannot be compiled, or nothing can here
@@ -86,55 +82,54 @@ class Compilation:
         #: What was decided last.
         self.decision = CompileStatus(False, "learn has not been called yet")
         self.strict = False
-        self.cache = Cache()
         #: Why a function cannot be compiled, by its name.
         self.unable: dict[str, str] = {}
+        #: The compiled form of each function, by its name.
+        self.functions: dict[str, Compiled] = {}
 
-    @property
-    def tries(self) -> dict[str, tuple[int, str | None]]:
-        """See :attr:`ppo_plus.compiling.cache.Cache.tries`."""
-        return self.cache.tries
-
-    @tries.setter
-    def tries(self, tries: dict[str, tuple[int, str | None]]) -> None:
-        self.cache.tries = tries
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies compile for themselves.
+        return vars(self) | {"functions": {}}
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None = None) -> None:
-        """Decide for a call of ``learn``; the parameters are those of :func:`decide`.
-
-        :param n_steps: gradient steps that the call plans
-        :raises CompileError: see there
-        """
+        """Decide for a call of ``learn`` that plans ``n_steps`` gradient steps; see :func:`decide`."""
         planned = self.n_planned + n_steps
         decision = decide(requested, planned, device, before=bool(self.decision), unsupported=unsupported)
         if decision.unexpected and decision != self.decision:
             warnings.warn(f"training runs uncompiled, and slower: {decision.reason}", RuntimeWarning, stacklevel=6)
         self.n_planned, self.decision, self.strict = planned, decision, requested is True
-        self.cache.start_counting()
+        for compiled in self.functions.values():
+            compiled.n_traces = 0
 
     @property
     def notice(self) -> str | None:
         """The message before training, if that is going to compile; ``None``: it is not."""
-        return NOTICE if self.decision and not len(self.cache) else None
+        return NOTICE if self.decision and not self.functions else None
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out.
 
         :param own_update: the name of a custom ``train``; it may have called the original all the same
         """
-        if self.decision and own_update is not None and "the update" not in self.tries:
+        if not self.decision:
+            return self.decision
+        if own_update is not None and "the update" not in self.functions:
             return CompileStatus(False, f"{own_update} is a custom method, and is not compiled")
-        unable = [f"{name} runs uncompiled ({reason})" for name, reason in self.unable.items()]
-        failures = [*self.cache.failures(), *unable] if self.decision else []
-        return CompileStatus(False, "; ".join(failures)) if failures else self.decision
+        failures = {name: each.failure for name, each in self.functions.items() if each.failure}
+        reasons = [f"{name} runs uncompiled ({reason})" for name, reason in (failures | self.unable).items()]
+        return CompileStatus(False, "; ".join(reasons)) if reasons else self.decision
 
     def compiled(
         self, name: str, function: Callable[..., Any], unable: str | None = None, n_mutable: int = 0, **reads: Any
     ) -> Compiled | None:
-        """The compiled form of a function; ``None``: it has to run uncompiled. The other parameters are those of
-        :meth:`~ppo_plus.compiling.cache.Cache.get`.
+        """The compiled form of a function, a new one if it has read something that is different now; ``None``: it has
+        to run uncompiled.
 
+        :param name: the function's name in messages
+        :param function: the function; another one that reads the same must do the same
         :param unable: why it cannot be compiled; ``None``: it can
+        :param n_mutable: see :class:`~ppo_plus.compiling.compiled.Compiled`
+        :param reads: what it reads: the arguments of :func:`~ppo_plus.compiling.constants.constants_of`
         :raises CompileError: ``compile=True``, and it cannot be compiled
         """
         if not self.decision:
@@ -145,4 +140,29 @@ class Compilation:
             if self.strict:
                 raise compile_error(unable)
             return None
-        return self.cache.get(name, function, strict=self.strict, n_mutable=n_mutable, **reads)
+        # Kernels are compiled for a number of threads.
+        settings = th.get_num_threads(), th.get_default_dtype(), th.is_autocast_enabled("cpu"), self.strict
+        constants = _read(settings=settings, **reads)
+        known = self.functions.get(name)
+        if known is not None and known.constants == constants:
+            return known
+        compiled = Compiled(function, name, n_mutable, self.strict, partial(_read, **reads), constants)
+        self.functions[name] = compiled
+        if isinstance(constants, str):
+            compiled.fail(constants)
+        elif known is not None:
+            compiled.n_traces = known.n_traces
+            if known.n_traces >= MAX_TRACES and known.failure:
+                compiled.failure = known.failure  # without a second warning
+            elif known.n_traces >= MAX_TRACES:
+                changed = first_difference(known.constants, constants) or "what it reads"
+                compiled.fail(f"{changed} changed {MAX_TRACES} times, and each time it was traced again")
+        return compiled
+
+
+def _read(**reads: Any) -> Constants | str:
+    """:func:`~ppo_plus.compiling.constants.constants_of`; a message if something cannot be compared."""
+    try:
+        return constants_of(**reads)
+    except NotComparable as unknown:
+        return str(unknown)

@@ -1,24 +1,19 @@
 """Pure functions of tensors that compile themselves, and run uncompiled where the compiler fails."""
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch as th
 
 from ppo_plus.compiling.constants import first_difference
-from ppo_plus.compiling.torch_private import COMPILERS, ONE_AT_A_TIME, find_compiler, forgetting_sources, trace
+from ppo_plus.compiling.torch_private import ONE_AT_A_TIME, compile_graph, find_compiler, trace
 from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
 #: A function that is traced more often than this during one ``learn`` reads something that changes all the time.
 MAX_TRACES = 4
-#: Numbers that are compared at a time.
-PIECE = 65_536
-#: How often a compiled form with other results is tried: other threads may have drawn random numbers meanwhile.
-MAX_TRIALS = 5
 
 
 class CompileError(RuntimeError):
@@ -44,6 +39,7 @@ class Compiled:
     :param n_mutable: how many of its arguments it may change in place
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param reads: returns what it reads besides its arguments, in a form that can be compared; a call must not change it
+    :param constants: the result of ``reads`` when the form was made
     """
 
     def __init__(
@@ -53,12 +49,14 @@ class Compiled:
         n_mutable: int = 0,
         strict: bool = False,
         reads: Callable[[], Any] = dict,
+        constants: Any = None,
     ):
         self.function = function
         self.name = name
         self.n_mutable = n_mutable
         self.strict = strict
         self.reads = reads
+        self.constants = constants
         self.n_traces = 0
         #: Why it is not compiled; ``None``: it is, or will be at its first call.
         self.failure: str | None = None
@@ -70,73 +68,54 @@ class Compiled:
         self._signature: list[Any] = []
         self._static_form: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles compile for themselves.
-        return vars(self) | {"_run": None, "_signature": [], "_static_form": None}
-
     @property
     def is_compiled(self) -> bool:
         """Whether calls run the compiled form now."""
         return self._run is not None
 
-    def bind(
-        self,
-        *static: Any,
-        in_place: Callable[[], bool] | None = None,
-        plain: Callable[..., Any] | None = None,
-    ) -> Callable[..., Any]:
+    def bind(self, *static: Any, plain: Callable[..., Any] | None = None, may_move: bool = False) -> Callable[..., Any]:
         """Bind the first arguments of the function, for many calls in a row.
 
-        :param static: the first arguments: the same tensors in every call, though their values may change
-        :param in_place: tells before each call whether these tensors are still the right ones; if not, ``plain`` runs.
-            With it, they may also be moved between the calls (``tensor.data = ...``), possibly to another layout
+        :param static: the first arguments: the same tensors in every call, whose values may change
         :param plain: what runs instead of the compiled form; by default the function
+        :param may_move: whether the tensors may get another layout between the calls (``tensor.data = ...``)
         :return: a function of the others, which must have the same structure in every call
         """
         static_tensors, form = tree_flatten(static)
         n_static = len(static_tensors)
-        addresses: list[Any] | None = None
         varying_form: Any = None
 
         def check_static() -> None:
-            nonlocal addresses
             if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
                 self.reset()
             self._static_form = form
-            addresses = _addresses(static_tensors) if in_place is not None and self._run is not None else None
 
         check_static()
-
-        def uncompiled(*varying: Any) -> Any:
-            return self.function(*static, *varying) if plain is None else plain(*varying)
+        strides = list(map(th.Tensor.stride, static_tensors))
 
         def call(*varying: Any) -> Any:
             nonlocal varying_form
-            if (self.failure is not None and not self.strict) or (in_place is not None and not in_place()):
-                return uncompiled(*varying)
-            if varying_form is None:
-                varying_form = tree_structure(varying)
-            # The compiled form checks nothing. It may have been replaced by the one of a later binding.
-            if self._static_form is not form or (addresses is not None and addresses != _addresses(static_tensors)):
-                check_static()
-            # Flattening by a known structure takes a tenth of the time.
-            tensors = [*static_tensors, *varying_form.flatten_up_to(varying)]
-            signature = _signature(tensors[n_static:])
-            if self._run is None:
-                self._compile((*static, *varying))
-                if self._run is not None:
+            if self.failure is None:
+                if varying_form is None:
+                    varying_form = tree_structure(varying)
+                # The compiled form checks nothing. It may have been replaced by the one of a later binding.
+                if self._static_form is not form or (
+                    may_move and strides != [each.stride() for each in static_tensors]
+                ):
                     check_static()
-            if self._run is None or signature != self._signature[n_static:]:
-                return uncompiled(*varying)
-            return self._run(tensors)
+                # Flattening by a known structure takes a tenth of the time.
+                tensors = [*static_tensors, *varying_form.flatten_up_to(varying)]
+                signature = _signature(tensors[n_static:])
+                if self._run is None:
+                    self._compile((*static, *varying))
+                if self._run is not None and signature == self._signature[n_static:]:
+                    return self._run(tensors)
+            return self.function(*static, *varying) if plain is None else plain(*varying)
 
         return call
 
     def agrees(self, *args: Any) -> bool:
-        """Whether the compiled form has the function's results, tried on copies of these arguments.
-
-        The generators' states are restored. True if nothing is compiled.
-        """
+        """Whether the compiled form, if there is one, has the function's results, tried on copies of the arguments."""
         if self._run is None:
             return True
         results = []
@@ -161,22 +140,15 @@ class Compiled:
                 raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it was traced again")
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with ONE_AT_A_TIME, forgetting_sources():
-                forms = self._trace_and_compile(args)
-                while True:
-                    self._run = next(forms)
-                    if any(self.agrees(*args) for _ in range(MAX_TRIALS if threading.active_count() > 1 else 1)):
-                        break
+            with ONE_AT_A_TIME:
+                self._run = self._trace_and_compile(args)
+                if not self.agrees(*args):
+                    raise CompileError("the compiled form does not reproduce the function's results")
         except Exception as error:
             self.fail(in_one_line(error), error)
 
     def fail(self, reason: str, cause: Exception | None = None) -> None:
-        """Run the function uncompiled from now on.
-
-        :param reason: why, for messages
-        :param cause: the error that is the reason
-        :raises CompileError: ``strict``
-        """
+        """Run the function uncompiled from now on; ``strict``: raise an error."""
         self.reset()
         if self.strict:
             raise compile_error(f"{self.name} could not be compiled ({reason})") from cause
@@ -184,11 +156,8 @@ class Compiled:
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
         self.failure = reason
 
-    def _trace_and_compile(self, args: tuple[Any, ...]) -> Iterator[Callable[[list[th.Tensor]], Any]]:
-        """Compiled forms, to be tried one after another.
-
-        :raises CompileError: there are no more
-        """
+    def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
+        """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
         tensors = _distinct(leaves)
         structure: Any = None
@@ -222,23 +191,17 @@ class Compiled:
         _check_tensors(graph, tensors)
         if len(graph.graph.nodes) > MAX_OPERATIONS:
             raise CompileError(f"its graph has {len(graph.graph.nodes)} operations, more than {MAX_OPERATIONS}")
-        build = _builder(structure, sources)
-        failure: Exception | None = None
-        for compile_graph in COMPILERS:
-            try:
-                run = compile_graph(graph, tensors)
-            except Exception as error:
-                failure = failure or error
-            else:
-                yield lambda tensors, run=run: build(run(tensors.copy()), tensors)  # type: ignore[misc]
-        raise failure or CompileError("the compiled form does not reproduce the function's results")
+        run, unflatten = compile_graph(graph, tensors), structure.unflatten
+
+        def compiled(given: list[th.Tensor]) -> Any:
+            results = {"computed": run(given.copy()), "given": given}
+            return unflatten([at if kind == "constant" else results[kind][at] for kind, at in sources])
+
+        return compiled
 
 
 def obstacle(device: th.device) -> str | None:
-    """Why nothing can be compiled on a device; ``None`` if it can.
-
-    :param device: the device
-    """
+    """Why nothing can be compiled on a device; ``None`` if it can."""
     if device.type == "cpu":
         try:
             find_compiler()
@@ -251,21 +214,6 @@ def in_one_line(error: Exception) -> str:
     """The class of an error and the first line of its message."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
-
-
-def _builder(structure: Any, sources: list[tuple[str, Any]]) -> Callable[[list[th.Tensor], list[th.Tensor]], Any]:
-    """A function that puts a result together from computed and given tensors.
-
-    :param structure: of the result
-    :param sources: of each of its leaves
-    """
-    unflatten = structure.unflatten
-
-    def build(computed: list[th.Tensor], given: list[th.Tensor]) -> Any:
-        tensors = {"computed": computed, "given": given}
-        return unflatten([at if kind == "constant" else tensors[kind][at] for kind, at in sources])
-
-    return build
 
 
 def _check_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:
@@ -284,13 +232,10 @@ def _check_tensors(graph: th.fx.GraphModule, given: list[th.Tensor]) -> None:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Whether two results are the same up to rounding; in pieces, which need little memory."""
-    if a is b or not isinstance(a, th.Tensor) or a.shape != b.shape:
-        return bool(a is b or (not isinstance(a, th.Tensor) and a == b))
-    return all(
-        th.allclose(x.double(), y.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
-        for x, y in zip(th.split(a.flatten(), PIECE), th.split(b.flatten(), PIECE), strict=True)
-    )
+    """Whether two results are the same up to rounding."""
+    if not isinstance(a, th.Tensor):
+        return bool(a is b or a == b)
+    return a.shape == b.shape and th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:
@@ -303,9 +248,3 @@ def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:
 def _signature(tensors: list[th.Tensor]) -> list[Any]:
     """The properties of its inputs that a compiled form assumes."""
     return [(tensor.shape, tensor.dtype, tensor.stride(), tensor.device) for tensor in tensors]
-
-
-def _addresses(tensors: list[th.Tensor]) -> list[Any]:
-    """Addresses and strides of tensors: faster than :func:`_signature`, and changed whenever that is, except by tensors
-    that are cut shorter in their place."""
-    return [*map(th.Tensor.data_ptr, tensors), *map(th.Tensor.stride, tensors)]

@@ -13,7 +13,6 @@ that some custom function names.
 
 import enum
 import functools
-import os
 import sys
 import types
 import weakref
@@ -26,15 +25,11 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.compiling.torch_private import MODULE_HOOKS, TENSOR_HOOKS, are_hooks_on_all_modules
-
 #: Packages whose code does not change while a program runs.
 LIBRARIES = frozenset(
     {"gymnasium", "numpy", "optree", "ppo_plus", "sb3_contrib", "scipy", "stable_baselines3", "torch"}
     | set(sys.stdlib_module_names) - {"__main__"}
 )
-#: Where the standard library lies.
-STANDARD_LIBRARY = os.path.dirname(os.__file__)
 #: Modules whose functions return something else each time.
 VOLATILE = frozenset({"datetime", "io", "os", "random", "secrets", "socket", "time", "uuid"})
 #: Names by which code reads what it does not name, in the process or in files.
@@ -44,21 +39,8 @@ DYNAMIC = frozenset(
 )
 #: Types whose values are compared by ``==``.
 ATOMS = frozenset(
-    {
-        int,
-        str,
-        bytes,
-        bool,
-        type(None),
-        type(...),
-        range,
-        slice,
-        th.dtype,
-        th.device,
-        th.layout,
-        th.memory_format,
-        th.Size,
-    }
+    {int, str, bytes, bool, type(None), type(...), range, slice}
+    | {th.dtype, th.device, th.layout, th.memory_format, th.Size}
 )
 #: Numbers that are compared by their digits: NaN equals itself, and -0.0 is not 0.0.
 FLOATS = frozenset({float, complex})
@@ -89,10 +71,10 @@ PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
     str: lambda value: (str.__str__(value),),
     bytes: lambda value: (bytes(value),),
 }
+#: Tables of hooks on the gradients of modules and tensors; missing ones are empty.
+GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 #: Larger tensors and arrays are not copied for a comparison.
 MAX_NUMBERS = 1_000_000
-#: More objects than this are nobody's settings.
-MAX_OBJECTS = 50_000
 #: Attributes of modules that are listed apart: tensors, which may be given, and submodules.
 LISTED_APART = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
@@ -133,8 +115,6 @@ def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **r
     :return: comparable values; equal where the code would do the same
     :raises NotComparable: something cannot be compared
     """
-    if are_hooks_on_all_modules():
-        raise NotComparable("there are hooks on all modules")
     walk = _Walk(named, given)
     constants = {name: walk.visit(value, name) for name, value in roots.items()}
     return constants | walk.named_attributes()
@@ -178,8 +158,6 @@ class _Walk:
             return "named", kind.__qualname__
         if id(value) in self.visited:
             return "visited", self.visited[id(value)][0]
-        if len(self.visited) >= MAX_OBJECTS:
-            raise NotComparable(f"{path} is among more than {MAX_OBJECTS} objects")
         self.visited[id(value)] = len(self.visited), value
         if isinstance(value, (th.Tensor, np.ndarray)):
             return self._numbers(value, path)
@@ -265,11 +243,11 @@ class _Walk:
         if isinstance(value, th.Generator):
             raise NotComparable(f"{path} is a Generator, which returns something else each time")
         _refuse_volatile(kind.__module__, path)
-        slots = [name for name in _slots(kind) if hasattr(value, name)]
-        if required and not hasattr(value, "__dict__") and not slots:
+        state: Any = object.__getstate__(value)  # the entries of `__dict__`, or these and those of slots
+        if required and state is None and not hasattr(value, "__dict__"):
             raise NotComparable(f"{path} is a {kind.__name__}, which cannot be inspected")
-        found = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__")}
-        found |= getattr(value, "__dict__", {})
+        attributes, slots = state if isinstance(state, tuple) else (state, None)
+        found = {**(attributes or {}), **(slots or {})}
         if isinstance(value, nn.Module):
             return self._module(value, found, path)
         return {key: self.visit(each, f"{path}.{key}") for key, each in found.items()}
@@ -318,7 +296,7 @@ class _Walk:
 
 #: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.
 _OF_EVERY_CLASS = frozenset(
-    """__dict__ __weakref__ __doc__ __module__ __annotations__ __static_attributes__ __dataclass_fields__
+    """__dict__ __weakref__ __doc__ __module__ __annotations__ __static_attributes__ __slotnames__ __dataclass_fields__
     __dataclass_params__ __match_args__ __init__ __repr__ __eq__""".split()
 )
 
@@ -330,11 +308,10 @@ def _refuse_volatile(module: str, path: str) -> None:
 
 def _refuse_gradient_hooks(module: nn.Module, path: str) -> None:
     """:raises NotComparable: there are hooks on gradients, which compiled code does not have"""
-    if any(getattr(module, name, None) for name in MODULE_HOOKS if "backward" in name):
-        raise NotComparable(f"{path} has a backward hook")
-    for name, weight in module.named_parameters(recurse=False):
-        if any(getattr(weight, table, None) for table in TENSOR_HOOKS):
-            raise NotComparable(f"{path}.{name} has a hook on its gradient")
+    weights = {f"{path}.{name}": weight for name, weight in module.named_parameters(recurse=False)}
+    for owner, each in {path: module, **weights}.items():
+        if any(getattr(each, table, None) for table in GRADIENT_HOOKS):
+            raise NotComparable(f"{owner} has a hook on its gradient")
 
 
 def _is_plain(value: Any) -> bool:
@@ -344,11 +321,6 @@ def _is_plain(value: Any) -> bool:
 @functools.cache
 def _custom_bases(kind: type) -> tuple[type, ...]:
     return tuple(base for base in kind.__mro__ if not _is_library(base.__module__))
-
-
-@functools.cache
-def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))
 
 
 def _is_computed(owner: Any, name: str) -> bool:
@@ -362,14 +334,7 @@ def _is_computed(owner: Any, name: str) -> bool:
 
 
 def _is_library(module: str) -> bool:
-    name = module.partition(".")[0]
-    return name in LIBRARIES and not _hides_a_library(name)
-
-
-def _hides_a_library(name: str) -> bool:
-    """Whether a custom module has the name of one of the standard library, as a file ``code.py`` does."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name in sys.stdlib_module_names and file is not None and not file.startswith(STANDARD_LIBRARY)
+    return module.partition(".")[0] in LIBRARIES
 
 
 def _is_filled(cell: Any) -> bool:

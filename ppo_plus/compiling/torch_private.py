@@ -1,27 +1,26 @@
-"""Private parts of torch: every private name that the package uses, each checked before it is used.
+"""Private parts of torch: every private name that the package uses.
 
 On a small network, the Python around ``torch.autograd.grad``, ``Optimizer.step`` or a compiled graph takes longer than
-the work itself. The functions here call torch directly, by names that may change. So each is compared once, at its
-first use, with the public function on a small case (:func:`direct`); if a name is missing, or the results differ, the
-public function is used. :class:`~ppo_plus.compiling.compiled.Compiled` checks every compiled graph.
+the work itself. The functions here call torch directly, by names that may change. :data:`KNOWN` says for which versions
+that is done; :class:`~ppo_plus.compiling.compiled.Compiled` checks every compiled graph.
 """
 
-import linecache
 import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
-from itertools import chain
-from operator import itemgetter
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 import torch as th
 from torch import nn, optim
+from torch._utils import _flatten_dense_tensors
+from torch.autograd import Variable
 
 from ppo_plus.compiling.graphs import SMALL_PRODUCTS, materialize_scalars
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+#: Whether this is a version of torch whose gradients and optimizers are known, and are called directly.
+KNOWN = th.__version__ < "2.14"
 
 #: A compiled graph: takes a list of tensors, which it empties, and returns a list.
 Run = Callable[[list[th.Tensor]], list[th.Tensor]]
@@ -40,10 +39,7 @@ OPTIONS: dict[str, Any] = {
 
 @cache
 def _vectors(capability: str) -> list[Any]:
-    """The vector instructions that torch uses, in Inductor's terms; empty: none.
-
-    :param capability: torch's name for them
-    """
+    """The vector instructions that torch uses (``capability`` is its name for them), in Inductor's terms."""
     from torch._inductor import config, cpu_vec_isa
 
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -55,24 +51,16 @@ def _vectors(capability: str) -> list[Any]:
 
 @contextmanager
 def inductor_options() -> Iterator[dict[str, Any]]:
-    """:data:`OPTIONS`, with the vector width that torch uses on this processor; Inductor uses it as well within this.
+    """Use :data:`OPTIONS` with the vector width that torch uses on this processor, and no other.
 
-    Inductor's cache of graphs does not have that width in its keys, although the code depends on it: if processors
-    share a cache, or the environment variable ``ATEN_CPU_CAPABILITY`` changes, that code would compute something else.
-
-    By default, Inductor compiles and loads a program for each of up to six extensions of an x86 processor, most of them
-    for arithmetic of bytes and half precision. This takes as long as compiling the networks of CartPole, and in every
-    later process more than a third of the time to load these from the cache.
+    Inductor's cache does not have that width in its keys, although the code depends on it. And by default, Inductor
+    tests six extensions of an x86 processor by a program each, which takes as long as compiling a small network.
     """
-    try:
-        from torch._inductor import cpu_vec_isa
+    from torch._inductor import cpu_vec_isa
 
-        find = cpu_vec_isa.valid_vec_isa_list
-        found = _vectors(th.backends.cpu.get_cpu_capability())
-        width = found[0].bit_width() if found else 0
-    except (ImportError, AttributeError):
-        yield OPTIONS
-        return
+    find = cpu_vec_isa.valid_vec_isa_list
+    found = _vectors(th.backends.cpu.get_cpu_capability())
+    width = found[0].bit_width() if found else 0
     cpu_vec_isa.valid_vec_isa_list = lambda: found  # type: ignore[assignment]
     try:
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
@@ -80,57 +68,9 @@ def inductor_options() -> Iterator[dict[str, Any]]:
         cpu_vec_isa.valid_vec_isa_list = find
 
 
-#: Functions that make the choice of :func:`direct`, which must not happen during a trace.
-_CHOICES: list[Callable[[], Any]] = []
-
-
-def direct(public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]) -> Callable[[Function], Function]:
-    """Decorate a direct version of a public function: it is used if it gives the same bits on a small case.
-
-    :param public: the public function
-    :param case: calls a function on a small case and returns a tensor, or a sequence of tensors and ``None``
-    """
-
-    def decorate(function: Function) -> Function:
-        @cache
-        def chosen() -> Callable[..., Any]:
-            return function if _have_same_results(function, public, case) else public
-
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return chosen()(*args, **kwargs)
-
-        call.chosen = chosen  # type: ignore[attr-defined]
-        _CHOICES.append(chosen)
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _have_same_results(
-    function: Callable[..., Any], public: Callable[..., Any], case: Callable[[Callable[..., Any]], Any]
-) -> bool:
-    try:
-        one, other = (case(each) for each in (function, public))
-    except Exception:  # private functions may raise anything
-        return False
-    one, other = ([each] if isinstance(each, th.Tensor) else list(each) for each in (one, other))
-    return len(one) == len(other) and all(
-        a is b if a is None or b is None else a.dtype == b.dtype and th.equal(a, b)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
 # --- gradients -----------------------------------------------------------------------------------------------------
 
 
-def _doubled_without_graph(decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> list[th.Tensor]:
-    weight = th.ones(2, requires_grad=True)
-    doubled = decorate(lambda x: 2 * x)(weight)
-    return [doubled, th.tensor(doubled.requires_grad), th.tensor(th.is_grad_enabled())]
-
-
-@direct(lambda function: th.no_grad()(function), _doubled_without_graph)
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.no_grad()(function)``, whose overhead per call is a tenth of acting on a small network."""
     set_grad_enabled = th._C._set_grad_enabled
@@ -146,53 +86,19 @@ def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _public_gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
-    return th.autograd.grad(loss, params, allow_unused=True)
-
-
-def _small_gradient(gradient: Callable[..., Any]) -> Sequence[th.Tensor | None]:
-    used, unused = th.arange(3.0, requires_grad=True), th.ones(2, requires_grad=True)
-    grads: Sequence[th.Tensor | None] = gradient(used.exp().sum() + (2 * used[0]).tanh(), [used, unused])
-    return grads
-
-
-@direct(_public_gradient, _small_gradient)
 def gradient(loss: th.Tensor, params: list[th.Tensor]) -> tuple[th.Tensor | None, ...]:
-    """The gradient of a loss: ``torch.autograd.grad(loss, params, allow_unused=True)``.
-
-    :param loss: one number
-    :param params: tensors that it may depend on
-    :return: a tensor for each of them; ``None`` if the loss does not depend on it
-    """
-    if loss.dim():
-        return _public_gradient(loss, params)
-    grads: tuple[th.Tensor | None, ...] = _engine()(
+    """``torch.autograd.grad(loss, params, allow_unused=True)``."""
+    if loss.dim() or not KNOWN:
+        return th.autograd.grad(loss, params, allow_unused=True)
+    grads: tuple[th.Tensor | None, ...] = Variable._execution_engine.run_backward(
         (loss,), (th.ones_like(loss),), False, False, tuple(params), allow_unreachable=True, accumulate_grad=False
     )
     return grads
 
 
-@cache
-def _engine() -> Any:
-    from torch.autograd import Variable
-
-    return Variable._execution_engine.run_backward
-
-
-@direct(
-    lambda tensors: th.cat([tensor.reshape(-1) for tensor in tensors]),
-    lambda flatten: flatten([th.ones(2, 3).t(), th.zeros(())]),
-)
 def flatten(tensors: Sequence[th.Tensor]) -> th.Tensor:
     """Concatenate tensors to one vector; several times cheaper than reshaping one by one."""
-    return _flatten_dense()(tensors)  # type: ignore[no-any-return]
-
-
-@cache
-def _flatten_dense() -> Any:
-    from torch._utils import _flatten_dense_tensors
-
-    return _flatten_dense_tensors
+    return _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call, no-any-return]
 
 
 # --- optimizers ----------------------------------------------------------------------------------------------------
@@ -210,60 +116,28 @@ def optimizer_step(
     With the kernel, a CUDA device decides whether the step is applied, and the host never synchronizes. Otherwise
     ``p.grad`` is set to the gradient that was applied.
 
-    :param optimizer: a torch optimizer
-    :param params: all its parameters
-    :param grads: their gradients
+    :param params: all parameters of the optimizer
     :param learning_rate: for all its groups, 0-d, or one number for each
     :param applied: whether to make the step, 0-d
     """
-    by_kernel = _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
-    synchronizes = not by_kernel or applied.device.type != "cuda"
-    if synchronizes:
-        if not applied:
-            return
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
-    if not by_kernel:
-        for group, rate in zip(optimizer.param_groups, learning_rate.expand(len(optimizer.param_groups)), strict=True):
-            group["lr"] = float(rate)
-        optimizer.step()
-        return
-    if synchronizes:
-        adam_step(optimizer, params[0], float(learning_rate))
-    else:
+    by_kernel = KNOWN and _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
+    if by_kernel and applied.device.type == "cuda":
         # In gradient scaling, a step is not applied if `found_inf`.
-        _kernel_step(optimizer, params[0], grads[0], learning_rate, applied, applied.logical_not().float())
-
-
-def _adam_case(step: Callable[..., None]) -> list[th.Tensor]:
-    p = nn.Parameter(th.ones(3))
-    optimizer = optim.AdamW([p], lr=0.1, weight_decay=0.1, fused=True)
-    for lr in (0.1, 0.2):
-        p.grad = th.arange(3.0)
-        if optimizer.state:
-            step(optimizer, p, lr)
-        else:
-            optimizer.step()
-    return [p.detach(), *(th.as_tensor(value) for value in optimizer.state[p].values())]
-
-
-def _public_adam_step(optimizer: optim.Optimizer, p: nn.Parameter, learning_rate: float) -> None:
-    optimizer.param_groups[0]["lr"] = learning_rate
+        _adam_kernel(optimizer, params[0], grads[0], learning_rate, applied, applied.logical_not().float())
+        return
+    if not applied:
+        return
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    if by_kernel:
+        _adam_kernel(optimizer, params[0], grads[0], float(learning_rate), 1, None)
+        return
+    for group, rate in zip(optimizer.param_groups, learning_rate.expand(len(optimizer.param_groups)), strict=True):
+        group["lr"] = float(rate)
     optimizer.step()
 
 
-@direct(_public_adam_step, _adam_case)
-def adam_step(optimizer: optim.Optimizer, p: nn.Parameter, learning_rate: float) -> None:
-    """A step of Adam or AdamW on its only parameter, which has a gradient and a state.
-
-    :param optimizer: with ``fused=True``
-    :param p: its parameter
-    :param learning_rate: of this step
-    """
-    _kernel_step(optimizer, p, p.grad, learning_rate, 1, None)
-
-
-def _kernel_step(
+def _adam_kernel(
     optimizer: optim.Optimizer, p: nn.Parameter, grad: Any, learning_rate: Any, n_steps: Any, found_inf: Any
 ) -> None:
     group, state = optimizer.param_groups[0], optimizer.state[p]
@@ -297,20 +171,10 @@ def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bo
     return bool(group["fused"] and not group["amsgrad"])
 
 
-@cache
-def _hooks_of_all_optimizers() -> tuple[Any, ...]:
-    """The tables; if torch has moved them, there may be some."""
-    try:
-        from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-    except ImportError:
-        return (True,)
-    return _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-
-
 def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     """Whether something is called before, after or instead of the steps of an optimizer."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
-    return "step" in vars(optimizer) or any(own) or any(_hooks_of_all_optimizers())
+    return "step" in vars(optimizer) or any(own)
 
 
 @contextmanager
@@ -331,11 +195,8 @@ def as_if_compiling() -> Iterator[None]:
 def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
     """Make a module compute with other parameters and buffers within this context.
 
-    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement.
-
-    :param module: the module
-    :param own: parameters and buffers of it; one that it has under several names is replaced under all of them
-    :param others: the replacement of each
+    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement. A
+    tensor that the module has under several names is replaced under all of them.
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
@@ -356,82 +217,9 @@ def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Ten
             store.update(kept)
 
 
-#: Tables of hooks of a module, and of a tensor; missing ones are empty.
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def after_accumulation(weights: Sequence[nn.Parameter], grads: Sequence[th.Tensor | None]) -> list[th.Tensor | None]:
-    """The gradients that ``loss.backward()`` would leave as ``p.grad``: after the hooks of
-    ``register_post_accumulate_grad_hook``, which ``torch.autograd.grad`` does not call.
-
-    :param weights: weights, possibly with hooks
-    :param grads: their gradients
-    """
-    return [
-        _after_hooks(p, grad) if getattr(p, "_post_accumulate_grad_hooks", None) and grad is not None else grad
-        for p, grad in zip(weights, grads, strict=True)
-    ]
-
-
-def _after_hooks(p: nn.Parameter, grad: th.Tensor) -> th.Tensor | None:
-    p.grad = grad
-    hooks: Any = p._post_accumulate_grad_hooks
-    for hook in list(hooks.values()):
-        hook(p)
-    return p.grad
-
-
-def are_hooks_on_all_modules() -> bool:
-    """Whether something is called with every module's inputs, outputs or gradients."""
-    from torch.nn.modules import module
-
-    return any(getattr(module, f"_global{name}", None) for name in MODULE_HOOKS)
-
-
 def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
     """The tables in which the parts of a module keep their buffers."""
     return [part._buffers for part in module.modules()]
-
-
-def still_in_place(module: nn.Module) -> Callable[[], bool]:
-    """A function that returns whether a module still has the parts, parameters, buffers, attributes and forward hooks
-    that it has now, by identity.
-
-    Changes inside an attribute are not detected. It takes some twenty microseconds for a small network (whose tables
-    have left the processor's cache by then); a walk through its modules takes fifty.
-    """
-    parts = list(module.modules())
-    tables: list[dict[str, Any]] = [
-        table for part in parts for table in (part._modules, part._parameters, part._buffers)
-    ]
-    kept = _ids(tables), [each for table in tables for each in table.values()]  # alive: no other gets their address
-    readers = [_reader(part) for part in parts]
-    hooks: list[Any] = [table for part in parts for table in (part._forward_hooks, part._forward_pre_hooks)]
-    before = [read() for read in readers], list(map(dict, hooks))
-
-    def same() -> bool:
-        try:
-            return kept[0] == _ids(tables) and before[0] == [read() for read in readers] and before[1] == hooks
-        except (LookupError, RuntimeError, ValueError):  # deleted, or tensors and arrays that differ
-            return False
-
-    return same
-
-
-#: Attributes of every module that only torch changes.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-
-
-def _reader(part: nn.Module) -> Callable[[], Any]:
-    """A function that returns how many attributes a module has, and all those on which its results depend."""
-    attributes = vars(part)
-    read = itemgetter(*(attributes.keys() - _OF_EVERY_MODULE - getattr(type(part), "not_constant", frozenset())))
-    return lambda: (len(attributes), read(attributes))
-
-
-def _ids(tables: list[dict[str, Any]]) -> list[int]:
-    return list(map(id, chain.from_iterable(map(dict.values, tables))))
 
 
 # --- compiling -----------------------------------------------------------------------------------------------------
@@ -449,42 +237,18 @@ def find_compiler() -> None:
 
 
 def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The operations of a function on these tensors.
-
-    Other tensors that it reads, such as a table in a network, become constants.
-    """
+    """The operations of a function on these tensors; other tensors that it reads become constants."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    for choose in _CHOICES:
-        choose()
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
 
 
-@contextmanager
-def forgetting_sources() -> Iterator[None]:
-    """Remove the source text of the graphs that are made within this; torch keeps it forever, for tracebacks."""
-    try:
-        from torch.fx.graph_module import _loader
-
-        sources = _loader.eval_cache
-    except (ImportError, AttributeError):
-        sources = {}
-    before = set(sources)
-    try:
-        yield
-    finally:
-        for name in sources.keys() - before:
-            del sources[name]
-            linecache.cache.pop(name, None)
-
-
-def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """The graph compiled by Inductor for tensors of these shapes, dtypes, layouts and devices; it may change them in
-    place.
+def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
+    """The graph compiled by Inductor for such tensors; it may change them in place.
 
     The compiled form does not check its arguments: with others, it may read and write any memory. ``torch.compile``
-    adds several layers of Python, which a graph without gradients and without aliases among its arguments does not
-    need: they take as long as a small network.
+    adds several layers of Python, which take as long as a small network; a graph without gradients and without aliases
+    among its arguments does not need them.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -504,30 +268,6 @@ def compile_directly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
     ):
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
     return output.current_callable  # type: ignore[no-any-return]
-
-
-def compile_publicly(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """:func:`compile_directly` through ``torch.compile``, whose results cost about twice as much per call
-    (``benchmarks/compilers.py``)."""
-    graph = prepared(graph, tensors)
-    # The caller checks everything that guards would.
-    skip = getattr(th.compiler, "skip_all_guards_unsafe", None)
-    filtered = {} if skip is None else {"guard_filter_fn": skip}
-    with inductor_options() as options:
-        run = th.compile(graph, fullgraph=True, dynamic=False, options=options | filtered)
-
-    def call(given: list[th.Tensor]) -> list[th.Tensor]:
-        # It compiles at its first call, and raises an error while another thread traces.
-        with ONE_AT_A_TIME, inductor_options():
-            results = list(run(*given))
-        given.clear()
-        return results
-
-    return call
-
-
-#: Ways to compile a graph, the fastest result first.
-COMPILERS = (compile_directly, compile_publicly)
 
 
 def prepared(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> th.fx.GraphModule:

@@ -21,10 +21,7 @@ Rows = tuple[Any, th.Tensor | None]
 
 
 class Reduction:
-    """Means over all processes, weighted by their numbers of transitions, in one all-reduce.
-
-    :param ranks: the processes
-    """
+    """Means over all processes, weighted by their numbers of transitions, in one all-reduce."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -35,7 +32,6 @@ class Reduction:
 
         :param found: those of this one's part; ``None``: it has none
         :param targets: what the gradient is with respect to; missing in all processes, a part of it stays missing
-        :param n: transitions in this part
         """
         if found is not None:
             self._names = tuple(found[0].diagnostics)
@@ -66,8 +62,6 @@ class Reduction:
 def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterator[Iterable[Rows]]:
     """Epochs with as many minibatches in each process, of which the last ones may have no rows.
 
-    :param ranks: the processes
-    :param epochs: for each epoch the minibatches of this process
     :param normalizes: whether the loss is to find :attr:`~ppo_plus.Batch.normalized` advantages, for which rollouts
         have a place (:func:`with_room`)
     """
@@ -91,11 +85,7 @@ def with_room(rollout: Any) -> Any:
 
 
 def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
-    """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each.
-
-    :param ranks: the processes
-    :param minibatches: of one epoch, equally many in each process
-    """
+    """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each."""
     parts = [data.advantages if indices is None else data.advantages[indices] for data, indices in minibatches]
     sizes = th.tensor([len(part) for part in parts])
     of = th.arange(len(parts)).repeat_interleave(sizes).to(parts[0].device)
@@ -133,9 +123,6 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
 def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
     r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, over all processes.
 
-    :param ranks: the processes
-    :param values: the critic's predictions during the rollout
-    :param returns: what they should have been
     :return: NaN where returns do not vary
     """
     values, returns = (each.cpu().numpy() if isinstance(each, th.Tensor) else each for each in (values, returns))
@@ -147,11 +134,7 @@ def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
 
 
 def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
-    """Have all processes go on with the mean of what layers keep of the data, such as batch normalization's statistics.
-
-    :param ranks: the processes
-    :param policy: whose buffers to change
-    """
+    """Average the statistics that layers keep of the data, such as those of batch normalization, over all processes."""
     if not ranks.several:
         return
     for buffer in policy.buffers():

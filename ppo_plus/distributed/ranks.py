@@ -143,7 +143,6 @@ def as_text(facts: dict[str, Any]) -> dict[str, str]:
 def require_equal(by_rank: Sequence[dict[str, str]]) -> None:
     """Compare the facts of all processes.
 
-    :param by_rank: of each
     :raises RanksError: they differ
     """
     for name in by_rank[0]:

@@ -31,10 +31,7 @@ class _Message(NamedTuple):
 
 
 class SharedRollouts:
-    """The rollouts of several processes as one.
-
-    :param ranks: the processes
-    """
+    """The rollouts of several processes as one."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -51,10 +48,7 @@ class SharedRollouts:
         self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
-        """Start training: all processes take the normalization statistics of rank 0.
-
-        :param env: this process's environments
-        """
+        """Start training: all processes take the normalization statistics of rank 0."""
         self._episodes = []
         found = _statistics(env)
         self.ranks.require_same({"VecNormalize": [np.shape(each.mean) for each in found]})
@@ -68,7 +62,6 @@ class SharedRollouts:
     def record(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
         """Remember the episodes that end in a step.
 
-        :param infos: one for each environment
         :param dones: which episodes have ended; ``None``: none of them, as in SB3
         """
         for i, info in enumerate(infos):
@@ -83,10 +76,6 @@ class SharedRollouts:
         """End a rollout.
 
         :param env: this process's environments, whose statistics become those of all
-        :param keep_training: whether this one wants to
-        :param keep: how many episodes to share, at most
-        :param num_timesteps: as this one has counted
-        :param settings: what has to be the same in all
         :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
             their infos; and the largest count of timesteps, since one may have stopped early
         :raises RanksError: the settings differ now

@@ -45,11 +45,7 @@ def job() -> str | None:
 
 
 def launch(n_processes: int, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by torchrun, which starts processes on this machine.
-
-    :param n_processes: how many
-    :param arguments: arguments of ``ppo-plus``
-    """
+    """Replace this process by torchrun, which starts ``ppo-plus`` with these arguments in several processes."""
     # One core for each process; torchrun prints a long warning if the variable is not set.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
@@ -104,10 +100,7 @@ def end_with_torchrun() -> None:
 
 
 def join_group(backend: str) -> None:
-    """Create the process group from the environment variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, …).
-
-    :param backend: backend of ``torch.distributed``
-    """
+    """Create the process group from the environment variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, …)."""
     from torch import distributed as dist
 
     store, rank, size = next(iter(dist.rendezvous("env://")))
@@ -123,10 +116,6 @@ def unused_store(store: "Store", rank: int, size: int, timeout: timedelta = time
     Therefore each process announces itself under a new random name, and rank 0 proposes an attempt with all announced
     names until all of them have answered.
 
-    :param store: store of all processes, which may contain entries of earlier processes
-    :param rank: rank of this process
-    :param size: number of processes
-    :param timeout: how long to wait for the others
     :raises TimeoutError: some processes did not announce themselves
     """
     from torch import distributed as dist

@@ -13,16 +13,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 
 class BatchedVecEnv(VecEnv):
-    """The base class of adapters for objects that step all environments at once.
+    """The base class of adapters for objects, ``env``, that step all environments at once.
 
     There are no single environments to access. The adapters compute the statistics of episodes.
-
-    :param num_envs: how many environments
-    :param observation_space: of one
-    :param action_space: of one
     """
 
-    #: The object that steps all environments.
     env: Any
 
     def __init__(self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
@@ -46,16 +41,11 @@ class BatchedVecEnv(VecEnv):
             return concatenate(space, actions, batch)  # type: ignore[arg-type]
         return np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
 
-    # --- the single environments -----------------------------------------------------------------------------------
-
     def _render_mode(self) -> Any:
         return getattr(self.env, "render_mode", None)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the single environments; ``render_mode`` is always available.
-
-        :raises AttributeError: no such attribute, or the vector environment does not consist of single environments
-        """
+        """An attribute of the single environments; ``render_mode`` is always available."""
         if attr_name == "render_mode":
             return [self._render_mode() for _ in self._get_indices(indices)]
         raise self._no_access(f"get the attribute {attr_name!r}")

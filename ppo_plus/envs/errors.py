@@ -4,27 +4,19 @@ Without this module, such a mistake is an error in the code of Stable-Baselines3
 ``too many values to unpack``), or no error at all: NumPy repeats a number until it fills the shape of the space.
 """
 
-import math
 import re
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics
+from ppo_plus.envs.outputs import CONVERT, RESET, InvalidOutput, check_shape
 from ppo_plus.require import NotFiniteError
 
-#: What to do about the old gym's interface where its code cannot be changed.
-CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
-RESET = (
-    "reset() must return (observation, info), as in Gymnasium, and not an observation alone, as in the old gym: "
-    f"return observation, {{}}, {CONVERT}"
-)
 SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
 STEP = (
     "step() must return (observation, reward, terminated, truncated, info), as in Gymnasium, and not one done, as in "
@@ -35,9 +27,10 @@ CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
 
 
 class CheckedEnvs:
-    """A context in which the single environments of a ``DummyVecEnv`` or ``SyncVectorEnv`` are checked at each call.
+    """A context in which single environments are checked at each call, and their mistakes say what to do.
 
-    Their mistakes are raised as errors that say what to do. Any other error gets a note on which environment raised it.
+    A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.lean_vec_env.LeanVecEnv` meanwhile. Any other error
+    gets a note on which environment raised it.
 
     :param env: the environments, in vector wrappers or not
     :param step: returns how many steps each of them has taken
@@ -47,143 +40,71 @@ class CheckedEnvs:
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
         self._step = step
-        self._owner = _owner(env)
-        #: The environments, and the wrappers that replace them inside the context.
-        self._envs: list[gym.Env] = []
-        self._checked: list[gym.Env] = []
+        owner: Any = env.unwrapped
+        if not isinstance(owner, DummyVecEnv):
+            owner = getattr(getattr(owner, "env", None), "unwrapped", None)
+        #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
+        self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
+        #: Methods that the owner gets inside the context, unless a subclass has its own.
+        self._methods: dict[str, Any] = {}
+        cls = type(owner)
+        if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
+            self._methods = {
+                name: getattr(LeanVecEnv, name).__get__(owner)
+                for name in ("reset", "step_wait")
+                if getattr(cls, name) is getattr(DummyVecEnv, name)
+            }
 
     def __enter__(self) -> None:
-        if self._owner is None:
-            return
-        self._list: list[gym.Env] = self._owner.envs
-        # Compared each time, since callbacks may exchange environments between two steps.
-        if self._list != self._envs:
-            self._envs = list(self._list)
-            # Within another such context, its wrappers stay.
-            nested = isinstance(self._envs[0], _Checked)
-            self._checked = self._envs if nested else [*map(self._wrapped, range(len(self._envs)))]
-        self._owner.envs = self._checked
+        if self._methods:
+            vars(self._owner).update(self._methods, current=None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        if self._owner is not None:
-            self._owner.envs = self._list
-            if isinstance(error, NotFiniteError):
-                error.add_note(self._note(error.env))
-
-    def _wrapped(self, i: int) -> gym.Env:
-        return _Checked(self._envs[i], lambda: self._note(i), _stores(self._owner))
-
-    def _note(self, i: int) -> str:
-        env = self._envs[i].unwrapped
-        return f"It was {described(i, env, getattr(env, '_np_random_seed', None), self._step())}."
-
-
-class _Checked(gym.Wrapper):
-    """An environment that is checked at each call.
-
-    :param env: the environment
-    :param note: what to add to its errors
-    :param checks_shape: whether observations are compared with its space
-    """
-
-    def __init__(self, env: gym.Env, note: Callable[[], str], checks_shape: bool):
-        super().__init__(env)
-        self._note, self._checks_shape = note, checks_shape
-        self._shape = _shape(env.observation_space)
-
-    def reset(self, **kwargs: Any) -> Any:
-        try:
-            obs, info = result = self.env.reset(**kwargs)
-            # An observation of two numbers can be unpacked.
-            if not isinstance(info, dict):
-                raise TypeError(f"env={self.unwrapped!r}: {RESET}")
-            if type(obs) is not np.ndarray or obs.shape != self._shape:
-                self._check(obs)
-        except Exception as error:
-            self._explain(error)
-            raise
-        return result
-
-    def step(self, action: Any) -> Any:
-        try:
-            obs, _, _, _, _ = result = self.env.step(action)
-            if type(obs) is not np.ndarray or obs.shape != self._shape:
-                self._check(obs)
-        except Exception as error:
-            self._explain(error)
-            raise
-        return result
-
-    def _check(self, obs: Any) -> None:
-        """The comparison for all kinds of observations; arrays are compared before, since this takes longer."""
-        if self._checks_shape and not _fits(obs, self.observation_space):
-            raise ValueError(
-                f"env={self.unwrapped!r} returned an observation of {_described_shape(obs)}, but its "
-                f"observation_space={self.observation_space} has {self._shape}: fix one of them"
-            )
-
-    def _explain(self, error: Exception) -> None:
-        """:raises TypeError: the error comes from the old gym's interface"""
-        found = explanation(error, self.env)
-        (found or error).add_note(self._note())
+        for name in self._methods:
+            vars(self._owner).pop(name, None)
+        if self._owner is None or not isinstance(error, Exception):
+            return
+        i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
+        found = explanation(error, self._owner if i is None else self._owner.envs[i])
+        if i is not None and not hasattr(error, "__notes__"):
+            env = self._owner.envs[i].unwrapped
+            seed = getattr(env, "_np_random_seed", None)
+            (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
         if found is not None:
             raise found from error
 
 
-def _owner(env: VecEnv) -> Any:
-    """What has the list ``envs`` of single environments; ``None``: they cannot be reached."""
-    found: Any = env.unwrapped
-    if not isinstance(found, DummyVecEnv):
-        found = getattr(getattr(found, "env", None), "unwrapped", None)
-    return found if isinstance(found, (DummyVecEnv, SyncVectorEnv)) else None
-
-
-def _stores(owner: Any) -> bool:
-    """Whether it stores observations unchanged; a subclass may repair those of another shape."""
-    return type(owner).__module__.startswith(CALLERS)
-
-
 def described(i: int, env: Any, seed: int | None, step: int) -> str:
-    """An environment in a message.
-
-    :param i: its index
-    :param env: its name, or itself
-    :param seed: the seed that it was last reset with; ``None``: with none, or with one that is not known
-    :param step: how many steps it has taken
-    """
+    """Environment ``i`` in a message: what it is, the seed of its last reset if it is known, the steps taken."""
     return f"environment {i}, {env}, {'unseeded' if seed is None else f'seed {seed}'}, step {step}"
 
 
-def explanation(error: Exception, env: gym.Env) -> Exception | None:
-    """What an error of the code that called an environment means, with the remedy.
-
-    :param error: the error
-    :param env: the environment
-    :return: ``None``: it is not a mistake known here, or the environment's own code raised it
-    """
+def explanation(error: Exception, env: Any) -> Exception | None:
+    """What an error of the code that called an environment means, with the remedy; ``None``: it is not known here, or
+    the environment's own code raised it."""
+    text, name = str(error), f"env={env.unwrapped!r}"
+    if isinstance(error, InvalidOutput):
+        return ValueError(f"{name} {text}: fix one of them")
+    if text == RESET:
+        return TypeError(f"{name}: {RESET}")
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
         return None
-    function, text = frame.f_code.co_name, str(error)
+    function = frame.f_code.co_name
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
-        return TypeError(f"env={env.unwrapped!r}: {SEED}")
+        return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:
         return None
     # A step may reset, and a reset may step: the number of values says which of them returned too many or too few.
     is_step = "expected 5" in text or (function == "step" and "expected 2" not in text)
-    return TypeError(f"env={env.unwrapped!r}: {STEP if is_step else RESET}")
+    return TypeError(f"{name}: {STEP if is_step else RESET}")
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the start of their episodes.
+    """Check what environments returned at the start of their episodes, if these are started.
 
-    :param env: the environments
-    :param obs: their observations; ``None``: the episodes are not started yet
     :param step: how many steps each of them has taken, for messages
     :param before: their statistics of before, which are put back where observations are not finite
-    :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: the observations have another shape than their space
-    :raises FloatingPointError: they are not finite
     """
     # An observation of two numbers can be unpacked.
     wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
@@ -192,45 +113,3 @@ def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
     if obs is not None:
         check_shape(obs, env.observation_space, env.num_envs)
         before.require_finite(step, obs)
-
-
-def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
-    """:raises ValueError: observations of ``n_envs`` environments do not have the shape of their space"""
-    if isinstance(space, spaces.Dict):
-        for key, sub in space.items():
-            check_shape(obs[key], sub, n_envs, f"{name}[{key!r}]")
-        return
-    expected = (n_envs, *(space.shape or ()))
-    if np.shape(obs)[:1] != (n_envs,) or not fits(np.shape(obs)[1:], expected[1:]):
-        raise ValueError(
-            f"env returned {name} of shape {np.shape(obs)} for {n_envs} environments, but its space {space} asks for "
-            f"{expected}: fix its observation_space, or what it returns"
-        )
-
-
-def fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
-    return found == expected or math.prod(found) == math.prod(expected) == 1
-
-
-def _fits(obs: Any, space: spaces.Space) -> bool:
-    """Whether one observation, or each part of it, has the shape of its space."""
-    if isinstance(space, spaces.Dict):
-        return isinstance(obs, dict) and all(key in obs and _fits(obs[key], sub) for key, sub in space.items())
-    if isinstance(space, spaces.Tuple):
-        return len(obs) == len(space) and all(map(_fits, obs, space))
-    try:
-        return fits(np.shape(obs), space.shape or ())
-    except ValueError:  # unequal rows
-        return False
-
-
-def _described_shape(obs: Any) -> str:
-    try:
-        return f"shape { {key: np.shape(sub) for key, sub in obs.items()} if isinstance(obs, dict) else np.shape(obs) }"
-    except ValueError:
-        return "unequal rows"
-
-
-def _shape(space: spaces.Space) -> Any:
-    return {key: _shape(sub) for key, sub in space.items()} if isinstance(space, spaces.Dict) else space.shape

@@ -4,16 +4,13 @@
 
 1. One environment: ``dummy``.
 2. The task is in :data:`VERIFIED`, its library is installed, and there are at least :data:`ENOUGH` environments:
-   ``gymnasium`` or ``envpool``, which step all environments in one call. A test steps each of these tasks and
-   Gymnasium's own from the same state with the same actions, and compares observations, rewards, terminations and time
-   limits. The random numbers differ, so a seed gives other episodes of the same task, and an interrupted run starts new
-   episodes.
+   ``gymnasium`` or ``envpool``, which step all environments in one call. Random numbers differ, so a seed gives other
+   episodes of the same task, and an interrupted run starts new episodes.
 3. ``subproc`` if a step of one environment, which is measured, takes longer than messages between processes; otherwise
-   ``dummy``. Both return the same bits, so this choice changes nothing but the time.
-
-Lines 1 and 2 depend on what is installed and not on measurements: the same command gives the same episodes.
+   ``dummy``. Both return the same bits.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -69,8 +66,6 @@ class Pick(NamedTuple):
 def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = "", cores: int | None = None) -> Pick:
     """The kind of vector environment that is fastest: see :mod:`ppo_plus.envs.make_vec`.
 
-    :param env_id: Gymnasium environment id
-    :param n_envs: how many environments, at least 1
     :param make: makes one of them as it would be trained on, in its wrappers; called to measure its steps
     :param single: why single environments are needed; empty: they are not
     :param cores: how many cores there are for them; ``None``: those that this process may use
@@ -83,7 +78,7 @@ def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = ""
             VERIFIED[env_id], f"it steps all {n_envs} at once, and its {env_id} is verified to be the same task"
         )
     seconds = step_seconds(make)
-    if seconds == float("inf"):
+    if seconds == math.inf:
         return Pick("subproc", f"a step failed, which in a separate process harms no other environment; {why_not}")
     cores = cores or usable_cores()
     pays_off = seconds / min(cores, n_envs) + MESSAGES < seconds
@@ -116,11 +111,7 @@ def usable_cores() -> int:
 
 
 def step_seconds(make: Callable[[], gym.Env]) -> float:
-    """Seconds that a step of one environment takes: the median over random actions, resets included.
-
-    :param make: makes the environment, which is closed again
-    :return: infinite if a step fails
-    """
+    """The median of the seconds that a random step of one environment takes, resets included; infinite if it fails."""
     env = make()
     env.action_space.seed(0)
     times: list[float] = []
@@ -135,7 +126,7 @@ def step_seconds(make: Callable[[], gym.Env]) -> float:
                 env.reset()
             times.append(time.perf_counter() - start)
     except Exception:
-        return float("inf")
+        return math.inf
     finally:
         env.close()
     return median(times)
@@ -170,30 +161,18 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs
 
 
 def make_gymnasium(env_id: Any, n_envs: int, seed: int, kwargs: dict[str, Any]) -> VecEnv:
-    """Gymnasium's vector environment: the environment's own vector form, or its copies one after another.
-
-    :param env_id: Gymnasium environment id, or its specification
-    :param n_envs: how many
-    :param seed: of the first one
-    :param kwargs: arguments of the environment
-    """
+    """Gymnasium's vector environment: the environment's own vector form, or its copies one after another."""
     env: VecEnv = as_vec_env(gym.make_vec(env_id, n_envs, **kwargs))
     env.seed(seed)
     return env
 
 
 def make_envpool(env_id: str, n_envs: int, seed: int, kwargs: dict[str, Any]) -> VecEnv:
-    """EnvPool's environments, with a thread for each core; arguments as for :func:`make_gymnasium`.
-
-    :raises ImportError: it is not installed
-    :raises ValueError: it has no such environment
-    """
+    """EnvPool's environments, with a thread for each core."""
     try:
         envpool = import_module("envpool")
     except ImportError:
-        raise ImportError(
-            "vec_env='envpool' needs EnvPool (Linux only): pip install '.[envpool]' in a checkout"
-        ) from None
+        raise ImportError("vec_env='envpool' needs EnvPool (Linux only): pip install '.[envpool]'") from None
     if env_id not in envpool.list_all_envs():
         raise ValueError(f"EnvPool has no environment {env_id!r}: use another vec_env")
     if env_id in VERIFIED:

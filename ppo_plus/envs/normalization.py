@@ -12,7 +12,7 @@ from ppo_plus.require import require_finite
 
 #: The attributes of a ``VecNormalize`` that it normalizes by; it has each only if it is used.
 MOMENTS = ("obs_rms", "ret_rms")
-#: All attributes that a step changes.
+#: With those that a step changes.
 STATISTICS = (*MOMENTS, "returns")
 
 
@@ -24,14 +24,10 @@ class Statistics:
 
     def __init__(self, env: VecEnv):
         self.normalize = unwrap_vec_normalize(env)
-        self._kept = self._copies()
-
-    def _copies(self) -> dict[str, Any]:
         values = {} if self.normalize is None else vars(self.normalize)
-        return {name: copy.deepcopy(values[name]) for name in STATISTICS if name in values}
+        self._kept = {name: copy.deepcopy(values[name]) for name in STATISTICS if name in values}
 
     def restore(self) -> None:
-        """Put the statistics back."""
         if self.normalize is not None:
             vars(self.normalize).update(copy.deepcopy(self._kept))
 
@@ -43,13 +39,17 @@ class Statistics:
         :param rewards: the latest rewards, likewise
         :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
         """
-        if self.normalize is not None:
-            try:
-                _require_finite(step, self.normalize.old_obs, None if rewards is None else self.normalize.old_reward)
-            except FloatingPointError:
-                self.restore()
-                raise
-        _require_finite(step, obs, rewards)
+        try:
+            if self.normalize is not None:
+                require_finite("observation", self.normalize.old_obs, step)
+                if rewards is not None:
+                    require_finite("reward", self.normalize.old_reward, step)
+        except FloatingPointError:
+            self.restore()
+            raise
+        require_finite("observation", obs, step)
+        if rewards is not None:
+            require_finite("reward", rewards, step)
 
 
 class VecNormalizeTransitions(VecNormalize):
@@ -81,12 +81,6 @@ def warn_of_resets(env: Any) -> None:
             "same step",
             stacklevel=4,
         )
-
-
-def _require_finite(step: int, obs: Any, rewards: np.ndarray | None) -> None:
-    require_finite("observation", obs, step)
-    if rewards is not None:
-        require_finite("reward", rewards, step)
 
 
 def are_finite(normalize: VecNormalize) -> bool:

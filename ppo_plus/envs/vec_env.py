@@ -26,12 +26,10 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.monitor import Monitor, ResultsWriter
+from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
@@ -62,6 +60,9 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     # First, since newer EnvPools are Gymnasium vector environments, too.
     if _is_envpool(env):
         return EnvPoolVecEnv(env)
+    if type(env).__name__ == "NumpyToTorch":
+        # Gymnasium's wrapper of NumPy's environments, which gains nothing.
+        env = env.env
     in_tensors = as_tensor_env(env, groups)
     if in_tensors is not None:
         return TensorVecEnv(in_tensors)
@@ -71,15 +72,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
 
 
 class _VectorAdapter(BatchedVecEnv):
-    """The base class of both adapters.
-
-    :param env: the vector environment, which the adapter owns from now on
-    :param num_envs: ``N``
-    :param observation_space: of one environment
-    :param action_space: of one environment
-    :param autoreset: :data:`NEXT_STEP`, :data:`SAME_STEP` or :data:`DISABLED`
-    :raises ValueError: unsupported spaces
-    """
+    """The base class of both adapters, which own the vector environment from now on."""
 
     #: Info keys that are not passed on, since only the adapter needs them.
     bookkeeping: frozenset[str] = frozenset()
@@ -87,12 +80,10 @@ class _VectorAdapter(BatchedVecEnv):
     def __init__(
         self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, autoreset: str
     ):
-        _check_space("observation", observation_space)
-        _check_space("action", action_space)
         self.env = env
         self.autoreset = autoreset
         #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
-        self._resetting = np.zeros(num_envs, dtype=bool)
+        self.resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         #: Writes episodes to a file like a ``Monitor``; ``None``: they are not written.
@@ -102,45 +93,25 @@ class _VectorAdapter(BatchedVecEnv):
         if getattr(env, "metadata", None):
             self.metadata = dict(env.metadata)
 
-    @property
-    def resetting(self) -> np.ndarray:
-        """Environments that will ignore their next action (``NEXT_STEP`` only), booleans ``(N,)``."""
-        return self._resetting
-
-    # --- stepping --------------------------------------------------------------------------------------------------
-
     def reset(self) -> VecEnvObs:
-        """Reset all environments, with the seeds and options that were set since the last reset."""
         obs, columns = self._reset_all()
-        if not isinstance(columns, dict):
-            raise ValueError(
-                f"env={self.env} must return its infos as one dict, not as a {type(columns).__name__}: remove wrappers "
-                "that convert them, such as DictInfoToList"
-            )
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
         self._reset_options()
-        self._resetting = np.zeros(self.num_envs, dtype=bool)
+        self.resetting = np.zeros(self.num_envs, dtype=bool)
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return self._owned(obs)
+        return mapped(np.array, obs)
 
     def step_async(self, actions: Any) -> None:
-        """Keep the actions for :meth:`step_wait`.
-
-        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
-        """
         self._actions = self._batched(actions)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Take the step.
-
-        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
-        """
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
-        obs, rewards = self._owned(obs), np.asarray(rewards)
+        # Copied, since the environment may reuse its arrays.
+        obs, rewards = mapped(np.array, obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
-        resetting = self._resetting
+        resetting = self.resetting
         dones = terminated | truncated
         infos = self._rows(columns)
 
@@ -159,16 +130,12 @@ class _VectorAdapter(BatchedVecEnv):
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == NEXT_STEP:
-            self._resetting = dones
+            self.resetting = dones
         return obs, rewards.astype(np.float32), dones | resetting, infos
 
     def _end_episodes(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
-        """Put final observations and infos where SB3 expects them.
+        """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``.
 
-        :param ended: environments whose episodes have ended
-        :param obs: what the step returned, ``N`` rows
-        :param columns: the infos of the step
-        :param infos: the same as one dict per environment; changed in place
         :return: the observations to act on next, ``N`` rows
         """
         if self.autoreset == SAME_STEP:
@@ -196,19 +163,10 @@ class _VectorAdapter(BatchedVecEnv):
             self.reset_infos[i] = reset_infos[i]
         return _replaced(obs, first_obs, mask)
 
-    # --- hooks -----------------------------------------------------------------------------------------------------
-
     def _reset_all(self) -> tuple[Any, Columns]:
         raise NotImplementedError
 
-    def _owned(self, obs: Any) -> Any:
-        """The observations, copied unless the environment returns new arrays."""
-        return mapped(np.array, obs)
-
-    # --- infos and statistics --------------------------------------------------------------------------------------
-
     def _rows(self, columns: Columns) -> list[dict[str, Any]]:
-        """The infos of each environment: ``N`` new dicts, which the caller may change."""
         return _rows(columns, self.num_envs, self.bookkeeping)
 
     def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
@@ -250,11 +208,11 @@ class GymVectorEnv(_VectorAdapter):
 
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
     (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see
-    :mod:`ppo_plus.envs.vec_env`). ``get_attr``, ``set_attr`` and ``env_method`` reach the single environments of a
-    ``SyncVectorEnv``, and those of an ``AsyncVectorEnv`` only all at once (there, ``get_attr`` calls what is callable).
+    :mod:`ppo_plus.envs.vec_env`). ``env_method`` reaches the single environments of a ``SyncVectorEnv`` or
+    ``AsyncVectorEnv``, all at once; for their attributes use its own ``get_attr`` and ``set_attr``.
 
     :param env: for example ``gymnasium.make_vec("CartPole-v1", num_envs=8)``
-    :raises ValueError: unsupported spaces, or no supported autoreset mode in the environment's metadata
+    :raises ValueError: no supported autoreset mode in the environment's metadata
     :raises TypeError: not a vector environment
     """
 
@@ -264,10 +222,10 @@ class GymVectorEnv(_VectorAdapter):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         autoreset = _autoreset_mode(env)
-        # These two return copies by default.
-        self._returns_copies = type(env) in (SyncVectorEnv, AsyncVectorEnv) and bool(getattr(env, "copy", False))
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
-        self._has_monitors = self._find_monitors()
+        self._singles = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        # They also know when a whole Atari game is over.
+        self._has_monitors = self.has_attr("get_episode_rewards")
 
     def _reset_all(self) -> tuple[Any, Columns]:
         if any(options != self._options[0] for options in self._options):
@@ -275,74 +233,25 @@ class GymVectorEnv(_VectorAdapter):
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
         return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
 
-    def _owned(self, obs: Any) -> Any:
-        return obs if self._returns_copies else super()._owned(obs)
-
-    def _find_monitors(self) -> bool:
-        """Whether the single environments have a ``Monitor``, which also knows when a whole Atari game is over."""
-        base = self.env.unwrapped
-        if isinstance(base, SyncVectorEnv):
-            return any(is_wrapped(env, Monitor) for env in base.envs)
-        return isinstance(base, AsyncVectorEnv) and self.has_attr("get_episode_rewards")
-
     def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
         if not self._has_monitors:
             super()._report(finished, infos)
 
     def has_attr(self, attr_name: str) -> bool:
-        base = self.env.unwrapped
-        if isinstance(base, AsyncVectorEnv):
-            # Getting a missing attribute would end its processes.
-            return attr_name == "render_mode" or all(base.call("has_wrapper_attr", attr_name))
-        return super().has_attr(attr_name)
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        base = self.env.unwrapped
-        if attr_name != "render_mode" and isinstance(base, SyncVectorEnv):
-            return [base.envs[i].get_wrapper_attr(attr_name) for i in self._get_indices(indices)]
-        if attr_name != "render_mode" and isinstance(base, AsyncVectorEnv):
-            self._require_attr(attr_name)
-            values = base.get_attr(attr_name)
-            return [values[i] for i in self._get_indices(indices)]
-        return super().get_attr(attr_name, indices)
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        base = self.env.unwrapped
-        if isinstance(base, SyncVectorEnv):
-            for i in self._get_indices(indices):
-                base.envs[i].set_wrapper_attr(attr_name, value)
-        elif isinstance(base, AsyncVectorEnv):
-            self._require_all(indices)
-            base.set_attr(attr_name, [value] * self.num_envs)
-        else:
-            super().set_attr(attr_name, value, indices)
+        in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
+        return attr_name == "render_mode" or in_all
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        base = self.env.unwrapped
-        if isinstance(base, SyncVectorEnv):
-            methods = [base.envs[i].get_wrapper_attr(method_name) for i in self._get_indices(indices)]
-            return [method(*method_args, **method_kwargs) for method in methods]
-        if isinstance(base, AsyncVectorEnv):
-            self._require_all(indices)
-            self._require_attr(method_name)
-            return list(base.call(method_name, *method_args, **method_kwargs))
-        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
-
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        base = self.env.unwrapped
-        if wrapper_class is not Monitor and isinstance(base, SyncVectorEnv):
-            return [is_wrapped(base.envs[i], wrapper_class) for i in self._get_indices(indices)]
-        return super().env_is_wrapped(wrapper_class, indices)
-
-    def _require_attr(self, name: str) -> None:
-        if not self.has_attr(name):
-            raise AttributeError(f"the environments of {self.env} have no attribute {name!r}")
-
-    def _require_all(self, indices: VecEnvIndices) -> None:
+        if not self._singles:
+            return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
         if sorted(self._get_indices(indices)) != list(range(self.num_envs)):
             raise ValueError(f"indices={indices!r}: {self.env} can only reach all its environments at once")
+        # First, since a missing attribute would end the processes of an `AsyncVectorEnv`.
+        if not self.has_attr(method_name):
+            raise AttributeError(f"the environments of {self.env} have no attribute {method_name!r}")
+        return list(self.env.unwrapped.call(method_name, *method_args, **method_kwargs))
 
 
 class EnvPoolVecEnv(_VectorAdapter):
@@ -353,8 +262,7 @@ class EnvPoolVecEnv(_VectorAdapter):
     rewards, also where each life is an episode.
 
     :param env: for example ``envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=0)``
-    :raises ValueError: not made with ``env_type="gymnasium"``, asynchronous (``batch_size`` below ``num_envs``),
-        several players, or unsupported spaces
+    :raises ValueError: not made with ``env_type="gymnasium"``, or asynchronous (``batch_size`` below ``num_envs``)
     :raises TypeError: not an EnvPool
     """
 
@@ -371,18 +279,12 @@ class EnvPoolVecEnv(_VectorAdapter):
                 f"batch_size={config['batch_size']} must be num_envs={config['num_envs']}: leave batch_size out, "
                 "so that every step covers all environments"
             )
-        if config.get("max_num_players", 1) > 1:
-            raise ValueError(f"max_num_players={config['max_num_players']} must be 1: several are not supported")
-        if isinstance(env.action_space, (spaces.Dict, spaces.Tuple)):
-            raise ValueError(f"action_space={env.action_space} of an EnvPool is not supported: use one without Dict")
         super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, NEXT_STEP)
-        self._warned_of_seed = False
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Has no effect; warns once if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
+        """Has no effect; warns if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
         actual = self.env.config.get("seed")
-        if seed is not None and seed % 2**31 != actual and not self._warned_of_seed:
-            self._warned_of_seed = True
+        if seed is not None and seed % 2**31 != actual:
             warnings.warn(
                 f"seed={seed} does not reach the environments: EnvPool keeps the seed that it was made with, {actual}. "
                 f"Use envpool.make(..., seed={seed})",
@@ -394,10 +296,6 @@ class EnvPoolVecEnv(_VectorAdapter):
         if any(self._options):
             raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
         return self.env.reset()  # type: ignore[no-any-return]
-
-    def _owned(self, obs: Any) -> Any:
-        # EnvPool fills a new buffer at every step.
-        return obs
 
     def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
         # Atari: the reward before it was clipped.
@@ -436,26 +334,8 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
     return mode
 
 
-def _check_space(kind: str, space: spaces.Space) -> None:
-    """:raises ValueError: the space is not supported"""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for sub in space.values() if isinstance(space, spaces.Dict) else space:
-            _check_space(kind, sub)
-    elif not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise ValueError(
-            f"{kind}_space={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
-            "or a Dict or Tuple of them"
-        )
-
-
 def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
-    """Convert infos from one array per key to one dict per environment.
-
-    :param columns: see :data:`Columns`
-    :param n: number of environments
-    :param skip: keys to leave out
-    :return: ``n`` new dicts
-    """
+    """Infos with one array per key, but those to skip, as ``n`` new dicts with one value per key."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
         if key in skip or (key.startswith("_") and key[1:] in columns):

@@ -29,10 +29,7 @@ class KLState(NamedTuple):
     lr_scale: th.Tensor
 
     def scaled(self, learning_rate: Any) -> th.Tensor:
-        """The learning rate of the next step, 0-d.
-
-        :param learning_rate: the schedule's value
-        """
+        """The learning rate of the next step, 0-d, from the schedule's value."""
         return learning_rate * self.lr_scale  # type: ignore[no-any-return]
 
 
@@ -171,10 +168,7 @@ KL_CONTROLS: dict[str, type[KLControl]] = {
 def make_kl_control(kl_control: "str | KLControl", has_target: bool) -> KLControl:
     """The control that the arguments ``kl_control`` and ``target_kl`` ask for.
 
-    :param kl_control: a name of :data:`KL_CONTROLS`, or a control
-    :param has_target: whether ``target_kl`` was given; without a target the default, ``"stop"``, means no control
-    :raises TypeError: neither a name nor a control
-    :raises ValueError: unknown name, or a control by name that lacks its target
+    Without a target the default, ``"stop"``, means no control.
     """
     if isinstance(kl_control, KLControl):
         return kl_control

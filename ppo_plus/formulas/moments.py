@@ -13,9 +13,7 @@ import torch as th
 class Moments(NamedTuple):
     """The moments of some numbers, or of each column of some rows, in double precision.
 
-    :param n: their number, or one for each column; running statistics may begin with a fraction
-    :param mean: their mean
-    :param m2: the sum of squared differences from it
+    Running statistics may begin with a fraction ``n``.
     """
 
     n: th.Tensor

@@ -4,7 +4,6 @@ A schedule maps the remaining progress, which falls from 1 to 0 during ``learn()
 here are plain dataclasses, so a model that uses them can be saved, loaded and sent to another process.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +14,7 @@ Schedule = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value throughout.
-
-    :param value: the value
-    """
+    """The same value throughout."""
 
     value: float
 
@@ -27,25 +23,8 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Current:
-    """A number that may be changed in place.
-
-    :param value: an array or a tensor of one number
-    """
-
-    value: Any
-
-    def __call__(self, progress_remaining: float) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True)
 class Linear:
-    r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`.
-
-    :param start: value at the beginning of training (:math:`p = 1`)
-    :param end: value at its end (:math:`p = 0`)
-    """
+    r"""From ``start`` to ``end`` in a straight line: :math:`end + (start - end)\,p`."""
 
     start: float
     end: float = 0.0
@@ -59,9 +38,6 @@ class Cosine:
     r"""From ``start`` to ``end`` along half a cosine: :math:`end + (start - end)(1 - \cos \pi p)/2`.
 
     Flat at both ends (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts).
-
-    :param start: value at the beginning of training (:math:`p = 1`)
-    :param end: value at its end (:math:`p = 0`)
     """
 
     start: float
@@ -90,20 +66,9 @@ def cosine(start: float, end: float = 0.0) -> Cosine:
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
 
 
-#: Schedules without side effects, which may be called for a check; SB3's by name.
-PURE = (Constant, Current, Linear, Cosine)
-PURE_OF_SB3 = ("ConstantSchedule", "LinearSchedule")
-
-
 @dataclass(frozen=True)
 class Bounded:
-    """A schedule with the name and range of its argument, which raises an error for values outside.
-
-    :param name: the argument, for the error message
-    :param schedule: the schedule
-    :param low: smallest value allowed
-    :param strict: whether values must be above ``low``
-    """
+    """A schedule with the name and range of its argument, which raises an error for values outside."""
 
     name: str
     schedule: Schedule
@@ -111,86 +76,45 @@ class Bounded:
     strict: bool = False
 
     def __call__(self, progress_remaining: float) -> float:
-        """The value as a Python float.
-
-        :raises ValueError: not finite, or out of range
-        :raises TypeError: not a number
-        """
+        """The value as a Python float, checked."""
         value = self.schedule(progress_remaining)
+        given = (
+            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining={progress_remaining}"
+        )
         try:
             value = float(value)
         except (TypeError, ValueError):
-            raise TypeError(
-                f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
-                f"{progress_remaining}; it must return a number"
-            ) from None
+            raise TypeError(f"{given}; it must return a number") from None
         if math.isfinite(value) and (value > self.low or (value == self.low and not self.strict)):
             return value
         bound = f"above {self.low:g}" if self.strict else f"at least {self.low:g}"
-        if isinstance(self.schedule, (Constant, Current)):
+        if isinstance(self.schedule, Constant):
             raise ValueError(f"{self.name}={value!r} must be finite and {bound}")
-        raise ValueError(
-            f"{self.name}: the schedule {self.schedule!r} returned {value!r} at progress_remaining="
-            f"{progress_remaining}; values must be finite and {bound}"
-        )
+        raise ValueError(f"{given}; values must be finite and {bound}")
 
 
 def make_schedule(name: str, value: Any, low: float = 0.0, strict: bool = False) -> Bounded:
-    """The schedule for an argument, checked over the whole of training if it is one of :data:`PURE`.
+    """The schedule for an argument, checked for both ends of training if it is one of ours.
 
     Other callables are not called here: they may count their calls. Their values are checked during training.
 
-    :param name: name of the argument, for the error message
-    :param value: a number (for an array or a tensor, its value at each call), a string (:data:`PREFIXES`),
-        or a callable of the remaining progress
+    :param value: a number, a string (:data:`PREFIXES`), or a callable of the remaining progress
     :param low: smallest value allowed
     :param strict: whether the value must be above ``low`` at the start of training; schedules may decay to it
-    :raises TypeError: neither number, string nor callable, or one that does not take the remaining progress alone
-    :raises ValueError: malformed string, or a value that is not finite or out of range
     """
     if isinstance(value, Bounded):
         if (value.name, value.low, value.strict) == (name, low, False):
             return value  # it has been checked when it was made here
         value = value.schedule
-    if isinstance(value, bool) or not (isinstance(value, str) or callable(value) or _is_number(value)):
-        raise TypeError(
-            f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
-        )
     if isinstance(value, str):
-        schedule: Schedule = _parse(name, value)
-    elif callable(value):
-        _check_takes_progress(name, value)
-        schedule = value
+        schedule = _parse(name, value)
     else:
-        schedule = Current(value) if hasattr(value, "__setitem__") else Constant(float(value))
+        schedule = value if callable(value) else Constant(_number(name, value))
     bounded = Bounded(name, schedule, low)
-    if _is_pure(schedule):
+    if isinstance(schedule, (Constant, Linear, Cosine)):
         Bounded(name, schedule, low, strict)(1.0)
-        for step in range(100, -1, -1):
-            bounded(step / 100)
+        bounded(0.0)
     return bounded
-
-
-def _check_takes_progress(name: str, function: Callable[..., Any]) -> None:
-    try:
-        of = inspect.signature(function)
-    except ValueError:  # some functions that are not written in Python have no signature
-        return
-    try:
-        of.bind(1.0)
-    except TypeError:
-        raise TypeError(
-            f"{name}={function!r} takes {of}, but is called with the remaining progress alone, which falls from 1 to "
-            "0: write lambda progress: ..."
-        ) from None
-
-
-def _is_pure(schedule: Any) -> bool:
-    kind = type(schedule)
-    if kind.__module__ != "stable_baselines3.common.utils":
-        return kind in PURE
-    # A FloatSchedule has another one inside.
-    return kind.__name__ in PURE_OF_SB3 or (kind.__name__ == "FloatSchedule" and _is_pure(schedule.value_schedule))
 
 
 def _parse(name: str, text: str) -> Schedule:
@@ -209,18 +133,17 @@ def _parse(name: str, text: str) -> Schedule:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _number(name: str, value: Any) -> float:
     try:
-        float(value)
+        if not isinstance(value, bool):
+            return float(value)
     except (TypeError, ValueError):
-        return False
-    return True
+        pass
+    raise TypeError(
+        f'{name}={value!r} must be a number, a string such as "lin_3e-4", or a function of the remaining progress'
+    )
 
 
 def at(progress_remaining: float, schedules: Mapping[str, Schedule | None]) -> dict[str, Any]:
-    """The values of schedules, each called once; ``None`` where the schedule is ``None``.
-
-    :param progress_remaining: from 1 at the beginning of training to 0 at its end
-    :param schedules: by name
-    """
+    """The values of schedules at the remaining progress, each called once; ``None`` where the schedule is ``None``."""
     return {name: None if schedule is None else schedule(progress_remaining) for name, schedule in schedules.items()}

@@ -16,19 +16,20 @@ from stable_baselines3.common import policies as sb3
 
 from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import ActorCriticPolicy, Step, our_class
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy, Step
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
+#: SB3's policy classes, and ours that replace them.
+OURS: dict[type, type[ActorCriticPolicy]] = {
+    sb3.ActorCriticPolicy: ActorCriticPolicy,
+    sb3.ActorCriticCnnPolicy: CnnPolicy,
+    sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
+}
 
 
 class EvaluatedActions(ActionDistribution):
-    """Log-probability and entropy of given actions, as SB3's methods return them.
-
-    ``params`` are these two, shape ``(B, 2)``.
-
-    :param policy: the policy that the actions belong to
-    """
+    """Log-probability and entropy of given actions, as SB3's methods return them: ``params``, shape ``(B, 2)``."""
 
     net_dim = param_dim = 0
 
@@ -57,16 +58,7 @@ class EvaluatedActions(ActionDistribution):
 
 
 class SB3Interface:
-    """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes.
-
-    :param args: arguments of the policy class, by position
-    :param exploration: not available
-    :param action_mask_key: not available
-    :param actor_keys: not available
-    :param critic_keys: not available
-    :param kwargs: arguments of the policy class, by name
-    :raises ValueError: an argument that is not available is given
-    """
+    """Implements the interface of our policies by the methods of an SB3 policy; the first of the base classes."""
 
     remembers = False
     #: Whether it may be compiled.
@@ -74,22 +66,9 @@ class SB3Interface:
     #: Whether the parameters of its action distribution are known.
     has_params = False
 
-    def __init__(
-        self,
-        *args: Any,
-        exploration: Any = None,
-        action_mask_key: Any = None,
-        actor_keys: Any = None,
-        critic_keys: Any = None,
-        **kwargs: Any,
-    ):
-        unavailable = {
-            "exploration": exploration,
-            "action_mask_key": action_mask_key,
-            "actor_keys": actor_keys,
-            "critic_keys": critic_keys,
-        }
-        for name, value in unavailable.items():
+    def __init__(self, *args: Any, **kwargs: Any):
+        for name in ("exploration", "action_mask_key"):
+            value = kwargs.pop(name, None)
             if value is not None:
                 raise ValueError(
                     f"{name}={value!r} does not reach a policy class that overrides SB3's methods: derive it from "
@@ -166,20 +145,16 @@ def warn_of_overrides(policy_class: type) -> None:
 
 @cache
 def adapt_policy_class(policy_class: type) -> type[ActorCriticPolicy]:
-    """Make a policy class written for SB3 usable here.
+    """Make a policy class written for SB3 usable here; ours are returned unchanged.
 
     A subclass of SB3's ``ActorCriticPolicy`` keeps its name, its ``__init__`` and its networks. If it overrides none of
     the methods that SB3 calls, our class is inserted between it and SB3's; otherwise it runs as in SB3.
-
-    :param policy_class: a subclass of SB3's ``ActorCriticPolicy``, or of ours (returned unchanged)
-    :raises TypeError: another object
     """
     if isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy):
         return policy_class
     if not (isinstance(policy_class, type) and issubclass(policy_class, sb3.ActorCriticPolicy)):
         raise TypeError(f"policy={policy_class!r} must be a subclass of ppo_plus.ActorCriticPolicy (or of SB3's)")
-    known = our_class(policy_class)
-    if known is not None:
-        return known
+    if policy_class in OURS:
+        return OURS[policy_class]
     bases = (SB3Interface, policy_class) if overridden(policy_class) else (policy_class, ActorCriticPolicy)
     return type(policy_class.__name__, bases, {"__module__": policy_class.__module__})

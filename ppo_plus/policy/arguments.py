@@ -13,24 +13,28 @@ PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", "use_s
 
 
 def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    """Check the arguments of a policy.
+    """Check the arguments of a policy class.
 
-    :param policy_class: a subclass of :class:`ppo_plus.ActorCriticPolicy`
-    :param policy_kwargs: its arguments
     :raises TypeError: an argument is unknown, or of the wrong kind
     :raises ValueError: an argument is out of range
     """
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
     _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
-    _check_optimizer(policy_kwargs.get("optimizer_class", th.optim.Adam))
+    optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
+    if not callable(optimizer_class):
+        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
+    if isinstance(optimizer_class, type) and not hasattr(optimizer_class, "step"):
+        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, th.optim.LBFGS):
+        raise ValueError(
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot pass: "
+            "use a first-order optimizer such as torch.optim.Adam"
+        )
 
 
 def accepted_names(policy_class: type) -> set[str] | None:
-    """Names of a policy class's arguments; ``None`` if only the class knows them.
-
-    :param policy_class: a subclass of :class:`ppo_plus.ActorCriticPolicy`
-    """
+    """Names of a policy class's arguments; ``None`` if only the class knows them."""
     names: set[str] = set()
     for base in policy_class.__mro__:
         if "__init__" not in vars(base):
@@ -72,15 +76,8 @@ def _check_net_arch(net_arch: Any) -> None:
                     "actor) and vf (the critic): use dict(pi=[...], vf=[...])"
                 )
             _check_sizes(f"policy_kwargs: net_arch[{name!r}]", sizes)
-    elif any(isinstance(each, dict) for each in net_arch):
-        # SB3 still takes a dict alone in a list, and warns.
-        if len(net_arch) > 1:
-            shared = "".join(f"{each!r}, " for each in net_arch if not isinstance(each, dict))
-            raise ValueError(
-                f"policy_kwargs: net_arch={net_arch!r} asks for hidden layers that actor and critic share, which SB3 "
-                f"no longer has: give them to both, net_arch=dict(pi=[{shared}...], vf=[{shared}...])"
-            )
-        _check_net_arch(net_arch[0])
+    elif len(net_arch) == 1 and isinstance(net_arch[0], dict):
+        _check_net_arch(net_arch[0])  # SB3 still takes a dict alone in a list, and warns
     else:
         _check_sizes("policy_kwargs: net_arch", net_arch)
 
@@ -92,38 +89,10 @@ def _check_sizes(name: str, sizes: Any) -> None:
 
 
 def _check_activation(activation_fn: Any) -> None:
-    if isinstance(activation_fn, type) or _makes_module(activation_fn):
-        return
-    name = type(activation_fn).__name__ if isinstance(activation_fn, nn.Module) else activation_fn
-    likely = _same_name(nn, getattr(activation_fn, "__name__", name)) or "ReLU"
-    raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class: use torch.nn.{likely}")
-
-
-def _makes_module(function: Any) -> bool:
-    """Whether a function returns modules: ``partial(nn.LeakyReLU, 0.1)`` does, ``torch.relu`` does not."""
     try:
-        return isinstance(function(), nn.Module)
+        # A function may make modules: `partial(nn.LeakyReLU, 0.1)` does, `torch.relu` does not.
+        made = isinstance(activation_fn, type) or isinstance(activation_fn(), nn.Module)
     except Exception:
-        return False
-
-
-def _check_optimizer(optimizer_class: Any) -> None:
-    step = getattr(optimizer_class, "step", None)
-    if not callable(optimizer_class):
-        likely = _same_name(th.optim, optimizer_class) or "Adam"
-        raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class: use torch.optim.{likely}")
-    if isinstance(optimizer_class, type) and step is None:
-        raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
-    closure = None if step is None else inspect.signature(step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot pass: "
-            "use a first-order optimizer such as torch.optim.Adam"
-        )
-
-
-def _same_name(module: Any, text: Any) -> str | None:
-    """The class of a module with the name ``text`` in any case; ``None``: there is none."""
-    word = str(text).rpartition(".")[2].casefold()
-    names = (name for name, found in vars(module).items() if isinstance(found, type) and name.casefold() == word)
-    return next(names, None)
+        made = False
+    if not made:
+        raise TypeError(f"policy_kwargs: activation_fn={activation_fn!r} must be a class, such as torch.nn.ReLU")

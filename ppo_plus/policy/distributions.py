@@ -63,9 +63,9 @@ class ActionDistribution(ABC):
         :return: shape ``(B, param_dim)``
         """
 
-    @abstractmethod
     def sample(self, params: th.Tensor) -> th.Tensor:
         """An independent draw from the global generator, shape ``(B, action_dim)``."""
+        return self.from_noise(params, th.randn(len(params), self.noise_dim, dtype=params.dtype, device=params.device))
 
     @abstractmethod
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
@@ -141,9 +141,6 @@ class DiagGaussian(ActionDistribution):
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert std is not None
         return th.cat([net, std.expand_as(net)], dim=1)
-
-    def sample(self, params: th.Tensor) -> th.Tensor:
-        return self.from_noise(params, th.randn_like(params[:, : self.action_dim]))
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
         mean, std = params.chunk(2, dim=1)
@@ -265,9 +262,14 @@ class Categorical(ActionDistribution):
         return self._join([normalized(logits, dim=1) for logits in self._split(net)])
 
     def sample(self, params: th.Tensor) -> th.Tensor:
-        # An exponential race, as in torch.multinomial: argmax(p / E) with E ~ Exp(1) is a draw from p.
-        choices = [(_softmax(p) / _exponential_like(p)).argmax(1, keepdim=True) for p in self._split(params)]
-        return self._join(choices)
+        def draw(log_probs: th.Tensor) -> th.Tensor:
+            # An exponential race, as in torch.multinomial: argmax(p / E) with E ~ Exp(1) is a draw from p. Never with
+            # E = 0, which some generators draw: 0 / 0 would select a masked alternative.
+            race = th.empty_like(log_probs).exponential_(1).clamp_(min=th.finfo(log_probs.dtype).tiny)
+            # As SB3: the softmax of normalized logits. exp differs in the last bit, and so would some draws.
+            return (F.softmax(log_probs, dim=1) / race).argmax(1, keepdim=True)
+
+        return self._join([draw(log_probs) for log_probs in self._split(params)])
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
         # log_ndtr is accurate in both tails, where ndtr rounds to 0 and 1. Far out it rounds to 0 as well; clamped,
@@ -361,10 +363,6 @@ class Product(ActionDistribution):
     """Dict and Tuple: an independent distribution for each subspace, which may be a Dict or Tuple again.
 
     Parameters, internal actions, noise and masks are concatenated in the order of the subspaces.
-
-    :param action_space: the space
-    :param squash_output: squash the actions of Box spaces by tanh
-    :raises ValueError: a subspace is not supported, or there is none
     """
 
     action_space: "spaces.Dict | spaces.Tuple[Any]"
@@ -375,17 +373,12 @@ class Product(ActionDistribution):
         if not subspaces:
             raise ValueError(f"action_space={action_space} is empty: give it at least one subspace")
         self.parts = [make_distribution(sub, squash_output and _has_box(sub)) for sub in subspaces]
-        self._net_dims, self.net_dim = self._sizes("net_dim")
-        self._param_dims, self.param_dim = self._sizes("param_dim")
-        self._action_dims, self.action_dim = self._sizes("action_dim")
-        self._noise_dims, self.noise_dim = self._sizes("noise_dim")
-        self._gaussian_dims, self.gaussian_dim = self._sizes("gaussian_dim")
+        names = ("net_dim", "param_dim", "action_dim", "noise_dim", "gaussian_dim")
+        dims = [[getattr(part, name) for part in self.parts] for name in names]
+        self._net_dims, self._param_dims, self._action_dims, self._noise_dims, self._gaussian_dims = dims
+        self.net_dim, self.param_dim, self.action_dim, self.noise_dim, self.gaussian_dim = map(sum, dims)
         self._mask_dims = [sum(part.choices) for part in self.parts]
         self.choices = [n for part in self.parts for n in part.choices]
-
-    def _sizes(self, name: str) -> tuple[list[int], int]:
-        sizes = [getattr(part, name) for part in self.parts]
-        return sizes, sum(sizes)
 
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""
@@ -516,9 +509,6 @@ class BoundDistribution:
     """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
     Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
-
-    :param family: the family
-    :param params: its parameters, shape ``(B, param_dim)``
     """
 
     def __init__(self, family: ActionDistribution, params: th.Tensor):
@@ -561,18 +551,8 @@ def widest(device: th.device) -> th.dtype:
     return th.float32 if device.type == "mps" else th.float64
 
 
-def _exponential_like(tensor: th.Tensor) -> th.Tensor:
-    # Never 0, which some generators draw: 0 / 0 would select a masked alternative.
-    return th.empty_like(tensor).exponential_(1).clamp_(min=th.finfo(tensor.dtype).tiny)
-
-
 def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
     return logits - logits.logsumexp(dim, keepdim=True)
-
-
-def _softmax(log_probs: th.Tensor) -> th.Tensor:
-    # As SB3: the softmax of normalized logits. exp differs in the last bit, and so would some draws.
-    return F.softmax(log_probs, dim=1)
 
 
 def _log_tanh_slope(u: th.Tensor) -> th.Tensor:
@@ -587,9 +567,6 @@ def _mean_log_tanh_slope(mean: th.Tensor, std: th.Tensor) -> th.Tensor:
     density of :math:`l`. A logistic is a mixture of Gaussians, so that :math:`u + l` is one, too: what is left is the
     mean of a folded normal, :math:`s \sqrt{2/\pi}\, e^{-\mu^2/2s^2} + \mu\, \mathrm{erf}(\mu/s\sqrt 2)` with
     :math:`s^2 = \sigma^2 + \tau^2`, for each :math:`\tau` of the mixture. That is smooth for narrow and wide :math:`u`.
-
-    :param mean: :math:`\mu`, any shape
-    :param std: :math:`\sigma` above 0, the same shape
     """
     variances, weights = map(mean.new_tensor, _logistic_as_gaussians())
     s = (std.square().unsqueeze(-1) + variances).sqrt()

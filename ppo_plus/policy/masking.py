@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
@@ -31,17 +31,9 @@ class MaskSource:
     choices: Sequence[int]
     key: str | None = None
 
-    def all_allowed(self, n_envs: int) -> np.ndarray | None:
-        """The result of :meth:`read` if everything is allowed."""
-        return np.ones((n_envs, sum(self.choices)), dtype=bool) if self.key is None else None
-
     def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
-        """The present masks, checked.
+        """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 
-        :param env: the environment
-        :param obs: its last observations
-        :param step: number of steps of each environment so far, for messages
-        :return: booleans ``(N, M)``; ``None`` if they are in ``obs``, from where the policy takes them
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
         given = env.env_method(METHOD) if self.key is None else obs[self.key]
@@ -66,13 +58,7 @@ class MaskSource:
 
 
 def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> MaskSource | None:
-    """The source of an environment's masks; ``None`` if it has none.
-
-    :param env: the environment
-    :param choices: alternatives of each choice of its action space
-    :param key: the entry of the observations that is the mask, if there is one
-    :raises ValueError: the action space has no choices
-    """
+    """The source of an environment's masks; ``None`` if it has none."""
     if key is None and not _has_method(env):
         return None
     if not choices:
@@ -96,14 +82,7 @@ def _has_method(env: VecEnv) -> bool:
 
 
 def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:
-    """Masks as booleans.
-
-    :param name: their name in messages
-    :param given: ``N`` masks in any shape, zeros and ones
-    :param choices: alternatives of each choice, in order
-    :return: shape ``(N, M)``
-    :raises ValueError: another number of entries, or other values
-    """
+    """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; ``name`` is theirs in messages."""
     array = np.asarray(given)
     n_entries = sum(choices)
     if array.ndim == 0 or array[0].size != n_entries:
@@ -133,20 +112,10 @@ def without_mask(observation_space: spaces.Space[Any], key: str | None) -> space
     return spaces.Dict([(name, space) for name, space in observation_space.items() if name != key])
 
 
-def check_mask_key(
-    key: Any, observation_space: spaces.Space[Any], choices: Sequence[int], env: VecEnv | None = None
-) -> None:
-    """Check that an entry of the observations can be the mask.
-
-    :param key: its name
-    :param observation_space: the environment's
-    :param choices: alternatives of each choice of the action space
-    :param env: the environment, whose wrappers must not change the mask; ``None`` if it is not known
-    :raises ValueError: it cannot be the mask
-    """
+def check_mask_key(key: Any, observation_space: spaces.Space[Any], choices: Sequence[int]) -> None:
+    """Check that an entry of the observations can be the mask."""
     if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:
         raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")
-    _check_wrappers(key, env)
     space, n_entries = observation_space[key], sum(choices)
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
         raise ValueError(
@@ -155,17 +124,3 @@ def check_mask_key(
         )
     if len(observation_space.spaces) == 1:
         raise ValueError(f"action_mask_key={key!r} is the only entry of observation_space={observation_space}")
-
-
-def _check_wrappers(key: str, env: VecEnv | None) -> None:
-    while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize) and env.norm_obs and key in (env.norm_obs_keys or [key]):
-            raise ValueError(
-                f"action_mask_key={key!r} would be normalized by VecNormalize: give it norm_obs_keys without {key!r}"
-            )
-        if isinstance(env, VecFrameStack):
-            raise ValueError(
-                f"action_mask_key={key!r} would be stacked by VecFrameStack: offer the mask as a method {METHOD}() of "
-                "the environment instead"
-            )
-        env = env.venv

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from torch import nn
 
 #: A custom network: a module, or a function ``(input_dim, output_dim) -> module``.
@@ -15,12 +12,7 @@ NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
 class SplitNetwork(NamedTuple):
-    """A custom network in SB3's two parts.
-
-    :param hidden: all layers but the last
-    :param last: the last layer
-    :param latent_dim: size of the last layer's input
-    """
+    """A custom network in SB3's two parts; ``latent_dim`` is the size of the last layer's input."""
 
     hidden: nn.Sequential
     last: nn.Module
@@ -28,16 +20,7 @@ class SplitNetwork(NamedTuple):
 
 
 def split_network(name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device) -> SplitNetwork:
-    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer.
-
-    :param name: the argument, for messages
-    :param given: the network; a module is copied
-    :param input_dim: number of features
-    :param output_dim: number of outputs
-    :param device: where the layers go
-    :raises TypeError: not a network
-    :raises ValueError: it does not map ``input_dim`` features to ``output_dim`` numbers
-    """
+    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer."""
     if isinstance(given, nn.Module) or not callable(given):
         network = copy.deepcopy(given)
     else:
@@ -79,17 +62,3 @@ def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:
             f"{getattr(output, 'shape', '')}: wrap the module in one that returns a 2-d tensor"
         )
     return output
-
-
-def check_extractor(extractor: type, observation_space: spaces.Space, normalize_images: bool) -> None:
-    """:raises ValueError: one of SB3's features extractors that does not support these observations"""
-    if extractor is CombinedExtractor and not isinstance(observation_space, spaces.Dict):
-        raise ValueError(
-            f'policy: "MultiInputPolicy" (CombinedExtractor) needs Dict observations, not {observation_space}: '
-            'use "MlpPolicy", or "CnnPolicy" for images'
-        )
-    if extractor is NatureCNN and not is_image_space(observation_space, normalized_image=not normalize_images):
-        raise ValueError(
-            f'policy: "CnnPolicy" (NatureCNN) needs images, not {observation_space}: use "MlpPolicy", or for images '
-            "that are normalized already policy_kwargs=dict(normalize_images=False)"
-        )

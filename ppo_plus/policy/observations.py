@@ -20,9 +20,7 @@ Preprocess = Callable[[Any], Any]
 
 
 def canonical_space(space: spaces.Space) -> spaces.Space:
-    """The space for features extractors: zero-based and with one-dimensional choices.
-
-    Equal to ``space`` if SB3 supports it.
+    """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it.
 
     :raises ValueError: unsupported space
     """
@@ -46,13 +44,9 @@ def canonical_space(space: spaces.Space) -> spaces.Space:
 
 
 def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Preprocess:
-    """The function that converts a batch of raw observations to network input.
+    """The function that converts a batch of raw observations, ``(B, ...)`` or a dict of them, to network input.
 
     Images become floats in ``[0, 1]``, choices one-hot vectors, everything else floats.
-
-    :param space: the environment's observation space
-    :param normalize_images: whether to divide image values by 255
-    :return: a picklable function of a tensor ``(B, ...)``, or of a dict of tensors for a Dict space
     """
     if isinstance(space, spaces.Dict):
         return partial(_each, {key: make_preprocess(sub, normalize_images) for key, sub in space.items()})
@@ -65,36 +59,14 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
     return th.Tensor.float
 
 
-def is_batched(observation: np.ndarray, space: spaces.Space) -> bool:
-    """Whether an observation has a leading batch dimension.
-
-    :raises ValueError: its shape is neither the space's nor that of a batch
-    """
-    if observation.shape == space.shape:
-        return False
-    if observation.shape[1:] == space.shape:
-        return True
-    raise ValueError(
-        f"observation of shape {observation.shape} does not fit observation_space={space}: "
-        f"pass shape {space.shape}, or with one more dimension in front for several observations"
-    )
-
-
 def to_tensor(
-    observation: Any,
-    space: spaces.Space,
-    device: th.device,
-    name: str = "observation",
-    optional: Collection[str] = (),
+    observation: Any, space: spaces.Space, device: th.device, name: str = "observation", optional: Collection[str] = ()
 ) -> tuple[Any, bool]:
-    """One observation, or a batch of them, as a batch of tensors.
+    """One observation, or a batch of them, as a batch of tensors, and whether it was a batch.
 
     :param observation: array, number, or dict of arrays; channel-last images are accepted for channel-first spaces
-    :param space: the observation space
-    :param device: where the tensors go
     :param name: its name in messages
     :param optional: entries of a Dict space that may be missing
-    :return: tensor ``(B, *shape)`` (or a dict of them), and whether ``observation`` was a batch
     :raises ValueError: the observation does not fit the space
     :raises FloatingPointError: it is not finite, in single precision
     """
@@ -114,7 +86,12 @@ def to_tensor(
         raise FloatingPointError(f"{name}={array!r} is not finite: fix the environment, or wrap it to clip its numbers")
     if is_image_space(space):
         array = maybe_transpose(array, space)
-    batched = is_batched(array, space)
+    batched = array.shape != space.shape
+    if batched and array.shape[1:] != space.shape:
+        raise ValueError(
+            f"observation of shape {array.shape} does not fit observation_space={space}: "
+            f"pass shape {space.shape}, or with one more dimension in front for several observations"
+        )
     return th.as_tensor(array if batched else array[None], device=device), batched
 
 
@@ -135,12 +112,7 @@ def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th
 
 
 def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any:
-    """Observations of vectorized environments as contiguous tensors, floats in single precision.
-
-    :param observations: array ``(N, ...)``, or a dict of them
-    :param space: the observation space; dicts get its order
-    :param device: where the tensors go
-    """
+    """Observations ``(N, ...)`` of vectorized environments as contiguous tensors, floats in single precision."""
     if isinstance(space, spaces.Dict):
         return {key: to_network(observations[key], sub, device) for key, sub in space.items()}
     # Numpy converts small arrays several times faster.

@@ -6,7 +6,6 @@ interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization
 ``state_dict()`` are SB3's.
 """
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDepende
 from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
-from ppo_plus.policy.networks import NetworkLike, check_extractor, split_network
+from ppo_plus.policy.networks import NetworkLike, split_network
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
 from ppo_plus.policy.views import make_views
 
@@ -54,11 +53,7 @@ class Step(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Any, action_dim: int) -> "Step":
-        """The parts of :meth:`packed`, as views.
-
-        :param packed: a tensor, or an array
-        :param action_dim: numbers of an action
-        """
+        """The parts of :meth:`packed`, as views of a tensor or an array."""
         return cls(
             packed[:, :action_dim], packed[:, action_dim], packed[:, action_dim + 1], packed[:, action_dim + 2 :]
         )
@@ -145,8 +140,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     ):
         if use_sde and exploration is not None:
             raise ValueError(f"use_sde=True and exploration={exploration!r} exclude each other: leave one out")
-        if not isinstance(autocast, bool):
-            raise ValueError(f"policy_kwargs: autocast={autocast!r} must be True or False")
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
@@ -159,7 +152,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f"critic_keys={critic_keys!r} differ: leave it out"
             )
         extractor = features_extractor_class or self.default_features_extractor
-        check_extractor(extractor, features_space, normalize_images)
+        if extractor is CombinedExtractor and not isinstance(features_space, spaces.Dict):
+            raise ValueError(
+                f'policy: "MultiInputPolicy" needs Dict observations, not {features_space}: use "MlpPolicy", or '
+                '"CnnPolicy" for images'
+            )
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
         # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.
@@ -203,7 +200,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.features_extractor_class(canonical_space(self.views.actor), **self.features_extractor_kwargs)
 
     def _build_features_extractors(self) -> None:
-        """Create the features extractor, or actor's and critic's, and the conversion of observations for them."""
+        """Create the features extractors, and the conversion of observations for them."""
         self._preprocess = self._preprocess_critic = make_preprocess(self.views.actor, self.normalize_images)
         self.features_extractor = self.pi_features_extractor = self.vf_features_extractor = (
             self.make_features_extractor()
@@ -219,8 +216,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.parameters()):
-            self._initialize_lazy_layers()
         self._build_mlp_extractor()
         self.action_net = self._make_last_layer("actor", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
@@ -231,16 +226,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             self._initialize_orthogonally()
         self._build_memory()
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
-
-    def _initialize_lazy_layers(self) -> None:
-        """Give layers such as ``nn.LazyLinear`` their sizes by an observation, before their weights are used."""
-        space = without_mask(self.observation_space, self.action_mask_key)
-        obs, _ = to_tensor(copy.deepcopy(space).sample(), space, self.device)
-        # In eval mode one row is enough for batch norm.
-        self.eval()
-        with th.no_grad():
-            self.extract_features(obs)
-        self.train()
 
     def _build_mlp_extractor(self) -> None:
         super()._build_mlp_extractor()
@@ -253,8 +238,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Add recurrent layers, if the policy has any."""
 
     def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
-        """The last layer of actor or critic. The other layers of a custom network replace SB3's hidden layers, so that
-        a policy has SB3's four parts in either case."""
+        """The last layer of actor or critic; a custom network's other layers replace SB3's hidden layers."""
         hidden, latent, input_dim = {
             "actor": ("policy_net", "latent_dim_pi", self.features_dim),
             "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
@@ -313,11 +297,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     # --- for the algorithm ---------------------------------------------------------------------------------------
 
     def act(
-        self,
-        obs: PyTorchObs,
-        carry: Carry,
-        episode_starts: th.Tensor | None = None,
-        masks: th.Tensor | None = None,
+        self, obs: PyTorchObs, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[Step, Carry]:
         """Sample actions, with exploration.
 
@@ -409,10 +389,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     # --- SB3's interface -------------------------------------------------------------------------------------------
 
     def reset_noise(self, n_envs: int = 1) -> None:
-        """Draw the noise of :meth:`predict` and :meth:`forward` again; training has separate noise.
-
-        :param n_envs: for how many environments; a batch of another size renews it again
-        """
+        """Draw the noise of :meth:`predict` and :meth:`forward` again; training has separate noise."""
         self._noise = self.init_carry(n_envs).noise
 
     def forward(
@@ -441,10 +418,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def extract_features(  # type: ignore[override]
         self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
     ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
-        """Network input of raw observations, through the given or the policy's own extractor(s).
+        """Features ``(B, features_dim)`` of raw observations, through the given or the policy's own extractor(s).
 
-        :return: features ``(B, features_dim)``; for two extractors, if none is given, actor's and critic's. The
-            critic's are NaN if ``obs`` lacks entries that only the critic sees
+        For two extractors, if none is given, actor's and critic's; the critic's are NaN if ``obs`` lacks its entries.
         """
         extract = self._extract
         if features_extractor is not None:
@@ -468,30 +444,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return extractor(inputs).float()
 
     def evaluate_actions(
-        self,
-        obs: PyTorchObs,
-        actions: th.Tensor,
-        action_masks: Any = None,
-        carry: Carry | None = None,
-        episode_starts: th.Tensor | None = None,
+        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``; carry and
-        episode starts as in :meth:`evaluate`."""
-        values, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
+        """Values ``(B, 1)``, log-probabilities ``(B,)`` of internal ``actions``, and entropies ``(B,)``."""
+        values, params = self.evaluate(obs, masks=self._mask_tensor(action_masks))
         distribution = BoundDistribution(self.action_dist, params)
         return values.unsqueeze(1), distribution.log_prob(actions), distribution.entropy()
 
-    def get_distribution(  # type: ignore[override]
-        self,
-        obs: PyTorchObs,
-        action_masks: Any = None,
-        carry: Carry | None = None,
-        episode_starts: th.Tensor | None = None,
-    ) -> BoundDistribution:
-        """The action distribution at ``obs``, with the methods of SB3's; carry and episode starts as in
-        :meth:`evaluate`."""
-        _, params = self.evaluate(obs, carry, episode_starts, self._mask_tensor(action_masks))
-        return BoundDistribution(self.action_dist, params)
+    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> BoundDistribution:  # type: ignore[override]
+        """The action distribution at ``obs``, with the methods of SB3's."""
+        return BoundDistribution(self.action_dist, self.evaluate(obs, masks=self._mask_tensor(action_masks))[1])
 
     def predict_values(
         self, obs: PyTorchObs, carry: Carry | None = None, episode_starts: th.Tensor | None = None
@@ -509,10 +471,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
-        """An observation (or a batch) as a batch of tensors, and whether it was a batch.
-
-        Entries that the actor does not see may be missing.
-        """
+        """An observation as a batch of tensors, and whether it was one; what the actor does not see may be missing."""
         return to_tensor(observation, self.observation_space, self.device, optional=self._optional_entries)
 
     def predict(
@@ -600,10 +559,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return obs[self.action_mask_key].flatten(1).bool()
 
     def _mask_tensor(self, action_masks: Any) -> th.Tensor | None:
-        """Masks as a tensor, checked.
-
-        :raises ValueError: they do not fit the action space, or allow nothing
-        """
+        """Masks as a tensor, checked."""
         if action_masks is None:
             return None
         choices = self.action_dist.choices
@@ -643,15 +599,3 @@ class MultiInputPolicy(ActorCriticPolicy):
 
 
 MlpPolicy = ActorCriticPolicy
-
-#: SB3's policy classes, and ours that replace them.
-_OURS: dict[type, type[ActorCriticPolicy]] = {
-    sb3.ActorCriticPolicy: ActorCriticPolicy,
-    sb3.ActorCriticCnnPolicy: CnnPolicy,
-    sb3.MultiInputActorCriticPolicy: MultiInputPolicy,
-}
-
-
-def our_class(policy_class: type) -> type[ActorCriticPolicy] | None:
-    """The class that replaces one of SB3's; ``None`` for a custom one."""
-    return _OURS.get(policy_class)

@@ -34,9 +34,6 @@ class Layout:
     A *reset* step is inserted before each start, at which the layer closes its gates, so that its state becomes 0; at
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
-
-    :param starts: whether an episode starts there, ``n_sequences`` sequences one after another, booleans of ``(B,)``
-    :param n_sequences: number of sequences, all of the same length
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int):
@@ -93,18 +90,16 @@ class Recurrent(nn.RNNBase):
         return tuple(self.all_weights[0][0].new_zeros(shape) for _ in range(self.n_states))
 
     def step(self, x: th.Tensor, state: State, starts: th.Tensor | None = None) -> tuple[th.Tensor, State]:
-        """One step of each environment.
+        """One step of each environment: output ``(N, hidden_size)`` and the state after the step.
 
         :param x: shape ``(N, input_size)``
-        :param state: before the step
         :param starts: which environments begin an episode, booleans of shape ``(N,)``; ``None``: none
-        :return: output ``(N, hidden_size)`` and the state after the step
         """
         if starts is not None:
             keep = (~starts)[:, None, None].to(x.dtype)
             state = tuple(part * keep for part in state)
         layers: list[State] = []
-        for i, weights in enumerate(self._weights):
+        for i, weights in enumerate(self.all_weights):
             if i:
                 x = F.dropout(x, self.dropout, self.training)
             layers.append(self._cell(x, _of_layer(state, i), weights))
@@ -112,16 +107,11 @@ class Recurrent(nn.RNNBase):
         return x, tuple(th.stack(parts, dim=1) for parts in zip(*layers, strict=True))
 
     def sequences(self, x: th.Tensor, state: State, layout: Layout) -> th.Tensor:
-        """Whole sequences.
-
-        :param x: sequences one after another, shape ``(B, input_size)``
-        :param state: before the first step of each of them
-        :param layout: where episodes start in them
-        :return: outputs, shape ``(B, hidden_size)``
-        """
+        """Outputs ``(B, hidden_size)`` of whole sequences, one after another; ``state`` is before their first steps."""
         x = layout.pad(x)
         state = tuple(part * layout.keep for part in state)
-        for i, weights in enumerate(self._weights):
+        for i, layer in enumerate(self.all_weights):
+            weights: list[Any] = layer
             if i:
                 x = F.dropout(x, self.dropout, self.training)
             if layout.resets is not None:
@@ -130,20 +120,15 @@ class Recurrent(nn.RNNBase):
             x = self._loop(x, _of_layer(state, i), weights)
         return layout.unpad(x)
 
-    @property
-    def _weights(self) -> list[list[th.Tensor]]:
-        """The weights of each layer, also while they are replaced by other tensors."""
-        return [[weight for weight in layer] for layer in self.all_weights]
-
-    def _reset_weights(self, weights: list[th.Tensor]) -> th.Tensor:
+    def _reset_weights(self, weights: list[Any]) -> th.Tensor:
         """The weights of one more input, which is 1 at reset steps: they set the state to 0."""
         raise NotImplementedError
 
-    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+    def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
         """One step of a layer: its next state, the output first."""
         raise NotImplementedError
 
-    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+    def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
         """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
         raise NotImplementedError
 
@@ -158,16 +143,16 @@ class LSTM(Recurrent, nn.LSTM):
 
     n_states = 2
 
-    def _reset_weights(self, weights: list[th.Tensor]) -> th.Tensor:
+    def _reset_weights(self, weights: list[Any]) -> th.Tensor:
         # With input, forget and output gates at 0, c and h are 0 for any candidate.
         i, f, g, o = weights[0].new_full((4, self.hidden_size), -CLOSED)
         return th.cat([i, f, th.zeros_like(g), o])
 
-    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+    def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
         h, c = th.lstm_cell(x, state, *weights)
         return h, c
 
-    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+    def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
         return th.lstm(x, [part[None] for part in state], weights, *self._loop_options())[0]
 
 
@@ -176,15 +161,15 @@ class GRU(Recurrent, nn.GRU):
 
     n_states = 1
 
-    def _reset_weights(self, weights: list[th.Tensor]) -> th.Tensor:
+    def _reset_weights(self, weights: list[Any]) -> th.Tensor:
         # With reset and update gates at 0, h is the candidate, which without its bias is tanh(0).
         r, z, n = weights[0].new_full((3, self.hidden_size), -CLOSED)
         return th.cat([r, z, -weights[2].chunk(3)[2] if self.bias else th.zeros_like(n)])
 
-    def _cell(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> State:
+    def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
         return (th.gru_cell(x, *state, *weights),)
 
-    def _loop(self, x: th.Tensor, state: State, weights: list[th.Tensor]) -> th.Tensor:
+    def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
         return th.gru(x, state[0][None], weights, *self._loop_options())[0]
 
 
@@ -302,24 +287,21 @@ class WithMemory(ActorCriticPolicy):
 
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
         n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        memory = self.init_memory(n_envs)
+        if state is None:
+            return memory
+        shape, n_parts = (self.n_lstm_layers, n_envs, self.lstm_hidden_size), len(memory["actor"])
+        if len(state) != n_parts or any(np.shape(part) != shape for part in state):
+            raise ValueError(
+                f"state has arrays of shapes {[np.shape(part) for part in state]}, but {n_envs} observations need "
+                f"{n_parts} of shape {shape}: pass what predict returned for as many, or None at the start"
+            )
+        parts = (th.as_tensor(part, dtype=th.float32, device=self.device).transpose(0, 1) for part in state)
         # Actions depend on the actor's memory alone.
-        return self.init_memory(n_envs) | {"actor": self._from_arrays(state, n_envs)}
+        return memory | {"actor": tuple(parts)}
 
     def _state_of(self, memory: Memory, state: Any) -> Any:
         return tuple(part.transpose(0, 1).numpy(force=True) for part in memory["actor"])
-
-    def _from_arrays(self, state: tuple[np.ndarray, ...] | None, n_envs: int) -> State:
-        """The actor's memory from a state that :meth:`predict` returned."""
-        empty = self._layers["actor"].init(n_envs)
-        if state is None:
-            return empty
-        shape = self.n_lstm_layers, n_envs, self.lstm_hidden_size
-        if len(state) != len(empty) or any(np.shape(part) != shape for part in state):
-            raise ValueError(
-                f"state has arrays of shapes {[np.shape(part) for part in state]}, but {n_envs} observations need "
-                f"{len(empty)} of shape {shape}: pass what predict returned for as many, or None at the start"
-            )
-        return tuple(th.as_tensor(part, dtype=th.float32, device=self.device).transpose(0, 1) for part in state)
 
 
 class LSTMMemory(WithMemory):
@@ -362,13 +344,10 @@ class MultiInputGruPolicy(GRUMemory, MultiInputPolicy):
 
 #: Policies with memory, by name.
 RECURRENT: dict[str, type[BasePolicy]] = {
-    policy.__name__: policy
-    for policy in (
-        MlpLstmPolicy,
-        CnnLstmPolicy,
-        MultiInputLstmPolicy,
-        MlpGruPolicy,
-        CnnGruPolicy,
-        MultiInputGruPolicy,
-    )
+    "MlpLstmPolicy": MlpLstmPolicy,
+    "CnnLstmPolicy": CnnLstmPolicy,
+    "MultiInputLstmPolicy": MultiInputLstmPolicy,
+    "MlpGruPolicy": MlpGruPolicy,
+    "CnnGruPolicy": CnnGruPolicy,
+    "MultiInputGruPolicy": MultiInputGruPolicy,
 }

@@ -13,11 +13,7 @@ from ppo_plus.require import nearest
 
 
 class Views(NamedTuple):
-    """The parts of the observations that actor and critic see.
-
-    :param actor: the space of the actor's part
-    :param critic: the space of the critic's part
-    """
+    """The spaces of the parts of the observations that actor and critic see."""
 
     actor: spaces.Space
     critic: spaces.Space
@@ -28,11 +24,7 @@ class Views(NamedTuple):
         return self.actor is not self.critic
 
     def optional_entries(self, observation_space: spaces.Space, mask_key: str | None) -> frozenset[str]:
-        """The entries of the observations that actions do not depend on.
-
-        :param observation_space: the environment's
-        :param mask_key: the entry that is the action mask, if there is one
-        """
+        """The entries of the observations that actions do not depend on."""
         if not isinstance(observation_space, spaces.Dict) or not isinstance(self.actor, spaces.Dict):
             return frozenset()
         return frozenset(observation_space.spaces.keys() - self.actor.spaces.keys() - {mask_key})
@@ -43,15 +35,10 @@ class Views(NamedTuple):
 
 
 def make_views(space: spaces.Space, actor_keys: Any, critic_keys: Any, mask_key: str | None = None) -> Views:
-    """The parts that actor and critic see, in the order of the space.
+    """The parts that actor and critic see, in the order of the space, from lists of names; ``None``: everything.
 
-    :param space: the observation space without the action mask
-    :param actor_keys: names of all entries that the actor sees; ``None``: everything
-    :param critic_keys: names of all entries that the critic sees; ``None``: everything
-    :param mask_key: the entry that is the action mask, if there is one
     :raises TypeError: not a list of names
-    :raises ValueError: the observations are not a Dict; a list is empty, or has a name that is unknown, the mask's or
-        repeated; or ``critic_keys`` without ``actor_keys``
+    :raises ValueError: the names do not fit the observations, or ``critic_keys`` without ``actor_keys``
     """
     if actor_keys is None:
         if critic_keys is not None:
@@ -70,10 +57,8 @@ def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> sp
     given = f"policy_kwargs: {name}={keys!r}"
     if not isinstance(space, spaces.Dict):
         raise ValueError(f"{given} names entries of Dict observations, but these are {space}: leave it out")
-    if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
+    if not isinstance(keys, (list, tuple)) or not keys or not all(isinstance(key, str) for key in keys):
         raise TypeError(f"{given} must be a list of names, such as {list(space)[:1]}")
-    if not keys:
-        raise ValueError(f"{given} is empty: name one or more of {list(space)}")
     for key in keys:
         if key == mask_key:
             raise ValueError(f"{given} names the action mask (action_mask_key), which is not a feature: leave it out")
@@ -81,7 +66,5 @@ def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> sp
             likely = nearest(key, space)
             remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
             raise ValueError(f"{given} names {key!r}, which is not an entry of the observations: {remedy}")
-    if len(set(keys)) < len(keys):
-        raise ValueError(f"{given} names an entry twice: leave one out")
     # Pairs, not a dict: Gymnasium would sort its keys.
     return spaces.Dict([(key, sub) for key, sub in space.items() if key in keys])

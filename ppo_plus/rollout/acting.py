@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.compiling.compilation import Compilation
-from ppo_plus.compiling.torch_private import still_in_place, swapped, without_gradients
+from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.masking import MaskSource
 
@@ -16,10 +15,7 @@ Act = Callable[..., tuple[th.Tensor, Carry]]
 
 
 class Acting:
-    """Acting as a pure function of tensors.
-
-    :param policy: the policy
-    """
+    """Acting as a pure function of tensors."""
 
     def __init__(self, policy: Any):
         self.policy = policy
@@ -39,34 +35,17 @@ class Acting:
         return step.packed(), carry
 
 
-def is_foreign(callback: BaseCallback) -> bool:
-    """Whether a callback, or one in it, is neither SB3's nor ours, and so may do anything to the policy."""
-    if not type(callback).__module__.startswith(("stable_baselines3.", "ppo_plus.")):
-        return True
-    values = [value for name, value in vars(callback).items() if name != "parent"]
-    inner = [each for value in values for each in (value if isinstance(value, list) else [value])]
-    return any(is_foreign(each) if isinstance(each, BaseCallback) else callable(each) for each in inner)
-
-
-def prepare_act(
-    policy: Any, masks: MaskSource | None, compilation: Compilation, callback: BaseCallback | None = None
-) -> Act:
-    """How a policy acts in the rollout that begins.
+def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation) -> Act:
+    """The function by which a policy acts in the next rollout.
 
     :param policy: the policy
-    :param masks: where action masks come from, if they do
+    :param masks: the source of action masks, if there are any
     :param compilation: whether and what to compile
-    :param callback: what is called between the steps; ``None``: nothing that may change the policy
     """
     acting = Acting(policy)
     tensors = acting.tensors()
     compiled = compilation.compiled("acting", acting, n_mutable=1, given=tensors, policy=policy, masks=masks)
     if compiled is None:
         return without_gradients(acting.plain)
-    # Evaluation, too, may make a module replace its buffers.
-    touches = callback is not None and (is_foreign(callback) or any(True for _ in policy.buffers()))
-    if not touches:
-        return without_gradients(compiled.bind(tensors, plain=acting.plain))
-    # Weights may be moved, and the policy changed, between the steps.
-    in_place = still_in_place(policy)
-    return without_gradients(compiled.bind(tensors, in_place=in_place, plain=acting.plain))
+    # Callbacks may move weights between the steps.
+    return without_gradients(compiled.bind(tensors, plain=acting.plain, may_move=True))

@@ -11,9 +11,10 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.envs.autoreset import is_reset
-from ppo_plus.envs.errors import CheckedEnvs, check_reset, check_shape
+from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.nested import row_of
 from ppo_plus.envs.normalization import Statistics
+from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.masking import MaskSource
@@ -95,10 +96,7 @@ class Report(NamedTuple):
 
 
 class Collector:
-    """The state of collecting: where the environments are, and what is carried from step to step.
-
-    :param device: where the policy computes
-    """
+    """The state of collecting: where the environments are, and what is carried from step to step."""
 
     def __init__(self, device: th.device | str = "cpu"):
         self.device = th.device(device)
@@ -165,8 +163,6 @@ class Collector:
     def start(self, plan: RolloutPlan, env: VecEnv, step: int) -> None:
         """Begin a rollout.
 
-        :param plan: what to collect it with
-        :param env: the environments
         :param step: how many steps each of them has taken, for messages
         """
         self._begin_rollout()
@@ -181,10 +177,7 @@ class Collector:
         self._checked = CheckedEnvs(env, lambda: self._step)
 
     def restart(self, env: VecEnv) -> None:
-        """Reset the environments.
-
-        :param env: the environments, from now on
-        """
+        """Reset the environments."""
         self._use(env)
         with self._checked:
             self.obs = env.reset()
@@ -267,8 +260,6 @@ class Collector:
     def store(self, decision: Decision, step: EnvStep, env: VecEnv) -> None:
         """Store a transition, and continue with the observations that it led to.
 
-        :param decision: the actions taken
-        :param step: what they led to
         :param env: the environments to reset if something else has used them
         :raises FloatingPointError: a final observation is not finite
         """
@@ -336,7 +327,6 @@ def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
     """Which episodes have ended: all but those of environments that only reset in this step.
 
     :param starts: which environments begin an episode after this step, booleans ``(N,)``
-    :param infos: one for each environment
     """
     if not np.count_nonzero(starts):
         return starts

@@ -40,22 +40,13 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
-    """What plays in an environment: the model, and where masks have to be handed in, the model with these.
-
-    :param model: the model
-    :param vec_env: the environment
-    """
+    """What plays in an environment: the model, and where masks have to be handed in, the model with these."""
     source = find_masks(vec_env, model.policy.family.choices, model.action_mask_key)
     return model if source is None or source.key is not None else _Masked(model, vec_env, source)
 
 
 class _Masked:
-    """A model whose ``predict`` asks the environment for its masks; everything else is the model's.
-
-    :param model: the model
-    :param env: the environment it plays in
-    :param source: where the masks come from
-    """
+    """A model whose ``predict`` asks the environment for its masks; everything else is the model's."""
 
     def __init__(self, model: Any, env: VecEnv, source: MaskSource):
         self.model, self.env, self.source = model, env, source

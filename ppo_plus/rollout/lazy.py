@@ -5,10 +5,7 @@ from typing import Any
 
 
 class Lazy:
-    """A value that is computed on first access.
-
-    :param make: computes it
-    """
+    """A value that is computed on first access."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make: Callable[[], Any] | None = make

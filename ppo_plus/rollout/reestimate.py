@@ -22,10 +22,7 @@ AT_ONCE = 1024
 
 
 def separate(rollout: Batch) -> Batch:
-    """The rollout with copies of its advantages and returns, which may be recomputed.
-
-    :param rollout: what :meth:`~ppo_plus.rollout.buffer.RolloutBuffer.on_device` returned
-    """
+    """The rollout with copies of its advantages and returns, which may be recomputed."""
     return rollout._replace(advantages=rollout.advantages.clone(), returns=rollout.returns.clone())
 
 
@@ -33,7 +30,6 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
     """What the critic predicts for every observation of a rollout; with memory, through each sequence from what is
     stored to be remembered before it.
 
-    :param policy: the policy
     :param rollout: ``B`` transitions
     :return: shape ``(B,)``
     """
@@ -56,10 +52,7 @@ def reestimated(
     What describes the policy that collected the rollout stays: its log-probabilities, and the old values that
     ``clip_range_vf`` refers to, which bound how far one *update* moves the policy and the critic. So does the buffer.
 
-    :param epochs: passes over the rollout
     :param rollout: what the passes are over (of ``separate``); changed in place
-    :param policy: the policy, in training mode
-    :param buffer: where the rollout is stored
     :param estimate: fills the advantages and returns of a buffer that has the values, bootstrapping by the policy
     """
     twin = buffer.twin()

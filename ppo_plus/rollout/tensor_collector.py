@@ -365,7 +365,6 @@ def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, win
     :param dones: which have ended, booleans ``(T, N)``
     :param returns: shape ``(T, N)``
     :param lengths: shape ``(T, N)``
-    :param window: how many to return, at most
     """
     where = th.arange(dones.numel(), device=dones.device).masked_fill(~dones.flatten(), -1)
     last = where.topk(min(window, len(where))).values

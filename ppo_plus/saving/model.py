@@ -1,6 +1,5 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
-import math
 import os
 import threading
 import warnings
@@ -12,7 +11,6 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.save_util import recursive_getattr, recursive_setattr
 from stable_baselines3.common.type_aliases import GymEnv
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
@@ -22,11 +20,10 @@ from ppo_plus.formulas.schedules import Bounded
 from ppo_plus.require import require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.decode import restore
-from ppo_plus.saving.format.encode import Undescribable, describe
 from ppo_plus.saving.format.names import Damaged, Refused, name_of, require_attributes
+from ppo_plus.saving.format.values import Undescribable, describe, restore
 from ppo_plus.saving.sb3.from_sb3 import argument_attributes
-from ppo_plus.saving.sb3.zip import check_unread, read_sb3_zip
+from ppo_plus.saving.sb3.zip import read_sb3_zip
 
 KIND = "model"
 #: What a model is never without: the names in a file, which are those of attributes too.
@@ -53,7 +50,6 @@ STATE = {
     "compile_decision": "compilation.decision",
     "compile_required": "compilation.strict",
     "compile_obstacles": "compilation.unable",
-    "compile_attempts": "compilation.tries",
 }
 DECISION = STATE["compile_decision"]
 #: Attributes that are made from the others, or have no meaning here.
@@ -63,42 +59,40 @@ MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
 
 def places_of_arguments(cls: Any) -> dict[str, str]:
-    """The arguments of ``PPO_Plus`` and its spaces: the names in a file, and the attributes that have them.
-
-    :param cls: the class, or one that is derived from it; further arguments of that are attributes like any other
-    """
+    """The arguments of ``PPO_Plus`` and its spaces: the names in a file, and the attributes that have them."""
     ours = next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
     return {name: name for name in ALWAYS} | argument_attributes(ours)
 
 
+def _not_attributes(model: Any) -> set[str]:
+    """The attributes of a model that are not among the "attributes" of a file: they are made from the others, belong to
+    this process, or are in the other parts."""
+    places = [*places_of_arguments(type(model)).values(), *STATE.values(), *model._get_torch_save_params()[0]]
+    return {*model._excluded_save_params(), *NOT_SAVED, *map(_owner, places)}
+
+
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
-    state = state_of(model, exclude, include)
+    state = state_of(model, exclude or (), include or ())
     container.write(path, KIND, state)
     if state["missing"]:
         names, reasons = _names_and_reasons(state["missing"])
         warnings.warn(f"the model is saved without {names}: {reasons}; or save(path, pickle=True)", stacklevel=3)
 
 
-def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> dict[str, Any]:
+def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
     """A model as a value that files can contain; :func:`assemble` makes the model again.
 
-    :param model: a :class:`~ppo_plus.PPO_Plus`
-    :param exclude: attributes to leave out
-    :param include: attributes to keep that would be left out
     :return: ``"arguments"`` and ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under
         ``"missing"``, by name, why what has no description is left out
     """
-    left_out = {*(exclude or ()), *model._excluded_save_params(), *NOT_SAVED} - {*(include or ())}
-    states, variables = model._get_torch_save_params()
-    left_out |= {name.partition(".")[0] for name in [*states, *variables]}
-    present = vars(model).keys() - left_out
     places = {"arguments": places_of_arguments(type(model)), "state": STATE}
+    present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, names in places.items():
         saved[part] = {name: attrgetter(place)(model) for name, place in names.items() if _owner(place) in present}
-    known = {_owner(place) for names in places.values() for place in names.values()}
-    saved["attributes"] = {name: value for name, value in vars(model).items() if name in present - known}
+    others = present - (_not_attributes(model) - {*include})
+    saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
@@ -106,7 +100,6 @@ def state_of(model: Any, exclude: Iterable[str] | None = None, include: Iterable
     missing = [_take_undescribable(saved[part]) for part in ("arguments", "state", "attributes")]
     saved["missing"] = {name: reason for reasons in missing for name, reason in reasons.items()}
     saved["parameters"] = model.get_parameters()
-    saved["variables"] = {name: recursive_getattr(model, name) for name in variables}
     return saved
 
 
@@ -125,13 +118,12 @@ def _owner(place: str) -> str:
 def _take_undescribable(values: dict[str, Any]) -> dict[str, str]:
     """Take out what has no description, and return the reason for each."""
     found = {}
-    for name, value in values.items():
+    for name, value in [*values.items()]:
         try:
             describe(value, name)
         except Undescribable as error:
             found[name] = str(error)
-    for name in found:
-        del values[name]
+            del values[name]
     return found
 
 
@@ -145,33 +137,19 @@ def load_model(
     force_reset: bool,
     changes: dict[str, Any],
 ) -> Any:
-    """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class; of a pickled file, what can be read safely."""
+    """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class."""
     given = {**custom_objects, **changes}
-    needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys()
-    if container.is_container(path):
-        head, arrays = container.read_parts(path, KIND)
-        if print_system_info:
-            print(
-                "== SAVED MODEL SYSTEM INFO ==",
-                *(f"{name}: {each}" for name, each in head["packages"].items()),
-                sep="\n",
-            )
-        with naming(path, "saved model"):
-            saved = _restored(cls, head["value"], arrays, given)
-            if not isinstance(saved["missing"], dict):
-                raise Damaged("it does not describe a model")
-            _check_missing(saved["missing"], {**places_of_arguments(cls), **argument_attributes(cls)}, needed)
-    else:
-        pickled = read_sb3_zip(path, given)
-        check_unread(path, pickled.unread, needed)
-        saved = {
-            "arguments": {},
-            "state": {},
-            "attributes": pickled.data,
-            "parameters": pickled.parameters,
-            "variables": {},
-        }
+    head, arrays = container.read_parts(path, KIND)
+    if print_system_info:
+        print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
     with naming(path, "saved model"):
+        saved = _restored(cls, head["value"], arrays, given)
+        places = {**places_of_arguments(cls), **argument_attributes(cls)}
+        needed = {*places.values()} - given.keys()
+        lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
+        if lacking:
+            names, reasons = _names_and_reasons(lacking)
+            raise Refused(f"it was saved without {names}: {reasons}. Pass {', '.join(f'{name}=' for name in lacking)}")
         return assemble(cls, saved, env, device, force_reset, changes, custom_objects)
 
 
@@ -189,7 +167,9 @@ def _restored(
 ) -> dict[str, Any]:
     """The value of :func:`state_of` from its description, without the attributes that are given."""
     places = {"arguments": places_of_arguments(cls), "state": STATE, "attributes": {}}
-    saved: dict[str, Any] = {name: _part(written, name, arrays) for name in ("missing", "parameters", "variables")}
+    saved: dict[str, Any] = {name: _part(written, name, arrays) for name in ("missing", "parameters")}
+    if not isinstance(saved["missing"], dict):
+        raise Damaged("it does not describe a model")
     for part, names in places.items():
         if not isinstance(written.get(part), dict):
             raise Damaged(f"it has no {part}")
@@ -209,14 +189,6 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
         raise Damaged(f"it has no {name}") from None
 
 
-def _check_missing(missing: Any, places: Mapping[str, str], needed: Collection[str]) -> None:
-    """:raises Refused: a file was saved without something that is needed and not given"""
-    lacking = {name: reason for name, reason in missing.items() if places.get(name, name) in needed}
-    if lacking:
-        names, reasons = _names_and_reasons(lacking)
-        raise Refused(f"it was saved without {names}: {reasons}. Pass {', '.join(f'{name}=' for name in lacking)}")
-
-
 def _names_and_reasons(missing: Mapping[str, Any]) -> tuple[str, str]:
     return " and ".join(missing), "; ".join(map(str, missing.values()))
 
@@ -232,28 +204,21 @@ def assemble(
 ) -> Any:
     """The model of a file, made in SB3's order.
 
-    :param cls: its class
-    :param saved: from :func:`state_of`
-    :param env: where to train on
-    :param device: where to compute
-    :param force_reset: start new episodes, if an environment is given
-    :param changes: attributes to change
-    :param custom_objects: attributes in place of those in the file
     :raises Damaged: it does not describe a model
     """
     places = _by_place(cls, saved)
-    data = {place: value for place, value in places.items() if "." not in place}
-    data = {**{name: changes[name] for name in ALWAYS if name in changes}, **saved["attributes"], **data}
-    data.update(custom_objects or {})
-    _check_kinds(data, saved["parameters"])
+    given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
+    data = {place: value for place, value in places.items() if "." not in place} | given
+    n_weights = _check_kinds(data, saved["parameters"])
     data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
     if env is not None:
         wrapped = cls._wrap_env(env, data.get("verbose", 0))
         require_spaces(wrapped, data["observation_space"], data["action_space"])
         data["n_envs"], env = wrapped.num_envs, wrapped
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    with _building(saved["parameters"]):
-        vars(model).update(data)
+    left_out = _not_attributes(model)
+    with _building(n_weights):
+        vars(model).update({name: each for name, each in saved["attributes"].items() if name not in left_out}, **data)
         for place, value in places.items():
             owner, _, name = place.rpartition(".")
             if owner:
@@ -263,12 +228,9 @@ def assemble(
             model._last_obs = None
         vars(model).update(changes)
         model._setup_model()
-        networks, variables = model._get_torch_save_params()
-        if saved["parameters"].keys() != {*networks} or not saved["variables"].keys() <= {*variables}:
-            raise Damaged(f"it has other networks or variables than {cls.__name__}")
+        if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
+            raise Damaged(f"it has other networks than {cls.__name__}")
         model.set_parameters(saved["parameters"], exact_match=True, device=device)
-        for name, value in saved["variables"].items():
-            recursive_setattr(model, f"{name}.data", value.data)
         if model.use_sde:
             model.policy.reset_noise()
     return model
@@ -279,8 +241,7 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
 
     :raises Damaged: the file has other parts, or unknown names
     """
-    parts = ("arguments", "state", "attributes", "parameters", "variables")
-    if not all(isinstance(saved.get(part), dict) for part in parts):
+    if not all(isinstance(saved.get(part), dict) for part in ("arguments", "state", "attributes", "parameters")):
         raise Damaged("it does not describe a model")
     require_attributes(cls, saved["attributes"])
     found: dict[str, Any] = {}
@@ -290,18 +251,18 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
     if DECISION in found:
-        found[DECISION] = _decision(found[DECISION])
+        decision = found[DECISION]
+        if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:
+            raise Damaged("its compile_decision is not valid")
+        found[DECISION] = CompileStatus(*decision)
     return found
 
 
-def _decision(written: Any) -> CompileStatus:
-    if not isinstance(written, list) or list(map(type, written)) != [bool, str, bool]:
-        raise Damaged("its compile_decision is not valid")
-    return CompileStatus(*written)
+def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
+    """The number of weights of what a model is made of.
 
-
-def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
-    """:raises Damaged: it is not what a model is made of"""
+    :raises Damaged: a model is not made of it
+    """
     missing = [name for name in ALWAYS if name not in data]
     if missing:
         raise Damaged(f"it has no {' and no '.join(missing)}")
@@ -309,38 +270,22 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None
     are_spaces = all(isinstance(data[name], spaces.Space) for name in ("observation_space", "action_space"))
     if not is_policy or not are_spaces or not isinstance(data.get("policy_kwargs", {}), dict):
         raise Damaged("its policy or its spaces are not valid")
-    if _n_choices(data["action_space"]) > _n_weights(parameters):
-        raise Damaged("it has more actions than its weights could choose from")
-
-
-def _n_choices(space: spaces.Space) -> float:
-    """The least number of outputs that choices need."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return sum(map(_n_choices, inner))
-    if isinstance(space, spaces.MultiDiscrete):
-        return float(space.nvec.sum(dtype=float))
-    if isinstance(space, spaces.MultiBinary):
-        return math.prod(map(float, space.shape))
-    return float(space.n) if isinstance(space, spaces.Discrete) else 0.0
-
-
-def _n_weights(parameters: Mapping[str, Any]) -> int:
-    """:raises Damaged: it has none"""
     weights = parameters.get("policy")
     if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
         raise Damaged("it has no weights")
-    return sum(each.numel() for each in weights.values())
+    n_weights = sum(each.numel() for each in weights.values())
+    if spaces.flatdim(data["action_space"]) > n_weights:
+        raise Damaged("it has more actions than its weights could choose from")
+    return n_weights
 
 
 @contextmanager
-def _building(parameters: Mapping[str, Any]) -> Iterator[None]:
+def _building(n_weights: int) -> Iterator[None]:
     """Do not build much larger networks than a file has weights for: memory would be allocated, but never used.
 
-    :param parameters: the states of all networks and optimizers in the file
-    :raises Damaged: they are larger, or do not fit
+    :raises Damaged: the networks are larger, or do not fit
     """
-    thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * _n_weights(parameters)
+    thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * n_weights
 
     def count(module: th.nn.Module, name: str, parameter: th.nn.Parameter) -> None:
         nonlocal left

@@ -30,12 +30,7 @@ _PICKLED = "stable_baselines3.common.vec_env.vec_normalize:VecNormalize"
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write the statistics of environments to a file, completely or not at all.
-
-    :param normalize: the environments
-    :param path: the file
-    :raises OSError: it cannot be written
-    """
+    """Write the statistics of environments to a file, completely or not at all."""
     container.write(path, KIND, {name: getattr(normalize, each, None) for name, each in STATISTICS.items()})
 
 

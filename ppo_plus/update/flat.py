@@ -81,8 +81,6 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
 
     A parameter that the loss does not reach has a zero gradient here where torch would have none. The two are the same
     for one that was never reached, without weight decay; otherwise its momentum and decay go on here.
-
-    :param optimizer: a torch optimizer
     """
     params = trainable(optimizer)
     if not _packable(optimizer, params):
@@ -173,11 +171,7 @@ def views(vector: th.Tensor, params: "list[Any]") -> list[th.Tensor]:
 
 
 def concatenated(grads: Sequence[th.Tensor | None], params: "list[Any]") -> th.Tensor:
-    """A gradient as one vector, with zeros for what the loss does not reach.
-
-    :param grads: its parts
-    :param params: what they belong to
-    """
+    """A gradient as one vector, with zeros for what the loss does not reach."""
     every = [th.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
     if len(every) == 1:
         # A copy, as of several.

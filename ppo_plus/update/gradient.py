@@ -29,9 +29,6 @@ def loss_gradient(
     """The loss of one minibatch and its gradient.
 
     :param compute_loss: the loss as a function of a batch and the coefficients
-    :param params: what to differentiate with respect to
-    :param coefficients: weights and bounds of the loss
-    :param batch: the minibatch
     :raises TypeError: what ``compute_loss`` returned is something else than ``Losses``
     """
     losses = compute_loss(batch, coefficients)
@@ -54,12 +51,8 @@ def head_gradient(
     """The loss of one minibatch, and its gradient down to the features; a pure function of tensors.
 
     :param policy: whose heads compute the loss, with weights from ``vector``
-    :param vector: the weights
     :param others: what else the policy computes with (:func:`others_of`)
-    :param data: the rollout
     :param kl_coef: the coefficient that changes from one minibatch to the next
-    :param features: what the encoder made of the minibatch's observations
-    :param indices: which rows of the rollout
     :return: the loss, and its gradient with respect to each weight (``None`` where the loss reaches it only through
         the features), then with respect to the features
     """
@@ -79,10 +72,7 @@ def gradient_by_parts(
 ) -> tuple[Losses, Gradient]:
     r""":func:`loss_gradient` by the chain rule, :math:`\partial L = \partial L|_f + \partial_f L \cdot \partial f`.
 
-    :param policy: whose encoder makes the features :math:`f`
     :param head: the loss and its gradient as a function of the features, as :func:`head_gradient`
-    :param params: what to differentiate with respect to
-    :param batch: the minibatch
     """
     assert batch.carry is not None
     features, _ = policy.encode(batch.observations, batch.carry.memory, batch.episode_starts)

@@ -15,7 +15,7 @@ import torch as th
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.compiled import Compiled
-from ppo_plus.compiling.torch_private import after_accumulation, optimizer_step, swapped
+from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.carry import Features
@@ -58,11 +58,7 @@ class Scheduled(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
-        """The values from numbers.
-
-        :param numbers: by name of the argument
-        :param device: where the tensors are needed
-        """
+        """The values from numbers."""
         tensors = {
             name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
         }
@@ -101,12 +97,7 @@ class UpdateRule:
     ) -> Outcome:
         """One minibatch; changes the first three arguments in place.
 
-        :param vector: the weights
-        :param moments: the optimizer's state for them
         :param others: the policy's buffers, which its layers may change in place, and frozen weights
-        :param scheduled: the values of schedules
-        :param data: the rollout
-        :param state: the KL control's state
         :param indices: which rows of the rollout; ``None`` for all
         """
         coefficients = self.penalizing(scheduled.coefficients, state)
@@ -160,10 +151,6 @@ def prepared(
 ) -> Minibatch:
     """The function that makes the minibatches of one update: compiled if training is and it can be, otherwise eager.
 
-    :param rule: how a minibatch changes the policy
-    :param weights: the weights
-    :param scheduled: the values of schedules
-    :param compilation: whether and what to compile
     :param unable: why minibatches cannot be compiled; ``None``: they can, as far as is known
     :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
     :raises CompileError: ``compile=True``, and they cannot be compiled
@@ -243,21 +230,13 @@ class EagerMinibatch:
 def eager_gradient(
     compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Any, indices: th.Tensor | None
 ) -> tuple[Losses, Gradient]:
-    """Loss and gradient of a minibatch, with the hooks on weights called as ``backward()`` would."""
+    """Loss and gradient of a minibatch."""
     # No name for the minibatch: images should not stay while there are gradients.
-    losses, grads = loss_gradient(
-        compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices)
-    )
-    return losses, tuple(after_accumulation(weights.params, grads))
+    return loss_gradient(compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices))
 
 
 class CompiledGradient:
-    """Loss and gradient of a process's part of a minibatch, compiled.
-
-    :param rule: how a minibatch changes the policy
-    :param compiled: the compiled form of :meth:`UpdateRule.gradient`
-    :param weights: the weights
-    """
+    """Loss and gradient of a process's part of a minibatch, compiled."""
 
     def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights):
         self._rule, self._compiled, self._weights = rule, compiled, weights
@@ -302,13 +281,7 @@ class CompiledHeads(CompiledGradient):
 
 
 class CompiledMinibatch:
-    """Minibatches in the compiled form of an :class:`UpdateRule`.
-
-    :param rule: how a minibatch changes the policy
-    :param compiled: its compiled form
-    :param weights: the weights
-    :param scheduled: the values of schedules
-    """
+    """Minibatches in the compiled form of an :class:`UpdateRule`."""
 
     def __init__(self, rule: UpdateRule, compiled: Compiled, weights: Weights, scheduled: Scheduled):
         self._compiled, self._weights, self._scheduled = compiled, weights, scheduled

@@ -23,10 +23,7 @@ OptimizerStep = Callable[[Gradient, th.Tensor, th.Tensor], None]
 
 @dataclass(frozen=True)
 class Columns:
-    """What the numbers in a record are called.
-
-    :param names: :data:`FLAGS` first
-    """
+    """What the numbers in a record are called."""
 
     names: tuple[str, ...]
 
@@ -34,8 +31,6 @@ class Columns:
 def clip_factor(grads: Gradient, max_norm: float) -> tuple[th.Tensor, th.Tensor]:
     r"""What to multiply a gradient by so that its norm is at most :math:`c`: :math:`\min(1, c / (\|g\| + 10^{-6}))`.
 
-    :param grads: its parts
-    :param max_norm: :math:`c`
     :return: the norm :math:`\|g\|` and the factor, both 0-d
     """
     norms = [th.linalg.vector_norm(grad) for grad in grads if grad is not None]
@@ -55,12 +50,7 @@ def apply(
 ) -> tuple[KLState, Columns, th.Tensor]:
     """One step along a gradient, unless it is not finite or the KL control has stopped the update.
 
-    :param optimizer_step: takes the step
-    :param losses: of the minibatch
     :param grads: their gradient, in one vector where it stands alone (it is changed then)
-    :param max_grad_norm: bound on the norm of the gradient
-    :param control: the KL control
-    :param state: its state
     :param learning_rate: before the control's scale, 0-d
     :param target_kl: the control's target, 0-d
     :return: the control's next state, and a record of the minibatch: its columns and numbers
@@ -106,10 +96,6 @@ def functional_step(like: Optimizer, vector: th.Tensor, moments: dict[str, th.Te
 
     The optimizer's own step is made on copies with a learning rate of 1 and scaled, :math:`w + \eta (w_1 - w)`, which
     is the same for elementwise optimizers and lets the learning rate be a tensor in all of them.
-
-    :param like: the optimizer whose class and options to take
-    :param vector: the weights
-    :param moments: its state for them
     """
 
     def step(grads: Gradient, learning_rate: th.Tensor, applied: th.Tensor) -> None:
@@ -134,11 +120,7 @@ def functional_step(like: Optimizer, vector: th.Tensor, moments: dict[str, th.Te
 
 
 class Records:
-    """What the minibatches of an update left.
-
-    :param columns: of all records
-    :param records: one vector per minibatch
-    """
+    """What the minibatches of an update left."""
 
     def __init__(self, columns: Columns, records: list[th.Tensor]):
         self._table = th.stack(records)

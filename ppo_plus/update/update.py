@@ -48,12 +48,8 @@ class Updater:
     ) -> Iterator["Update"]:
         """Start an update, which ends with the block. Inside, the weights stand in a flat vector.
 
-        :param rule: how a minibatch changes the policy
         :param numbers: the values of schedules, by name of the argument
-        :param device: where the policy computes
-        :param compilation: whether and what to compile
         :param unable: see :func:`~ppo_plus.update.minibatch.prepared`
-        :param reads: see there
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         state = self.kl_state(rule.control)
@@ -122,7 +118,6 @@ class Update:
     def step(self, data: Any, indices: th.Tensor | None) -> None:
         """Learn from a minibatch.
 
-        :param data: the rollout
         :param indices: which rows of it; ``None``: all
         """
         self.state, self._columns, record = self._minibatch(data, self.state, indices)
@@ -150,10 +145,7 @@ class Update:
         self.records = Records(self._columns, self._records)
 
     def metrics(self, policy: Any) -> dict[str, float]:
-        """What is logged of the update, as ``train/<name>``.
-
-        :param policy: the policy
-        """
+        """What is logged of the update, as ``train/<name>``."""
         found = self.records.means() | {"learning_rate": self._learning_rate}
         if hasattr(policy, "log_std"):
             found["std"] = policy.log_std.detach().exp().mean().item()

@@ -1,7 +1,8 @@
 """Callbacks of a training run: evaluations, saved models, progress."""
 
+import math
 import sys
-import time
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +16,11 @@ from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.interrupts import check
-from ppo_plus.zoo.models import save_statistics
+from ppo_plus.zoo.models import save_model, save_statistics
 
 
 class Episodes(NamedTuple):
-    """Finished episodes.
-
-    :param returns: return of each
-    :param lengths: number of steps of each
-    :param successes: whether each was a success; empty if the environments do not say so
-    """
+    """Returns and lengths of finished episodes, and whether each was a success (empty: not known)."""
 
     returns: list[float]
     lengths: list[int]
@@ -58,9 +54,6 @@ class EvalAfterUpdates(EvalCallback):
     in_all_processes = True
 
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
-        if kwargs.get("best_model_save_path") is not None:
-            path = Path(kwargs["best_model_save_path"], "best_model.zip")
-            kwargs.setdefault("callback_on_new_best", SaveStatistics(path))
         super().__init__(eval_env, verbose=verbose, **kwargs)
         self.every = eval_freq
 
@@ -118,33 +111,29 @@ class EvalAfterUpdates(EvalCallback):
         """
         if self.log_path is not None:
             self._write(episodes)
-        mean, length = float(np.mean(episodes.returns)), np.mean(episodes.lengths)
-        self.last_mean_reward = mean
-        self._print(
-            f"Eval num_timesteps={self.num_timesteps}, episode_reward={mean:.2f} +/- {np.std(episodes.returns):.2f}"
-        )
-        self._print(f"Episode length: {length:.2f} +/- {np.std(episodes.lengths):.2f}")
+        mean, std = float(np.mean(episodes.returns)), np.std(episodes.returns)
+        is_best, self.last_mean_reward = mean > self.best_mean_reward, mean
         self.logger.record("eval/mean_reward", mean)
-        self.logger.record("eval/mean_ep_length", length)
+        self.logger.record("eval/mean_ep_length", np.mean(episodes.lengths))
         if episodes.successes:
-            rate = np.mean(episodes.successes)
-            self._print(f"Success rate: {100 * rate:.2f}%")
-            self.logger.record("eval/success_rate", rate)
+            self.logger.record("eval/success_rate", np.mean(episodes.successes))
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
+        if self.verbose >= 1:
+            # Above the progress bar, if there is one.
+            tqdm.write(
+                f"evaluation after {self.num_timesteps:,} timesteps: return {mean:.2f} +/- {std:.2f} over "
+                f"{len(episodes.returns)} episodes{' (new best)' if is_best else ''}",
+                file=sys.stderr,
+            )
         should_continue = True
-        if mean > self.best_mean_reward:
-            self._print("New best mean reward!")
+        if is_best:
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
-                self.model.save(Path(self.best_model_save_path, "best_model"))
+                save_model(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
             if self.callback_on_new_best is not None:
                 should_continue = self.callback_on_new_best.on_step()
         return should_continue and self._on_event()
-
-    def _print(self, line: str) -> None:
-        if self.verbose >= 1:
-            print(line)
 
     def _write(self, episodes: Episodes) -> None:
         """Add an evaluation to ``evaluations.npz``."""
@@ -161,37 +150,6 @@ class EvalAfterUpdates(EvalCallback):
             tables["successes"] = self.evaluations_successes
         with replacing(f"{self.log_path}.npz") as file:
             np.savez(file, **tables)
-
-
-class EvalLine(BaseCallback):
-    """Prints a line after each evaluation (as ``callback_after_eval``), above the progress bar if there is one."""
-
-    def _on_step(self) -> bool:
-        results = self.parent.evaluations_results  # type: ignore[union-attr]
-        rewards = results[-1]
-        is_best = np.mean(rewards) > max(map(np.mean, results[:-1]), default=-np.inf)
-        best = " (new best)" if is_best else ""
-        tqdm.write(
-            f"evaluation after {self.num_timesteps:,} timesteps: return {np.mean(rewards):.2f} +/- "
-            f"{np.std(rewards):.2f} over {len(rewards)} episodes{best}",
-            file=sys.stderr,
-        )
-        return True
-
-
-class SaveStatistics(BaseCallback):
-    """Saves the normalization statistics next to a model that another callback has just saved.
-
-    :param path: the model's file
-    """
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-
-    def _on_step(self) -> bool:
-        save_statistics(self.model, self.path)  # type: ignore[arg-type]
-        return True
 
 
 class SavedModels(CheckpointCallback):
@@ -235,40 +193,40 @@ class ProgressDisplay(BaseCallback):
         """Nothing."""
 
     def _on_training_start(self) -> None:
-        self.first = self.model.num_timesteps
-        self.total = self.locals["total_timesteps"]
-        self.started = time.monotonic()
-        self.lines = self.first * 10 // self.total
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
         if notice is not None and self.model.verbose < 1:  # else the model prints it
             print(notice, file=sys.stderr, flush=True)
-        if self.shows_bar:
-            self.bar = tqdm(initial=self.first, total=self.total, unit="step", unit_scale=True, dynamic_ncols=True)
+        done, total = self.model.num_timesteps, self.locals["total_timesteps"]
+        # Without a terminal the bar is never drawn; its text is printed at each tenth.
+        file, interval = (sys.stderr, 0.1) if self.shows_bar else (StringIO(), math.inf)
+        self.bar = tqdm(
+            initial=done,
+            total=total,
+            unit=" steps",
+            unit_scale=True,
+            dynamic_ncols=True,
+            file=file,
+            mininterval=interval,
+        )
 
     def _on_step(self) -> bool:
-        done = self.num_timesteps
-        if self.bar is not None:
-            self.bar.update(min(done, self.total) - self.bar.n)  # the last rollout is completed
-        elif self.lines < 10 and done * 10 >= (self.lines + 1) * self.total:
-            self.lines = done * 10 // self.total
-            speed = (done - self.first) / (time.monotonic() - self.started)
-            print(
-                f"{done:,} of {self.total:,} timesteps, {self._mean_return()}, {speed:.0f} timesteps/s, "
-                f"{max(0, self.total - done) / speed:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+        assert self.bar is not None
+        tenths = 10 * self.bar.n // self.bar.total
+        self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
+        if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:
+            self._set_return()
+            print(self.bar, file=sys.stderr, flush=True)
         return True
 
     def _on_rollout_end(self) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix_str(self._mean_return())
+        self._set_return()
 
     def _on_training_end(self) -> None:
         """Also called after an interruption, where SB3 does not call it."""
         if self.bar is not None:
             self.bar.close()
 
-    def _mean_return(self) -> str:
+    def _set_return(self) -> None:
+        assert self.bar is not None
         returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        return f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet"
+        self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")

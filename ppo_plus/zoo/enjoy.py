@@ -24,8 +24,6 @@ from ppo_plus.zoo.runs import ALGO, RunFolder
 MAX_GIF_FPS = 50
 #: Not needed to play; replacing the schedules here often makes it unnecessary to trust a file of SB3.
 NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
-#: Formats of videos, for which ``imageio[ffmpeg]`` must be installed.
-VIDEOS = (".mp4", ".mkv", ".mov", ".avi")
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,7 @@ def make_player(
 ) -> Player:
     """A model of a run, with its normalization statistics, in the environments that it was trained for.
 
-    :param folder: the run's folder
-    :param model: one of its models
-    :param n_envs: number of environments
-    :param seed: seed of the first one
-    :param device: device of the model
+    :param seed: seed of the first environment
     :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
     :param env_kwargs: arguments of the environment that replace the run's, such as ``render_mode``
     :param packages: packages that the run's settings may import from; ``None``: any
@@ -95,7 +89,6 @@ def make_player(
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
     """The experiment of a run, of rl_zoo3's runs as well.
 
-    :param folder: the run's folder
     :param packages: packages that its settings may import from; ``None``: any
     :raises FileNotFoundError: not the folder of a run
     :raises ValueError: its settings import from another package
@@ -109,11 +102,7 @@ def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOW
 
 
 def enjoy(player: Player, n_timesteps: int) -> None:
-    """Play, and print the return and length of each episode, and their means. Ctrl-C ends it.
-
-    :param player: the player; it renders if its environments do
-    :param n_timesteps: steps of each environment
-    """
+    """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
     returns: list[float] = []
     lengths: list[int] = []
     try:
@@ -137,15 +126,14 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 def check_recording(path: Path) -> None:
     """Check before playing that a recording can be written.
 
-    :param path: the file
     :raises ValueError: unknown format
     :raises ImportError: a video needs ``imageio[ffmpeg]``
     """
     suffix = path.suffix.lower()
-    if suffix not in (".gif", *VIDEOS):
-        raise ValueError(f"-o {path}: the name must end in .gif, {', '.join(VIDEOS[:-1])} or {VIDEOS[-1]}")
-    if suffix != ".gif" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: videos other than .gif need pip install 'imageio[ffmpeg]'")
+    if suffix not in (".gif", ".mp4"):
+        raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
+    if suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ImportError(f"-o {path}: an .mp4 needs pip install 'imageio[ffmpeg]'")
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
@@ -153,7 +141,7 @@ def record(player: Player, n_timesteps: int, path: Path) -> None:
 
     :param player: the player; its environments have ``render_mode="rgb_array"``
     :param n_timesteps: steps of each environment
-    :param path: a ``.gif``, or one of :data:`VIDEOS`
+    :param path: a ``.gif`` or ``.mp4``
     """
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial, reduce
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import BATCHED, pick
 from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.zoo.experiment import Experiment, Part
-from ppo_plus.zoo.mujoco import warnings_once
 from ppo_plus.zoo.registry import find_env, is_atari
 
 #: Kinds of vector environments that step single environments.
@@ -48,7 +46,6 @@ def make_envs(
     """Environments as the experiment describes them, in rl_zoo3's order: wrappers, vector wrappers, normalization,
     frame stacking, transposed images.
 
-    :param experiment: the experiment
     :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
     :param seed: seed of the first one, the others follow; ``None``: the experiment's, plus :data:`EVAL_SEED` for
         evaluation
@@ -78,17 +75,16 @@ def make_envs(
     batched = not evaluation and experiment.vec_env in BATCHED
     if batched and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
         experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-    with warnings_once(experiment.env_id):
-        if batched:
-            env = _make_batched(experiment, seed + first, kwargs)
-            if monitor_dir is not None:
-                env.episode_log = _episode_log(experiment.env_id, monitor_dir, append, first)
-        else:
-            env = _make_single(experiment, seed + first, kwargs, restarts, timeout)(
-                start_index=first,
-                monitor_dir=None if monitor_dir is None else str(monitor_dir),
-                monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
-            )
+    if batched:
+        env = _make_batched(experiment, seed + first, kwargs)
+        if monitor_dir is not None:
+            env.episode_log = _episode_log(experiment.env_id, monitor_dir, append, first)
+    else:
+        env = _make_single(experiment, seed + first, kwargs, restarts, timeout)(
+            start_index=first,
+            monitor_dir=None if monitor_dir is None else str(monitor_dir),
+            monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
+        )
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
         env = _normalize(env, experiment, evaluation)
@@ -114,29 +110,18 @@ def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = N
 
 def choose_vec_env(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
     """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason. An
-    experiment with another choice is returned unchanged.
-
-    :param experiment: the experiment
-    :param restarts: how many failed environments to replace by new ones
-    :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
-    """
+    experiment with another choice is returned unchanged."""
     if experiment.vec_env != "auto":
         return experiment
     if timeout is not None:
         kind, why = "subproc", "--env-timeout needs environments in separate processes"
     else:
-        make = partial(_make_one, experiment)
-        with warnings_once(experiment.env_id):
-            kind, why = pick(experiment.env_id, experiment.n_envs, make, _needs_single(experiment, restarts))
+        names = ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
+        given = [name for name in names if getattr(experiment, name)] + (["--restart-envs"] if restarts else [])
+        needs_single = f"single environments are needed for {' and '.join(given)}" if given else ""
+        kind, why = pick(experiment.env_id, experiment.n_envs, partial(_make_one, experiment), needs_single)
     _print(f"--vec-env auto: {kind} ({why})")
     return experiment.replace(vec_env=kind)
-
-
-def _needs_single(experiment: Experiment, restarts: int) -> str:
-    """Why the experiment needs single environments; empty if it does not."""
-    names = ("env_kwargs", "env_wrapper", "monitor_kwargs", "vec_env_wrapper", "frame_stack")
-    given = [name for name in names if getattr(experiment, name)] + (["--restart-envs"] if restarts else [])
-    return f"single environments are needed for {' and '.join(given)}" if given else ""
 
 
 def _make_one(experiment: Experiment) -> Resumable:
@@ -193,31 +178,18 @@ def _episode_log(env_id: str, monitor_dir: Path, append: bool, first: int) -> Re
 def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
     """Translate an Atari experiment for EnvPool, which has built in what ``AtariWrapper`` and frame stacking do.
 
-    :param experiment: the experiment
-    :param kwargs: arguments of the environment
-    :return: the experiment with EnvPool's name of the game, without wrapper and stacking, and EnvPool's arguments
+    :return: the experiment with EnvPool's name of the game, without wrapper and stacking, and EnvPool's arguments,
+        whose defaults are those of ``AtariWrapper`` except for the two that are set
     :raises ValueError: EnvPool cannot make these environments
     """
     game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
-    if game is None or kwargs or [part.cls for part in experiment.env_wrapper] != [AtariWrapper]:
+    if game is None or kwargs or [(part.cls, part.kwargs) for part in experiment.env_wrapper] != [(AtariWrapper, {})]:
         raise ValueError(
-            f"vec_env='envpool' makes Atari games named ...NoFrameskip-v4, in AtariWrapper and without env_kwargs, but "
-            f"not {experiment.env_id!r} in {[part.name for part in experiment.env_wrapper]} with {kwargs}: use "
-            "'subproc', or hand envpool.make_gymnasium(...) to PPO_Plus in Python"
+            f"vec_env='envpool' makes Atari games named ...NoFrameskip-v4, in a plain AtariWrapper and without "
+            f"env_kwargs, but not {experiment.env_id!r} in {experiment.env_wrapper} with {kwargs}: use 'subproc', or "
+            "pass envpool.make_gymnasium(...) to PPO_Plus in Python"
         )
-    wrapper = signature(AtariWrapper).bind(None, **experiment.env_wrapper[0].kwargs)
-    wrapper.apply_defaults()
-    given = wrapper.arguments
-    arguments = {
-        "noop_max": given["noop_max"],
-        "frame_skip": given["frame_skip"],
-        "img_height": given["screen_size"],
-        "img_width": given["screen_size"],
-        "episodic_life": given["terminal_on_life_loss"],
-        "reward_clip": given["clip_reward"],
-        "repeat_action_probability": given["action_repeat_probability"],
-        "stack_num": experiment.frame_stack or 1,
-    }
+    arguments = {"episodic_life": True, "reward_clip": True, "stack_num": experiment.frame_stack or 1}
     return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
 
 

@@ -1,16 +1,4 @@
-"""An experiment: everything that defines one training run, resolved and checked.
-
-How a tuner uses it::
-
-    experiment = load_experiment("Pendulum-v1", seed=3)      # the entry of the settings file, all names looked up
-    trial = experiment.with_hyperparams({"gamma": 0.95, "policy_kwargs": {"net_arch": [64]}})  # merged with the entry
-    env = make_envs(trial)                                   # ppo_plus.zoo.envs: n_envs environments, normalized
-    eval_env = make_envs(trial, n_envs=5, evaluation=True)   # other seeds, statistics of the training environments
-    model = make_model(trial, env)                           # ppo_plus.zoo.models
-    evaluation = EvalAfterUpdates(eval_env, eval_freq=10_000, n_eval_episodes=5)  # ppo_plus.zoo.callbacks
-    model.learn(trial.n_timesteps, callback=[evaluation, *make_callbacks(trial)])
-    yaml.safe_dump({trial.env_id: trial.settings()})         # an entry that rl_zoo3 can read as well
-"""
+"""An experiment: everything that defines one training run, resolved and checked."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -20,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import stable_baselines3 as sb3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
@@ -41,12 +28,7 @@ from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
 
 @dataclass(frozen=True)
 class Part:
-    """A class named in a settings file, with the arguments to call it with.
-
-    :param name: dotted name
-    :param cls: the class
-    :param kwargs: keyword arguments
-    """
+    """A class that a settings file names, with the arguments to call it with."""
 
     name: str
     cls: type
@@ -60,22 +42,15 @@ class Part:
 class Experiment:
     """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
 
-    :param env_id: Gymnasium environment id
     :param n_timesteps: number of environment steps, over all environments together
-    :param n_envs: number of environments
     :param policy: name of the policy class, or the class itself
     :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
     :param frame_stack: number of observations to stack; ``None`` for no stacking
     :param env_wrapper: wrappers of each environment, the innermost first
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
-    :param callback: callbacks of the training
-    :param env_kwargs: arguments of the environment
-    :param monitor_kwargs: arguments of ``Monitor``
-    :param policy_kwargs: arguments of the policy
     :param hyperparams: the other arguments of ``PPO_Plus``
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
     :param seed: seed of environments, weights and exploration
-    :param device: device of the model
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
         ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
         backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
@@ -112,8 +87,7 @@ class Experiment:
         :param packages: see :func:`parse_settings`
         :raises ValueError: unknown key or bad value
         """
-        _check_keys(settings)
-        changed = parse_settings(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
+        changed = _parse_checked(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
         named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
         merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
         return self.replace(**{**named, **merged})
@@ -144,7 +118,6 @@ class Experiment:
     def for_each_process(self, n_processes: int) -> "Experiment":
         """The part of one of several processes: its share of the environments and of each minibatch.
 
-        :param n_processes: how many processes train together
         :raises ValueError: a number cannot be divided
         """
         if n_processes == 1:
@@ -176,8 +149,6 @@ SETTINGS = tuple(
 PARTS = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
 #: Arguments of ``PPO_Plus`` that the training run sets, not the settings file.
 SET_BY_RUN = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
-#: SB3's other algorithms, whose arguments are recognized by name.
-SB3_ALGORITHMS = (sb3.A2C, sb3.DDPG, sb3.DQN, sb3.SAC, sb3.TD3)
 
 
 def load_experiment(
@@ -191,7 +162,6 @@ def load_experiment(
 ) -> Experiment:
     """The experiment that a settings file describes for an environment, with every name looked up and checked.
 
-    :param env_id: Gymnasium environment id
     :param path: YAML file; ``None`` for the package's own
     :param overrides: settings that replace those of the file
     :param variant: use the entry ``env_id/variant`` of the file
@@ -205,14 +175,17 @@ def load_experiment(
     source, overrides = builtin_file() if path is None else Path(path), overrides or {}
     name, entry = read_entry(env_id, source, variant)
     # Overrides are checked alone first, so that the message does not blame the file for them.
-    _check_keys(overrides)
-    parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages)
-    settings = {**entry, **overrides}
+    _parse_checked(env_id, {"n_timesteps": 1, **overrides}, packages)
     try:
-        _check_keys(settings)  # first: a key that seems to be missing may be misspelled
-        return parse_settings(env_id, settings, packages).replace(**run)
+        return _parse_checked(env_id, {**entry, **overrides}, packages).replace(**run)
     except ValueError as error:
         raise ValueError(f"{source}, {name}: {error}") from None
+
+
+def _parse_checked(env_id: str, settings: dict[str, Any], packages: Collection[str] | None) -> Experiment:
+    # Names first: a key that seems to be missing may be misspelled.
+    _check_names(settings, hyperparameter_names().union(SETTINGS))
+    return parse_settings(env_id, settings, packages)
 
 
 def parse_settings(
@@ -221,9 +194,6 @@ def parse_settings(
     """Read one entry of a settings file. Names of hyperparameters are not checked, so that entries of other algorithms
     can be read.
 
-    :param env_id: Gymnasium environment id
-    :param settings: the entry
-    :param packages: packages that wrappers, callbacks and policies may be imported from; ``None``: any
     :raises ValueError: bad value
     """
     rest = dict(settings)
@@ -255,16 +225,6 @@ def hyperparameter_names() -> set[str]:
 
 def _arguments(cls: type) -> set[str]:
     return set(signature(cls).parameters) - SET_BY_RUN
-
-
-def _check_keys(names: Iterable[Any]) -> None:
-    """:raises ValueError: a key is not a valid key of settings files"""
-    valid = hyperparameter_names().union(SETTINGS)
-    for name in names:
-        others = [cls.__name__ for cls in SB3_ALGORITHMS if name in _arguments(cls)]
-        if name not in valid and others:
-            raise ValueError(f"{name!r} is an argument of {', '.join(others)}, which PPO_Plus does not have")
-    _check_names(names, valid)
 
 
 def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") -> None:
@@ -337,10 +297,7 @@ def _names_class(value: Any) -> bool:
 
 
 def _hyperparameter(name: Any, value: Any) -> Any:
-    """A number, a word, or a call such as ``ColoredNoise(beta=0.5)``. YAML reads ``1e-3`` as text: it is a number here.
-
-    :raises ValueError: a number in quotes
-    """
+    """A number (also ``1e-3``, which YAML reads as text), a word, or a call such as ``ColoredNoise(beta=0.5)``."""
     if not isinstance(value, str):
         return value
     if value.partition("(")[0] in STRATEGIES:

@@ -8,38 +8,22 @@ import keyword
 import math
 from dataclasses import fields
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
 from ppo_plus.zoo.registry import is_atari
 
-#: Maximum size of a file in bytes. Tuned files have some ten thousand.
-MAX_BYTES = 2**20
-#: Maximum number of keys and values in a file, with anchors and merges written out. Tuned files have a few thousand.
-MAX_VALUES = 100_000
-#: Maximum number of characters of a number: reading one can take time quadratic in its length.
-MAX_DIGITS = 100
-#: Number of characters of a text that count as one value: anchors can repeat a long text many times.
-VALUE_LENGTH = 100
 #: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500
 #: Maximum of any number of things: fits in 64 bits.
 MAX_NUMBER = 10**18
 
-#: Maximum number of characters of Python text, and maximum depth of its syntax tree.
-MAX_LENGTH = 10_000
-MAX_DEPTH = 20
 #: Modules whose classes Python text may name: the real module, and the required base class.
 MODULES = {
-    "nn": ("torch.nn", "Module"),
-    "th.nn": ("torch.nn", "Module"),
-    "torch.nn": ("torch.nn", "Module"),
-    "th.optim": ("torch.optim", "Optimizer"),
-    "torch.optim": ("torch.optim", "Optimizer"),
+    **dict.fromkeys(("nn", "th.nn", "torch.nn"), ("torch.nn", "Module")),
+    **dict.fromkeys(("th.optim", "torch.optim"), ("torch.optim", "Optimizer")),
 }
 #: Classes that rl_zoo3's files name without a module, and their modules.
 NAMES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like"}
@@ -61,8 +45,6 @@ def builtin_file() -> Path:
 def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[str, dict[str, Any]]:
     """The entry of an environment in a settings file: its own, else ``atari`` for an ALE game, else ``default``.
 
-    :param env_id: Gymnasium environment id
-    :param source: YAML file
     :param variant: use the entry ``env_id/variant``, and no other
     :return: name of the entry, and its settings
     :raises ValueError: invalid YAML, or no entry
@@ -99,20 +81,15 @@ RunLoader.add_constructor("tag:yaml.org,2002:python/tuple", RunLoader.make_tuple
 def read_mapping(source: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
     """Read a YAML file that contains a mapping of plain data.
 
-    :param source: YAML file
     :param loader: loader to read it with; :class:`RunLoader` for the files of a run
-    :raises ValueError: invalid YAML, not a mapping, or larger than :data:`MAX_BYTES`, :data:`MAX_VALUES` or
-        :data:`MAX_DIGITS` allow
+    :raises ValueError: invalid YAML, or not a mapping
     :raises OSError: the file cannot be read
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file")
-    with source.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"{source} has more than {MAX_BYTES} bytes: it is not a settings file")
+    text = source.read_bytes()
     try:
-        entries = _parse(text, loader)
+        entries = yaml.load(text, loader)
     except Exception as error:
         # Any exception: PyYAML's constructors raise many kinds for text that claims to be a number.
         message = shortened(" ".join(str(error).split()) or type(error).__name__)
@@ -127,39 +104,6 @@ def require_mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _parse(text: bytes, kind: type[yaml.SafeLoader]) -> Any:
-    """Read YAML, after checking its size: PyYAML copies merged mappings (``<<``), so that a few lines of nested merges
-    could fill the memory."""
-    loader = kind(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > MAX_VALUES:
-            raise ValueError(f"it has more than {MAX_VALUES} values, or one that contains itself")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
-
-
-def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Number of keys and values in a node, where anchors and merges count at each place that uses them.
-
-    :param node: the node
-    :param sizes: sizes of the nodes counted so far, by their ids
-    :raises ValueError: a number with too many characters
-    """
-    if isinstance(node, yaml.ScalarNode):
-        if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float")):
-            raise ValueError(f"a number has {len(node.value)} characters; the maximum is {MAX_DIGITS}")
-        return 1 + len(node.value) // VALUE_LENGTH
-    if id(node) not in sizes:
-        sizes[id(node)] = MAX_VALUES  # reached again while it is being counted: it contains itself
-        items = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
-        sizes[id(node)] = 1 + sum(_size(item, sizes) for item in items)
-    return sizes[id(node)]
-
-
 def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     """A text, cut to what a message may quote."""
     return text if len(text) <= length else f"{text[:length]}..."
@@ -168,8 +112,6 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
 def positive_int(name: str, value: Any) -> int:
     """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``.
 
-    :param name: name for the error message
-    :param value: the number
     :raises ValueError: anything else
     """
     try:
@@ -188,28 +130,20 @@ def parse_literal(text: str) -> Any:
 
     The syntax tree is evaluated by hand, so that nothing in the text is run.
 
-    :param text: a Python expression made of :data:`ALLOWED` only
-    :return: its value
-    :raises ValueError: anything else, or more than :data:`MAX_LENGTH` characters or :data:`MAX_DEPTH` levels
+    :raises ValueError: the text is not made of :data:`ALLOWED` only
     """
-    if len(text) > MAX_LENGTH:
-        raise ValueError(f"{_quoted(text)} is longer than {MAX_LENGTH} characters")
     try:
-        body = ast.parse(text.strip(), mode="eval").body
+        return _value(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
         raise ValueError(f"{_quoted(text)} is not a Python expression ({error.msg})") from None
     except (MemoryError, RecursionError):
         raise ValueError(f"{_quoted(text)} is nested too deeply") from None
-    if _depth(body) > MAX_DEPTH:
-        raise ValueError(f"{_quoted(text)} is nested too deeply")
-    return _value(body)
 
 
 def format_literal(value: Any) -> str:
     """Write a value as text that :func:`parse_literal` and rl_zoo3 read back.
 
-    :param value: a value that :func:`parse_literal` can return
-    :raises ValueError: any other value
+    :raises ValueError: :func:`parse_literal` cannot return the value
     """
     match value:
         case dict() if value and all(map(_is_keyword_argument, value)):
@@ -272,35 +206,21 @@ def _is_keyword_argument(name: Any) -> bool:
 
 
 def _class(owner: str, name: str) -> type:
-    module, parent = _module(owner)
+    path, parent = MODULES[owner]
+    module = import_module(path)
     found = vars(module).get(name)
-    if isinstance(found, type) and issubclass(found, parent):
+    if isinstance(found, type) and issubclass(found, getattr(module, parent)):
         return found
-    raise ValueError(f"{owner}.{name} is not a torch {parent.__name__.lower()} class")
+    raise ValueError(f"{owner}.{name} is not a torch {parent.lower()} class")
 
 
 def _class_name(value: type) -> str:
-    for owner in MODULES:
-        if vars(_module(owner)[0]).get(value.__name__) is value:
+    for owner, (path, _) in MODULES.items():
+        if vars(import_module(path)).get(value.__name__) is value:
             return f"{owner}.{value.__name__}"
     if value.__module__ == NAMES.get(value.__name__):
         return value.__name__
     raise ValueError(f"{value!r} cannot be written: use only {ALLOWED}")
-
-
-def _module(owner: str) -> tuple[ModuleType, type]:
-    """A module whose classes may be named, and their required base class."""
-    path, parent = MODULES[owner]
-    module = import_module(path)
-    return module, getattr(module, parent)
-
-
-def _depth(root: ast.AST) -> int:
-    """Depth of a syntax tree, counted without recursion."""
-    depth, level = 0, [root]
-    while level:
-        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
-    return depth
 
 
 def _quoted(text: str) -> str:

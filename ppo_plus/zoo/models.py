@@ -23,8 +23,6 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
     """A new model. Its weights depend on the seed only: they are initialized on one thread, because the orthogonal
     initialization rounds differently on several.
 
-    :param experiment: the experiment
-    :param env: its training environments
     :param arguments: further arguments of ``PPO_Plus``, such as ``verbose`` or ``tensorboard_log``
     :raises ValueError, TypeError: see ``PPO_Plus``
     """
@@ -50,11 +48,8 @@ def load_model(
 ) -> PPO_Plus:
     """A saved model, to be trained further with the experiment's hyperparameters. Its networks stay unchanged.
 
-    :param path: the ``.zip`` file
-    :param experiment: the experiment
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
-    :param arguments: further arguments, such as ``verbose``
     :raises ValueError: the model does not fit the environments
     """
     load_statistics(path, env, trust_pickle=trust_pickle)
@@ -63,11 +58,7 @@ def load_model(
 
 
 def save_model(model: PPO_Plus, path: Path) -> None:
-    """Save a model and, next to it, its normalization statistics.
-
-    :param model: the model
-    :param path: the ``.zip`` file
-    """
+    """Save a model and, next to its ``.zip`` file, its normalization statistics."""
     model.save(path)
     save_statistics(model, path)
 
@@ -82,7 +73,6 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
     """Write normalization statistics atomically.
 
-    :param normalize: the normalized environments
     :param path: the file; a ``.pkl`` is written in SB3's format, for rl_zoo3
     :raises ValueError: they are not finite
     """
@@ -96,7 +86,6 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
     """Load the statistics that were saved with a model; whether the environments update them does not change.
 
-    :param path: the model's file
     :param env: environments; if they do not normalize, nothing is loaded
     :param source: the statistics' file; ``None``: the one next to the model
     :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
@@ -109,7 +98,9 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
     source = source or statistics_path(path)
     try:
         saved = SimpleNamespace(**statistics.read_statistics(source, trust_pickle))
-        _check_fit(saved, normalize)
+        if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
+            there, here = saved.observation_space, normalize.observation_space
+            raise Refused(f"the statistics are of observations {there}, not {here}")
     except (OSError, Refused):
         raise  # with a message of their own
     except Exception as error:
@@ -118,14 +109,6 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
         normalize.obs_rms = saved.obs_rms
-
-
-def _check_fit(saved: Any, normalize: VecNormalize) -> None:
-    """:raises Refused: the statistics are of other observations"""
-    if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
-        raise Refused(
-            f"the statistics are of observations {saved.observation_space}, not {normalize.observation_space}"
-        )
 
 
 def _shapes(moments: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
-from ppo_plus.zoo.runs import ALGO, file_name
+from ppo_plus.zoo.runs import ALGO, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,70 +111,25 @@ def _draw(axes: "Axes", curve: Curve, label: str) -> None:
 
 
 def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
-    """The learning curve of an environment over all runs in a log folder. A run that is continued by another one counts
-    as part of it.
+    """The learning curve of an environment over all runs in a log folder.
 
-    :param log_folder: folder of all runs
-    :param env_id: Gymnasium environment id
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
     :param algo: name of the algorithm's folder
     :raises ValueError: there are no returns
     """
-    folders = sorted((log_folder / algo).glob(f"{file_name(env_id)}_[0-9]*"))
     read = {"eval": read_evaluations, "train": read_training}[what]
-    continued = {read_origin(folder)[0] for folder in folders}
-    runs = [read_lineage(folder, read) for folder in folders if folder.resolve() not in continued]
-    runs = [run for run in runs if len(run[0])]
+    runs = [run for folder in runs_of(log_folder / algo, env_id).values() if len((run := read(folder))[0])]
     if not runs:
         raise ValueError(f"{log_folder / algo} has no run of {env_id} with {what} returns")
     return average(runs)
 
 
 def average(runs: list[Returns]) -> Curve:
-    """Several runs at the timesteps that all of them reached.
-
-    :param runs: timesteps and returns of each run, which are interpolated linearly
-    """
+    """Several runs, interpolated linearly at the timesteps that all of them reached."""
     first, last = max(steps[0] for steps, _ in runs), min(steps[-1] for steps, _ in runs)
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
     steps = steps[(first <= steps) & (steps <= last)] if first <= last else steps[-1:]
     return Curve(steps, np.array([np.interp(steps, *run) for run in runs]))
-
-
-def read_lineage(folder: Path, read: Callable[[Path], Returns]) -> Returns:
-    """The returns of a run, after those of the run that it continues.
-
-    :param folder: folder of the run
-    :param read: reads a single run
-    """
-    timesteps, returns = read(folder)
-    origin, start = read_origin(folder)
-    if origin is None:
-        return timesteps, returns
-    before, before_returns = read_lineage(origin, read)
-    kept = before <= start
-    return np.concatenate([before[kept], timesteps]), np.concatenate([before_returns[kept], returns])
-
-
-def read_origin(folder: Path) -> tuple[Path | None, int]:
-    """The run that a run continues: its folder, if it exists, and the number of timesteps trained before."""
-    continues = _continues(folder)
-    if not continues:
-        return None, 0
-    origin = (folder / continues["run"]).resolve() if continues["run"] else None
-    return (origin if origin is not None and origin.is_dir() else None), continues["timesteps"]
-
-
-def uncounted_timesteps(folder: Path) -> int:
-    """Number of timesteps trained before a run that its model's own count does not include."""
-    continues = _continues(folder)
-    return continues["timesteps"] - continues.get("counted", 0) if continues else 0
-
-
-def _continues(folder: Path) -> dict[str, Any] | None:
-    """What a run has recorded about the run that it continues."""
-    saved = next(folder.glob("*/args.yml"), None)
-    return None if saved is None else read_mapping(saved, RunLoader).get("continues")
 
 
 def read_evaluations(folder: Path) -> Returns:
@@ -185,31 +138,26 @@ def read_evaluations(folder: Path) -> Returns:
     if not path.is_file():
         return np.empty(0), np.empty(0)
     with np.load(path) as saved:
-        return saved["timesteps"].astype(float) + uncounted_timesteps(folder), saved["results"].mean(axis=1)
+        return saved["timesteps"].astype(float), saved["results"].mean(axis=1)
 
 
 def read_training(folder: Path) -> Returns:
     """Timesteps and smoothed returns of a run's training episodes."""
     timesteps, returns = read_episodes(folder)
     window = max(1, min(100, len(returns) // 10))
-    return timesteps[window - 1 :], moving_average(returns, window)
+    smoothed = np.convolve(returns, np.full(window, 1 / window), mode="valid") if len(returns) else returns
+    return timesteps[window - 1 :], smoothed
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
-    """Draw the returns of a run's training episodes over time, their moving average, and its evaluations.
-
-    :param folder: folder of the run
-    :param title: title of the picture
-    :return: path of the picture, ``learning_curve.png`` in the folder
-    """
+    """Draw a run's training episodes, their moving average and its evaluations as ``learning_curve.png``."""
     timesteps, returns = read_episodes(folder)
     evaluated = read_evaluations(folder)
     path = folder / "learning_curve.png"
     with style():
         figure, (axes,) = new_figure(width=8, height=5)
         axes.plot(timesteps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
-        if len(returns):
-            axes.plot(*read_training(folder), label="moving average")
+        axes.plot(*read_training(folder), label="moving average")
         if len(evaluated[0]):
             axes.plot(*evaluated, "o-", color="black", markersize=4, label="evaluations")
         finish_panel(axes, title)
@@ -218,24 +166,10 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
 
 
 def read_episodes(folder: Path) -> Returns:
-    """The episodes of all environments of a run, in the order in which they ended.
-
-    :param folder: folder with the ``monitor.csv`` files
-    :return: number of timesteps trained at the end of each episode, and the returns
-    """
+    """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns."""
     episodes = np.array([row for path in folder.glob("*monitor.csv") for row in _read_monitor(path)]).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
-    return np.cumsum(episodes[:, 1]) + read_origin(folder)[1], episodes[:, 2]
-
-
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """The means of ``window`` consecutive values.
-
-    :param values: shape ``(N,)``
-    :param window: between 1 and ``N``
-    :return: shape ``(N - window + 1,)``
-    """
-    return np.convolve(values, np.full(window, 1 / window), mode="valid") if len(values) else values
+    return np.cumsum(episodes[:, 1]), episodes[:, 2]
 
 
 def _read_monitor(path: Path) -> list[tuple[float, float, float]]:
@@ -255,12 +189,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def new_figure(n_panels: int = 1, width: float = 6.5, height: float = 4.5) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels side by side.
-
-    :param n_panels: number of panels
-    :param width: width of each, in inches
-    :param height: height of each
-    """
+    """A figure with panels side by side, each of a width and height in inches."""
     # Not pyplot, which needs a display and keeps global state.
     from matplotlib.figure import Figure
 
@@ -268,17 +197,11 @@ def new_figure(n_panels: int = 1, width: float = 6.5, height: float = 4.5) -> "t
     return figure, list(figure.subplots(1, n_panels, squeeze=False)[0])
 
 
-def finish_panel(axes: "Axes", title: str, x: str = "timesteps", y: str = "return") -> None:
-    """Title, names of the axes, large numbers as 20k and 1M, and a legend if anything has a label.
-
-    :param axes: the panel
-    :param title: its title
-    :param x: what is on the horizontal axis
-    :param y: what is on the vertical axis
-    """
+def finish_panel(axes: "Axes", title: str) -> None:
+    """Title, names of the axes, large numbers as 20k and 1M, and a legend if anything has a label."""
     from matplotlib.ticker import EngFormatter
 
-    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.set(title=title, xlabel="timesteps", ylabel="return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

@@ -49,11 +49,7 @@ def is_atari(env_id: str) -> bool:
 
 
 def import_packages(names: Iterable[str]) -> None:
-    """Import packages that register environments, from the current folder as well.
-
-    :param names: their names
-    :raises ImportError: a package does not exist
-    """
+    """Import packages that register environments, from the current folder as well."""
     for name in names:
         _search_current_folder()
         import_module(name)

@@ -1,14 +1,14 @@
 """PPO_Plus in rl_zoo3's own scripts, with ``--algo ppo_plus``.
 
 ``python -m ppo_plus.zoo.rl_zoo3_plugin train --algo ppo_plus --env CartPole-v1`` registers the algorithm and runs
-``python -m rl_zoo3.train --algo ppo_plus …``. rl_zoo3 must be installed. Nothing else in this package imports it, as
-that changes Gymnasium's ``TimeLimit`` for the whole process.
+``python -m rl_zoo3.train --algo ppo_plus …``. In a script, call :func:`register` before rl_zoo3's functions. Nothing
+else in this package imports rl_zoo3, as that changes Gymnasium's ``TimeLimit`` for the whole process.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.hyperparams import builtin_file
@@ -30,7 +30,7 @@ class ZooPPO_Plus(PPO_Plus):
 def register() -> None:
     """Register PPO_Plus in rl_zoo3: the algorithm, its samplers for hyperparameter search, and its tuned settings.
 
-    :raises ImportError: rl_zoo3 is not installed
+    :raises ImportError: rl_zoo3 is not installed (``pip install rl_zoo3 requests``)
     """
     from rl_zoo3 import hyperparams_opt, train
     from rl_zoo3.exp_manager import ExperimentManager
@@ -59,21 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     :param arguments: its name and its arguments; ``None`` for those of the process
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    name = given[0] if given else ""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name not in SCRIPTS:
-        _fail(f"the first argument must be one of {', '.join(SCRIPTS)}, not {name!r}")
-    try:
-        register()
-    except ImportError as error:
-        _fail(f"rl_zoo3 cannot be imported ({error}): pip install rl_zoo3 requests")
-    sys.argv = [f"rl_zoo3 {name}", *given[1:]]
+        sys.exit(f"ppo_plus.zoo.rl_zoo3_plugin: the first argument must be {' or '.join(SCRIPTS)}, not {name!r}")
+    register()
+    sys.argv = [f"rl_zoo3 {name}", *rest]
     getattr(import_module(f"rl_zoo3.{name}"), name)()
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"ppo_plus.zoo.rl_zoo3_plugin: error: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

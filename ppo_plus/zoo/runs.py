@@ -1,19 +1,4 @@
-"""Runs on disk: the folder of a run, laid out as in rl_zoo3, and what the run was started with::
-
-logs/ppo_plus/CartPole-v1_1/
-    CartPole-v1.zip                  the last model
-    best_model.zip                   the best model in evaluation
-    rl_model_10000_steps.zip         models saved during training
-    checkpoints/                     what `ppo-plus train --resume` reads, until training has ended
-    <model>_vecnormalize.zip         the normalization statistics of each model
-    evaluations.npz                  returns of all evaluations
-    0.monitor.csv, …                 training episodes of each environment
-    learning_curve.png
-    CartPole-v1/config.yml           the settings, for `ppo-plus train -conf` and rl_zoo3
-    CartPole-v1/args.yml             the other arguments
-    CartPole-v1/command.txt
-    CartPole-v1/vecnormalize.pkl     the last model's statistics, where rl_zoo3 looks for them
-"""
+"""Runs on disk: the folder of a run, which has rl_zoo3's layout (``docs/zoo.md`` lists its files), and its options."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -39,19 +24,15 @@ class Options:
 
     :param log_folder: folder of all runs
     :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
-    :param eval_episodes: episodes per evaluation
     :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
     :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
         checkpoints every ten minutes only
     :param keep_checkpoints: number of checkpoints to keep
     :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
-    :param keep_timesteps: with a trained agent: continue its count of timesteps
     :param trust_model: read the trained agent even if that runs code in it
-    :param tensorboard_log: folder for TensorBoard; ``None``: none
     :param restart_envs: how many failed environments to replace by new ones, over all training environments, and over
         all evaluation environments
     :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
-    :param progress: show progress
     :param verbose: 0: no tables of metrics, 1: SB3's, 2: debug messages
     """
 
@@ -62,7 +43,6 @@ class Options:
     save_freq: int = -1
     keep_checkpoints: int = 3
     trained_agent: str | None = None
-    keep_timesteps: bool = False
     trust_model: bool = False
     tensorboard_log: str | None = None
     restart_envs: int = 0
@@ -77,11 +57,7 @@ class Options:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run.
-
-    :param path: the folder
-    :param env_id: Gymnasium environment id
-    """
+    """The folder of one run of an environment."""
 
     path: Path
     env_id: str
@@ -157,11 +133,7 @@ def file_name(env_id: str) -> str:
 
 
 def new_folder(log_folder: Path, env_id: str) -> RunFolder:
-    """Create the folder of a new run, numbered after the last one. Several runs may start at the same time.
-
-    :param log_folder: folder of all runs
-    :param env_id: Gymnasium environment id
-    """
+    """Create the folder of a new run, numbered after the last one. Several runs may start at the same time."""
     parent = log_folder / ALGO
     for number in count(max(runs_of(parent, env_id), default=0) + 1):
         path = parent / f"{file_name(env_id)}_{number}"
@@ -174,8 +146,6 @@ def new_folder(log_folder: Path, env_id: str) -> RunFolder:
 def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[str] = (ALGO,)) -> RunFolder:
     """The folder of an existing run.
 
-    :param log_folder: folder of all runs
-    :param env_id: Gymnasium environment id
     :param number: number of the run; 0: the last one; -1: ``log_folder`` is the run's folder
     :param algos: folders in ``log_folder`` to search; the first that has runs of the environment is used
     :raises FileNotFoundError: there is no such run; the message lists the existing ones
@@ -197,11 +167,7 @@ def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[
 
 
 def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
-    """The folders of an environment's runs, by number.
-
-    :param parent: folder of an algorithm's runs
-    :param env_id: Gymnasium environment id
-    """
+    """The folders of an environment's runs, by number, in the folder of an algorithm's runs."""
     pattern = re.compile(rf"{re.escape(file_name(env_id))}_(\d+)")
     return {int(match[1]): path for path in parent.glob("*") if (match := pattern.fullmatch(path.name))}
 
@@ -209,7 +175,6 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
 def open_run(path: Path) -> RunFolder:
     """The run in a folder.
 
-    :param path: the folder
     :raises FileNotFoundError: not the folder of a run
     """
     saved = next(path.glob("*/args.yml"), None)

@@ -1,6 +1,5 @@
 """A training run: build it, or resume it; train, evaluate, and leave a folder with everything it produced."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -22,26 +21,19 @@ from ppo_plus.distributed.torchrun import job
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
-from ppo_plus.zoo.callbacks import EvalAfterUpdates, EvalLine, Interruptible, ProgressDisplay, SavedModels
+from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import choose_vec_env, make_envs
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
-from ppo_plus.zoo.plot import plot_learning_curve, uncounted_timesteps
+from ppo_plus.zoo.plot import plot_learning_curve
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO, Options, RunFolder, file_name, new_folder, runs_of
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run that is ready to start.
-
-    :param experiment: what is trained
-    :param options: what is recorded
-    :param folder: where its results go
-    :param model: the model, with its training environments
-    :param eval_env: the evaluation environments of this process; ``None`` for no evaluation
-    """
+    """A training run that is ready to start, with the training and evaluation environments of this process."""
 
     experiment: Experiment
     options: Options
@@ -53,10 +45,6 @@ class Run:
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """Build environments and model. A mistake in the settings raises an error here, before training, and leaves no
     folder.
-
-    :param experiment: what to train
-    :param options: what to record; ``None`` for the defaults
-    :return: the run
     """
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
@@ -66,7 +54,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     try:
         model, eval_env = _build(experiment, options, folder.path)
         if ranks.leads:
-            _write_settings(experiment, options, folder, model)
+            _write_settings(experiment, options, folder)
         interrupts.check()
     except BaseException:
         if ranks.leads:
@@ -78,8 +66,6 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 def check(experiment: Experiment, options: Options | None = None) -> None:
     """Build everything that :func:`set_up` builds, and discard it: nothing is written.
 
-    :param experiment: what would be trained
-    :param options: what would be recorded; ``None`` for the defaults
     :raises ValueError, TypeError: a mistake in the settings
     """
     options = options or Options()
@@ -89,7 +75,6 @@ def check(experiment: Experiment, options: Options | None = None) -> None:
 def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
     """A run in the state of its last checkpoint, ready to continue.
 
-    :param folder: its folder
     :param packages: packages that its settings may import from; ``None``: any
     :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
     :raises FileNotFoundError: there is no checkpoint, because the run was trained to its end or ended before the first
@@ -101,7 +86,13 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     experiment = saved_experiment(folder, packages).replace(**run)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {_why_no_checkpoint(folder)}")
+        if folder.is_finished:
+            why = "The run was trained to its end. To train its model further: "
+            command = f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
+        else:
+            why = "The run ended before its first one. Start it again with its command: "
+            command = folder.command.read_text("utf-8")
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{command}")
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
         env = _make_train_envs(experiment, options, folder.path, append=True)
@@ -109,37 +100,27 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
 
 
-def _why_no_checkpoint(folder: RunFolder) -> str:
-    if folder.is_finished:
-        return (
-            "The run was trained to its end. To train its model further: "
-            f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
-        )
-    return f"The run ended before its first one. Start it again with its command: {folder.command.read_text('utf-8')}"
-
-
-def restarted_run(job_id: str, log_folder: Path, env_id: str) -> RunFolder | None:
-    """The run that the same command started in the same job of torchrun, before torchrun restarted it.
-
-    :param job_id: see :func:`ppo_plus.distributed.torchrun.job`
-    :param log_folder: folder of all runs
-    :param env_id: Gymnasium environment id
-    :return: the folder; ``None`` if no such run can be resumed
-    """
-    for _, path in sorted(runs_of(log_folder / ALGO, env_id).items(), reverse=True):
+def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
+    """The run that the same command started in the same job of torchrun, before torchrun restarted it; ``None`` if no
+    such run can be resumed."""
+    ranks, job_id, found = Ranks.present(), job(), None
+    if job_id is None:
+        return None
+    for _, path in sorted(runs_of(log_folder / ALGO, env_id).items()) if ranks.leads else ():
         folder = RunFolder(path, env_id)
         with suppress(FileNotFoundError):
             same = folder.arguments().get("job") == job_id and folder.command.read_text("utf-8") == _command()
             if same and checkpoint.files(folder.checkpoints):
-                return folder
-    return None
+                found = folder
+    if found is not None:
+        print(f"{found.path}: resuming the run that this torchrun job ({job_id}) started", file=sys.stderr)
+    return ranks.lead(found)
 
 
 def train(run: Run) -> bool:
     """Train, evaluate, save and plot. Ctrl-C ends the training early. What was learned until then is saved, as it is
     after an error.
 
-    :param run: a run made by :func:`set_up` or :func:`resume`
     :return: whether the run was trained to its end
     :raises BlockingIOError: another process is training the run
     """
@@ -163,7 +144,9 @@ def _train_and_record(run: Run) -> bool:
     finally:
         for display in progress:
             display.on_training_end()
-        _save(run)
+        save_model(run.model, run.folder.last_model)
+        if (normalize := run.model.get_vec_normalize_env()) is not None:
+            write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
     curve = plot_learning_curve(run.folder.path, run.experiment.env_id)
     if finished:
         # Last: a run that is killed before can still be resumed.
@@ -186,7 +169,6 @@ def _learn(run: Run, callbacks: Sequence[BaseCallback], log_interval: int | None
             run.experiment.n_timesteps,
             callback=[checkpoints, *callbacks, Interruptible()],
             log_interval=log_interval,  # type: ignore[arg-type]
-            reset_num_timesteps=not run.options.keep_timesteps,
         )
         finished = True
     except KeyboardInterrupt:
@@ -254,7 +236,7 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
         deterministic=run.experiment.deterministic_eval,
         log_path=str(run.folder.path),
         best_model_save_path=str(run.folder.path),
-        callback_after_eval=EvalLine() if run.options.progress else None,
+        verbose=int(run.options.progress),
     )
     return [evaluations]
 
@@ -275,18 +257,9 @@ def _checkpoints(run: Run) -> checkpoint.Checkpoints:
 
 
 def _saved_models(run: Run) -> list[BaseCallback]:
-    if run.options.save_freq <= 0:
-        return []
     # SB3 counts steps of each environment.
     every = max(run.options.save_freq // run.experiment.n_envs, 1)
-    return [SavedModels(every, str(run.folder.path))]
-
-
-def _save(run: Run) -> None:
-    save_model(run.model, run.folder.last_model)
-    normalize = run.model.get_vec_normalize_env()
-    if normalize is not None:
-        write_statistics(normalize, run.folder.settings / "vecnormalize.pkl")
+    return [SavedModels(every, str(run.folder.path))] if run.options.save_freq > 0 else []
 
 
 def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
@@ -297,7 +270,7 @@ def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
                 env.close()
 
 
-def _write_settings(experiment: Experiment, options: Options, folder: RunFolder, model: PPO_Plus) -> None:
+def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
     arguments = {
         "algo": ALGO,
         "env": experiment.env_id,
@@ -305,28 +278,12 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder,
         "env_kwargs": None,
         **{name: getattr(experiment, name) for name in ("eval_env_kwargs", "seed", "device", "vec_env")},
         "job": job(),
-        "continues": _origin(options, folder, model),
         **asdict(options),
     }
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
     write_text(folder.settings / "args.yml", yaml.safe_dump(arguments))
     write_text(folder.command, _command())
-
-
-def _origin(options: Options, folder: RunFolder, model: PPO_Plus) -> dict[str, Any] | None:
-    """The run that this one continues, if any, and the number of timesteps trained before."""
-    if options.trained_agent is None:
-        return None
-    origin = Path(options.trained_agent).parent
-    is_run = any(origin.glob("*/args.yml"))
-    return {
-        # Relative, so that the folder of all runs can be moved.
-        "run": os.path.relpath(origin, folder.path) if is_run else None,
-        "timesteps": model.num_timesteps + uncounted_timesteps(origin),
-        # The part of these that the model's own count includes.
-        "counted": model.num_timesteps if options.keep_timesteps else 0,
-    }
 
 
 def _command() -> str:
@@ -349,13 +306,12 @@ def _first_line(run: Run) -> str:
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
-    done = f"after {run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
     if evaluations and evaluations[0].evaluations_results:
-        rewards = evaluations[0].evaluations_results[-1]
-        result = f"mean return {np.mean(rewards):.2f} +/- {np.std(rewards):.2f} over {len(rewards)} episodes"
-    elif run.model.ep_info_buffer:
-        rewards = [episode["r"] for episode in run.model.ep_info_buffer]
-        result = f"mean return {np.mean(rewards):.2f} over the last {len(rewards)} training episodes"
+        rewards, kind = evaluations[0].evaluations_results[-1], "episodes"
     else:
-        result = "no episode ended"
-    return f"{run.experiment.env_id}: {result} {done}"
+        rewards, kind = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
+    mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
+    return (
+        f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {kind} after "
+        f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
+    )

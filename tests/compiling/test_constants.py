@@ -2,7 +2,6 @@
 
 import functools
 import random
-import sys
 import time
 import types
 import weakref
@@ -190,23 +189,17 @@ def test_closures_defaults_and_partials_are_compared():
         assert constants_of(function=function) != before
 
 
-def test_code_that_bears_the_name_of_a_librarys_is_custom_code(monkeypatch):
+def test_code_that_wraps_a_librarys_is_custom_code():
     cell = [1.0]
 
     @functools.wraps(PPOLoss.__call__)
     def wrapping():
         return cell[0]
 
-    # A custom file hides the standard library's of that name.
-    own = types.ModuleType("code")
-    own.__file__ = "/home/me/code.py"
-    exec("SCALE = 1.0\ndef function(): return SCALE", vars(own))
-    monkeypatch.setitem(sys.modules, "code", own)
-    for function, change in ((wrapping, lambda: cell.insert(0, 2.0)), (own.function, lambda: setattr(own, "SCALE", 2))):
-        before = constants_of(function=function)
-        assert constants_of(function=function) == before
-        change()
-        assert constants_of(function=function) != before
+    before = constants_of(function=wrapping)
+    assert constants_of(function=wrapping) == before
+    cell.insert(0, 2.0)
+    assert constants_of(function=wrapping) != before
 
 
 class Layer(nn.Module):

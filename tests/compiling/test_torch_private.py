@@ -1,85 +1,27 @@
-"""Torch's private parts: the very bits of the public functions, or these themselves."""
+"""Torch's private parts have the very bits of the public functions."""
 
 import copy
-import linecache
 import platform
-from contextlib import contextmanager
 
 import pytest
 import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn, optim
-from torch.fx.graph_module import _loader
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ppo_plus.compiling import torch_private
 from ppo_plus.compiling.torch_private import (
-    adam_step,
-    after_accumulation,
-    direct,
-    flatten,
-    forgetting_sources,
     gradient,
     optimizer_step,
-    still_in_place,
     swapped,
-    trace,
     without_gradients,
 )
 
-DIRECT = (without_gradients, gradient, flatten, adam_step)
 
-
-@contextmanager
-def publicly(wanted=True):
-    """Take the public ways, as with a torch whose private parts answer otherwise."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if wanted:
-            monkeypatch.setattr(torch_private, "_have_same_results", lambda *_: False)
-        for each in DIRECT:
-            each.chosen.cache_clear()
-        yield
-    for each in DIRECT:
-        each.chosen.cache_clear()
-
-
-@pytest.fixture(params=["direct", "public"])
-def how(request):
-    with publicly(request.param == "public"):
-        yield
-
-
-@pytest.mark.parametrize("function", DIRECT)
-def test_with_this_torch_every_direct_way_is_taken(function):
-    assert function.chosen() is function.__wrapped__
-
-
-def wrong_way(x):
-    return x + 1
-
-
-def no_way(x):
-    raise AttributeError("no such name")
-
-
-@pytest.mark.parametrize("function", [wrong_way, no_way])
-def test_a_direct_function_that_fails_or_differs_is_replaced(function):
-    assert direct(lambda x: x, lambda f: f(th.ones(2)))(function)(3) == 3
-
-
-def test_direct_functions_are_checked_before_a_trace():
-    with publicly(False):
-        trace(lambda x: [gradient((2 * x.requires_grad_()).sum(), [x])[0]], [th.ones(2)])
-        assert all(each.chosen() is each.__wrapped__ for each in DIRECT)
-
-
-def test_a_direct_way_is_tried_once_and_at_its_first_use():
-    cases = []
-    decorated = direct(abs, lambda f: cases.append(f) or f(th.ones(2)))(abs)
-    assert not cases
-    assert decorated(-3) == decorated(3) == 3
-    assert len(cases) == 2
+@pytest.fixture(params=["known", "unknown"])
+def how(request, monkeypatch):
+    """Private parts, or public functions as with an unknown version of torch."""
+    monkeypatch.setattr(torch_private, "KNOWN", request.param == "known")
 
 
 @pytest.fixture
@@ -116,10 +58,10 @@ def test_gradient_of_several_numbers_or_of_no_graph_is_an_error(how, parts):
     eps=st.sampled_from([1e-8, 1e-5]),
     betas=st.sampled_from([(0.9, 0.999), (0.5, 0.9)]),
     fused=st.booleans(),
-    tested=st.booleans(),
+    known=st.booleans(),
     applied=st.lists(st.booleans(), min_size=4, max_size=4),
 )
-def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, tested, applied):
+def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, betas, fused, known, applied):
     options = {"weight_decay": weight_decay, "maximize": maximize, "fused": fused}
     if issubclass(kind, optim.Adam):
         options |= {"amsgrad": amsgrad, "eps": eps, "betas": betas}
@@ -127,7 +69,8 @@ def test_steps_are_the_optimizers(kind, amsgrad, weight_decay, maximize, eps, be
     ours = nn.Parameter(th.randn(100, generator=generator))
     reference = copy.deepcopy(ours)
     optimizer, expected = (kind([p], lr=0.1, **options) for p in (ours, reference))
-    with publicly(not tested):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch_private, "KNOWN", known)
         for i, is_applied in enumerate(applied):
             grad = th.randn(100, generator=generator)
             learning_rate = th.tensor(0.1 / (i + 1))
@@ -163,29 +106,6 @@ def test_an_optimizer_without_state_gets_none():
     assert not optimizer.state
 
 
-def test_hooks_of_all_optimizers_are_called():
-    p = nn.Parameter(th.ones(2))
-    optimizer = optim.Adam([p], fused=True)
-    calls = []
-    hook = register_optimizer_step_post_hook(lambda *_: calls.append(1))
-    try:
-        for _ in range(3):
-            optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
-    finally:
-        hook.remove()
-    assert len(calls) == 3
-
-
-def test_post_accumulate_hooks_see_and_change_the_gradient():
-    weights = [nn.Parameter(th.ones(2)) for _ in range(4)]
-    weights[0].register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3.0))
-    weights[1].register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    weights[2].register_post_accumulate_grad_hook(lambda p: pytest.fail("there is no gradient"))
-    tripled, taken, missing, plain = after_accumulation(weights, [th.ones(2), th.ones(2), None, th.ones(2)])
-    assert tripled.tolist() == [3.0, 3.0] and plain.tolist() == [1.0, 1.0]
-    assert taken is missing is None
-
-
 def test_what_stands_in_place_of_the_step_is_called():
     p = nn.Parameter(th.ones(2))
     optimizer = optim.Adam([p], fused=True)
@@ -194,47 +114,6 @@ def test_what_stands_in_place_of_the_step_is_called():
     for _ in range(3):
         optimizer_step(optimizer, [p], (th.ones(2),), th.tensor(0.5), th.tensor(True))
     assert len(calls) == 3
-
-
-def test_sources_of_graphs_are_forgotten():
-    def sources():
-        return sorted(name for name in [*_loader.eval_cache, *linecache.cache] if "eval_with_key" in name)
-
-    kept = trace(lambda x: [x + 1], [th.ones(2)])
-    before = sources()
-    assert before
-    with forgetting_sources():
-        graph = trace(lambda x: [x + 2], [th.ones(2)])
-        assert sources() != before
-    assert sources() == before
-    assert graph(th.ones(2))[0].tolist() == [3.0, 3.0] and kept(th.ones(2))[0].tolist() == [2.0, 2.0]
-
-
-EXCHANGES = {
-    "module": lambda network: setattr(network, "0", nn.Linear(2, 2)),
-    "activation": lambda network: setattr(network, "1", nn.ReLU()),
-    "parameter": lambda network: setattr(network[0], "weight", nn.Parameter(th.ones(2, 2))),
-    "buffer": lambda network: setattr(network[2], "running_mean", th.ones(2)),
-    "one more": lambda network: network.append(nn.Tanh()),
-    "mode": lambda network: network[2].train(),
-    "setting": lambda network: setattr(network[2], "momentum", 0.5),
-    "new attribute": lambda network: setattr(network[1], "forward", lambda x: x),
-    "tensor": lambda network: setattr(network, "scale", th.zeros(2)),
-    "hook": lambda network: network[0].register_forward_hook(lambda *_: None),
-    "hook before": lambda network: network[0].register_forward_pre_hook(lambda *_: None),
-}
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
-def test_what_is_exchanged_in_a_module_is_noticed(exchange):
-    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.BatchNorm1d(2)).eval()
-    network.scale = th.ones(2)
-    in_place = still_in_place(network)
-    network(th.rand(4, 2)).sum().backward()
-    network.eval()
-    assert in_place()
-    exchange(network)
-    assert not in_place()
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
@@ -314,11 +193,3 @@ def test_inductor_takes_vectors_as_wide_as_torchs_own(capability, width, monkeyp
     assert options == torch_private.OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     assert set(tried) <= {"avx512"}  # whether it knows bfloat16
     assert cpu_vec_isa.valid_vec_isa_list is find
-
-
-def test_without_inductors_list_of_vectors_it_finds_its_own(monkeypatch):
-    from torch._inductor import cpu_vec_isa
-
-    monkeypatch.delattr(cpu_vec_isa, "valid_vec_isa_list")
-    with torch_private.inductor_options() as options:
-        assert options == torch_private.OPTIONS

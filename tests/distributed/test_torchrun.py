@@ -167,7 +167,7 @@ def await_checkpoint(run, *launched):
 
     :param launched: torchrun, on each machine
     """
-    while len(list((run / "checkpoints").glob("checkpoint_*_rank1.zip"))) < 2:
+    while len(list((run / "checkpoints").glob("checkpoint_*.zip"))) < 2:
         assert all(each.poll() is None for each in launched)
         time.sleep(0.01)
 

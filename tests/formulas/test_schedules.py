@@ -5,10 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
-import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from ppo_plus.formulas.schedules import Bounded, Constant, Cosine, Linear, constant, cosine, linear, make_schedule
 
@@ -66,17 +64,6 @@ def test_a_function_of_the_remaining_progress_is_a_schedule():
     assert type(made(0.5)) is float and made(0.5) == 0.25
 
 
-@pytest.mark.parametrize("number", [np.array(0.5), th.tensor(0.5)])
-def test_a_number_changed_in_place_has_its_present_value(number):
-    made = make_schedule("ent_coef", number)
-    assert type(made(0.3)) is float and made(0.3) == 0.5
-    number *= 0.5
-    assert made(0.3) == 0.25
-    number *= -1
-    with pytest.raises(ValueError, match=r"^ent_coef=-0.25 must be finite and at least 0"):
-        make_schedule("ent_coef", number)
-
-
 def test_a_made_schedule_can_be_made_again_under_another_name():
     first = make_schedule("clip_range", "lin_0.2")
     again = make_schedule("clip_range_vf", first)
@@ -124,12 +111,6 @@ def test_a_function_is_checked_when_it_is_asked(bad):
         schedule(0.37)
 
 
-@pytest.mark.parametrize("function", [lambda: 1.0, lambda progress, steps: 1.0, lambda *, progress: 1.0])
-def test_a_function_of_something_else_raises_an_error(function):
-    with pytest.raises(TypeError, match=r"^ent_coef=.* is called with the remaining progress alone"):
-        make_schedule("ent_coef", function)
-
-
 @pytest.mark.parametrize("function", [lambda progress, scale=2.0: scale * progress, lambda *all: 1.0, math.sqrt, float])
 def test_a_function_may_take_more_or_not_say_what_it_takes(function):
     assert make_schedule("ent_coef", function)(1.0) in (1.0, 2.0)
@@ -139,13 +120,6 @@ def test_a_function_may_take_more_or_not_say_what_it_takes(function):
 def test_a_function_that_returns_no_number_raises_an_error(returned):
     with pytest.raises(TypeError, match="ent_coef: .* must return a number"):
         make_schedule("ent_coef", lambda progress: returned)(1.0)
-
-
-@pytest.mark.parametrize("schedule", [LinearSchedule(0.1, -0.1, 0.5), ConstantSchedule(-0.1)], ids=str)
-@pytest.mark.parametrize("wrap", [lambda schedule: schedule, FloatSchedule], ids=["itself", "float"])
-def test_sb3s_schedules_are_checked_over_the_whole_of_training(wrap, schedule):
-    with pytest.raises(ValueError, match=r"ent_coef: .*Schedule.* returned -0\."):
-        make_schedule("ent_coef", wrap(schedule))
 
 
 def test_a_strict_bound_holds_at_the_start_only():

@@ -193,8 +193,9 @@ def set_aside(ranks):
     for n_rollouts in (3, 1):
         model().learn(n_rollouts * 64, callback=Checkpoints(folder, save_freq=64, keep=9))
     found = {place: sorted(path.name for path in (folder / place).glob("*.zip")) for place in (".", "earlier_1")}
-    names = [f"checkpoint_{steps:012d}{rank}.zip" for steps in (0, 64, 128) for rank in ("", "_rank1")]
-    assert found == {".": names[:2], "earlier_1": names}
+    names = [f"checkpoint_{steps:012d}.zip" for steps in (0, 64, 128)]
+    ranks.gather_values(None)
+    assert found == {".": names[:1], "earlier_1": names}
     ranks.gather_values(None)
     if ranks.leads:
         shutil.rmtree(folder)
@@ -251,10 +252,9 @@ def resumed(ranks):
     arguments = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=False)
     whole, again = [make_envs(EXPERIMENT, 2, first=2 * ranks.rank) for _ in range(2)]
     trained = PPO_Plus("MlpPolicy", whole, **arguments).learn(1024, callback=Checkpoints(folder, save_freq=128, keep=9))
-    for path in checkpoint.files(folder, ranks.rank):
+    for path in checkpoint.files(folder) if ranks.leads else []:
         if checkpoint.steps_of(path) > 256:
             path.unlink()
-    ranks.gather_values(None)
     other = PPO_Plus.resume(folder, again)
     assert other.num_timesteps == 256
     other.learn(1024, callback=Checkpoints(folder))
@@ -267,24 +267,24 @@ def resumed(ranks):
 
 
 def unwritten(ranks):
-    """Where one has no file, the first one has none, too: its file says that all are there."""
+    """The first one writes the states of all; training continues if it cannot."""
     folder = Path(ranks.lead(tempfile.mkdtemp()))
 
     def obstruct(*_):
-        if ranks.rank == 1:
-            (folder / "checkpoint_000000000064_rank1.zip").mkdir(exist_ok=True)
+        if ranks.leads:
+            (folder / "checkpoint_000000000064.zip").mkdir(exist_ok=True)
         return True
 
     callbacks = [ConvertCallback(obstruct), Checkpoints(folder, save_freq=64, keep=9)]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         model().learn(192, callback=callbacks)
-    assert sum("no checkpoint after 64 timesteps" in str(each.message) for each in warned) == ranks.rank
+    assert sum("no checkpoint after 64 timesteps" in str(each.message) for each in warned) == ranks.leads
     found = sorted(path.name for path in folder.iterdir() if path.is_file())
     ranks.gather_values(None)
     if ranks.leads:
         shutil.rmtree(folder)
-    assert found == [f"checkpoint_{steps:012d}{rank}.zip" for steps in (0, 128) for rank in ("", "_rank1")]
+    assert found == [f"checkpoint_{steps:012d}.zip" for steps in (0, 128)]
 
 
 def raising(ranks):

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.compiling import compiled
-from ppo_plus.compiling.torch_private import COMPILERS
+from ppo_plus.compiling.torch_private import compile_graph
 from ppo_plus.trees import tree_map
 
 
@@ -90,7 +90,7 @@ def learned(model):
 
 def learn(case):
     """One rollout and one update; the transitions, in which order they were learned from, and what came of it."""
-    compiled.COMPILERS = COMPILERS if case == "compiled" else (by_operation,)
+    compiled.compile_graph = compile_graph if case == "compiled" else by_operation
     model = make(case)
     buffer, taken = model.rollout_buffer, []
     minibatches, on_device = buffer.minibatches, buffer.on_device
@@ -117,7 +117,7 @@ def learn(case):
         recorded["statistics"] = [[th.as_tensor(each.mean), th.as_tensor(each.var), each.count]
                                   for each in (statistics.obs_rms, statistics.ret_rms)]  # fmt: skip
     if model.compile is True:
-        assert model.compiled and model.compilation.cache["the update"].is_compiled, (case, str(model.compiled))
+        assert model.compiled and model.compilation.functions["the update"].is_compiled, (case, str(model.compiled))
     return recorded
 
 

@@ -2,7 +2,6 @@
 
 
 def close(storage):
-    """Close the connections of a storage, if it has any."""
+    """Close the connections of a storage."""
     storage.remove_session()
-    if hasattr(storage._backend, "engine"):
-        storage._backend.engine.dispose()
+    storage._backend.engine.dispose()

@@ -23,8 +23,7 @@ def make(policy="MlpPolicy", **policy_kwargs):
     ("net_arch", "error", "message"),
     [
         ({"pi": [64], "qf": [64]}, ValueError, "names a network 'qf', but those of PPO are pi"),
-        ([64, {"pi": [32], "vf": [16]}], ValueError, "give them to both, net_arch=dict(pi=[64, ...], vf=[64, ...])"),
-        ([{"pi": [32]}, 64], ValueError, "give them to both"),
+        ([64, {"pi": [32], "vf": [16]}], TypeError, "net_arch[1]={'pi': [32], 'vf': [16]} must be an integer"),
         ([{"pi": [32], "qf": [64]}], ValueError, "names a network 'qf'"),
         ([-1], ValueError, "net_arch[0]=-1 must be at least 1"),
         ([64, 0], ValueError, "net_arch[1]=0 must be at least 1"),
@@ -57,21 +56,10 @@ def test_other_hidden_layers_are_built(net_arch, hidden):
     assert (len(networks.policy_net) / 2, len(networks.value_net) / 2) == hidden
 
 
-@pytest.mark.parametrize(
-    ("activation_fn", "advice"),
-    [
-        ("relu", "torch.nn.ReLU"),
-        ("nn.Tanh", "torch.nn.Tanh"),
-        ("leaky", "torch.nn.ReLU"),
-        (nn.ELU(), "torch.nn.ELU"),
-        (th.tanh, "torch.nn.Tanh"),
-        (nn.functional.leaky_relu, "torch.nn.ReLU"),
-        (None, "torch.nn.ReLU"),
-    ],
-)
-def test_an_activation_must_be_a_class(activation_fn, advice):
+@pytest.mark.parametrize("activation_fn", ["relu", nn.ELU(), th.tanh, nn.functional.leaky_relu, None])
+def test_an_activation_must_be_a_class(activation_fn):
     with pytest.raises(
-        TypeError, match=rf"policy_kwargs: activation_fn={re.escape(repr(activation_fn))}.*use {advice}$"
+        TypeError, match=rf"policy_kwargs: activation_fn={re.escape(repr(activation_fn))}.*such as torch.nn.ReLU$"
     ):
         make(activation_fn=activation_fn)
 
@@ -81,10 +69,10 @@ def test_any_factory_of_activations_is_accepted(activation_fn):
     assert isinstance(make(activation_fn=activation_fn).policy.mlp_extractor.policy_net[1], nn.Module)
 
 
-@pytest.mark.parametrize(("optimizer_class", "advice"), [("adam", "Adam"), ("torch.optim.adamw", "AdamW"), (5, "Adam")])
-def test_an_optimizer_must_be_a_class(optimizer_class, advice):
+@pytest.mark.parametrize("optimizer_class", ["adam", 5])
+def test_an_optimizer_must_be_a_class(optimizer_class):
     with pytest.raises(
-        TypeError, match=f"policy_kwargs: optimizer_class={optimizer_class!r}.*use torch.optim.{advice}$"
+        TypeError, match=f"policy_kwargs: optimizer_class={optimizer_class!r}.*such as torch.optim.Adam$"
     ):
         make(optimizer_class=optimizer_class)
 

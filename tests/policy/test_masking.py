@@ -25,7 +25,7 @@ from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy as evaluate_policy_without_masks
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
@@ -337,27 +337,6 @@ def float_masked(**kwargs):
             return observation | {"mask": np.float32(np.concatenate(self.allowed))}
 
     return vec(ACTIONS["discrete"], env_class=FloatMasked)
-
-
-@pytest.mark.parametrize(
-    ("wrap", "message"),
-    [
-        (VecNormalize, "action_mask_key='mask' would be normalized by VecNormalize: give it norm_obs_keys without"),
-        (
-            lambda env: VecMonitor(VecNormalize(env, norm_obs_keys=["mask", "vector"])),
-            "action_mask_key='mask' would be normalized by VecNormalize",
-        ),
-        (lambda env: VecFrameStack(env, 2), "action_mask_key='mask' would be stacked by VecFrameStack"),
-    ],
-)
-def test_wrappers_that_distort_a_mask_raise_an_error(wrap, message):
-    with pytest.raises(ValueError, match=message):
-        make(wrap(float_masked()), "MultiInputPolicy", action_mask_key="mask")
-    model = make(float_masked(), "MultiInputPolicy", action_mask_key="mask")
-    if "Stack" not in message:
-        model.set_env(wrap(float_masked()))
-        with pytest.raises(ValueError, match=message):
-            model.learn(16)
 
 
 def test_normalization_that_leaves_the_mask_alone_is_fine():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
 
-from ppo_plus.policy.observations import canonical_space, is_batched, make_preprocess, to_tensor
+from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
 
 CPU = th.device("cpu")
 IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
@@ -152,12 +152,12 @@ def test_to_tensor_makes_or_keeps_a_batch(space):
 
 @given(st.integers(0, 3), st.integers(1, 4))
 @settings(deadline=None, max_examples=20)
-def test_is_batched_goes_by_the_shape(ndim, n):
+def test_a_batch_is_known_by_its_shape(ndim, n):
     space = spaces.Box(-1.0, 1.0, (2, 3, 4)[:ndim])
-    assert not is_batched(np.zeros(space.shape), space)
-    assert is_batched(np.zeros((n, *space.shape)), space)
+    assert not to_tensor(np.zeros(space.shape), space, "cpu")[1]
+    assert to_tensor(np.zeros((n, *space.shape)), space, "cpu")[1]
     with pytest.raises(ValueError, match=r"observation of shape .* does not fit observation_space=Box.*: pass shape"):
-        is_batched(np.zeros((n, n, *space.shape)), space)
+        to_tensor(np.zeros((n, n, *space.shape)), space, "cpu")
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (5, 2), (3, 1), ()])

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, IMAGE, VECTOR, vec
+from envs import ACTIONS, IMAGE, vec
 from gymnasium import spaces
 from optimizers import scheduled
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
 from ppo_plus.update.batch import pick
@@ -72,38 +71,6 @@ def test_autocast_is_saved_compiles_and_learns(tmp_path):
     obs = images(model).numpy()
     assert loaded.policy.autocast
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
-
-
-def test_autocast_must_be_true_or_false():
-    with pytest.raises(ValueError, match="autocast='bfloat16'"):
-        image_model(policy_kwargs={"autocast": "bfloat16"})
-
-
-class LazyExtractor(BaseFeaturesExtractor):
-    """Finds the size of its input by itself."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space, 16)
-        self.layers = th.nn.Sequential(th.nn.Flatten(), th.nn.LazyLinear(16), th.nn.LazyBatchNorm1d())
-
-    def forward(self, observations):
-        return self.layers(observations)
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("space", [VECTOR, spaces.Discrete(3, start=2)], ids=str)
-def test_lazy_layers_find_their_sizes(space, share, tmp_path):
-    kwargs = dict(features_extractor_class=LazyExtractor, share_features_extractor=share)
-    model = PPO_Plus(
-        "MlpPolicy", vec(ACTIONS["box"], space), n_steps=8, batch_size=8, device="cpu", policy_kwargs=kwargs
-    )
-    weight = model.policy.pi_features_extractor.layers[1].weight
-    before = weight.detach().clone()
-    model.learn(32).save(tmp_path / "model")
-    assert not th.equal(weight, before)
-    custom = {"policy_kwargs": kwargs}
-    loaded = PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom)
-    assert th.equal(loaded.policy.pi_features_extractor.layers[1].weight, weight)
 
 
 @pytest.mark.parametrize("share", [True, False])

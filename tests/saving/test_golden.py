@@ -53,12 +53,23 @@ def test_a_model_is_what_was_saved(name, recwarn):
     assert not recwarn.list
 
 
+#: What these files say and files do not need: a ``Box`` computes its bounds, and models have no further variables.
+UNUSED = ("bounded_below", "bounded_above", "variables")
+
+
+def without_unused(value):
+    if isinstance(value, dict):
+        return {key: without_unused(each) for key, each in value.items() if key not in UNUSED}
+    return [without_unused(each) for each in value] if isinstance(value, list) else value
+
+
 @pytest.mark.parametrize("name", golden.MODELS)
 def test_a_model_saved_again_is_the_same_file(name, tmp_path):
     golden.load(name, force_reset=False).save(tmp_path / "again")
     (head, arrays), (again, again_arrays) = contents(golden.FOLDER / f"{name}.zip"), contents(tmp_path / "again.zip")
-    assert again["value"] == head["value"] and again_arrays.keys() == arrays.keys()
-    assert all(again_arrays[key].equal(each) for key, each in arrays.items())
+    assert again["value"] == without_unused(head["value"])
+    assert again_arrays.keys() == {key for key in arrays if not key.endswith(UNUSED)}
+    assert all(arrays[key].equal(each) for key, each in again_arrays.items())
 
 
 @pytest.mark.parametrize("name", golden.MODELS)

@@ -272,14 +272,11 @@ def test_a_pickled_model_has_to_be_trusted(tmp_path):
     model = make(learning_rate=lambda progress: 1e-3).learn(32)
     model.save(tmp_path / "model", pickle=True)
     for file in (tmp_path / "model", tmp_path / "model.zip"):
-        with pytest.raises(ValueError, match=r"learning_rate \(it would call cloudpickle.*trust_pickle=True"):
+        with pytest.raises(ValueError, match="PPO_Plus saved it with pickle=True.*trust_pickle=True"):
             PPO_Plus.load(file)
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu", trust_pickle=True)
     assert loaded.lr_schedule(1.0) == 1e-3 and loaded.num_timesteps == 32
-    with pytest.warns(UserWarning, match="is read without compilation, updater"):
-        safely = PPO_Plus.load(tmp_path / "model", device="cpu", learning_rate=1e-3)
-    for each in (loaded, safely):
-        assert th.equal(each.policy.action_net.weight, model.policy.action_net.weight)
+    assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)
 
 
 def test_trust_changes_nothing_for_a_file_without_pickles(no_pickle):
@@ -361,8 +358,6 @@ NO_MODELS = {
     "optimizer": lambda value: value["parameters"].update({"policy.optimizer": 3}),
     "decision": lambda value: value["state"].update(compile_decision=3),
     "kwargs": lambda value: value["arguments"].update(policy_kwargs=[1]),
-    "variables": lambda value: value.update(variables={"policy": 3}),
-    "another variable": lambda value: value.update(variables={"policy.log_std": value["parameters"]["policy"]}),
     "another network": lambda value: value["parameters"].update({"policy.action_net": {}}),
     "missing": lambda value: value.update(missing=3),
 }
@@ -373,6 +368,19 @@ def test_an_invalid_description_is_an_error_of_one_line(kind):
     with pytest.raises(Refused) as raised:
         PPO_Plus.load(edited(saved(make()), NO_MODELS[kind]), device="cpu")
     assert str(raised.value).startswith("the file is")
+
+
+DERIVED = "settings _built_with ranks shared call compilation updater collector policy env n_envs lr_schedule".split()
+
+
+def test_a_file_does_not_set_what_a_model_derives():
+    def change(value):
+        value["attributes"].update(dict.fromkeys([*DERIVED, "mine"], 3))
+
+    loaded, model = PPO_Plus.load(edited(saved(make()), change), device="cpu"), make()
+    assert loaded.mine == 3
+    assert all(type(vars(loaded)[name]) is type(vars(model)[name]) for name in DERIVED if name != "env")
+    assert loaded.env is None and loaded.n_envs == 2
 
 
 def test_a_wrong_argument_in_a_file_is_named():

@@ -153,7 +153,7 @@ def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
     auto = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), **arguments)
     with pytest.warns(RuntimeWarning, match="the update runs uncompiled"):
         auto.learn(32)
-    assert auto.compilation.cache["acting"].is_compiled and not auto.compiled
+    assert auto.compilation.functions["acting"].is_compiled and not auto.compiled
     assert th.allclose(parameters(eager), parameters(auto), atol=1e-6)
     strict = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=True, **arguments)
     with pytest.raises(CompileError, match="the update could not be compiled"):
@@ -179,5 +179,5 @@ def test_compiled_training_leaves_out_steps_that_only_reset():
         for compile in (False, True)
     )
     assert compiled.rollout_buffer.valid is not None
-    assert not compiled.compilation.cache["the update"].is_compiled
+    assert not compiled.compilation.functions["the update"].is_compiled
     assert th.allclose(parameters(eager), parameters(compiled), atol=1e-6)

@@ -93,11 +93,12 @@ def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
         callback(EvalCallback, tmp_path / "theirs", eval_freq=1),
     )
     model.learn(64, log_interval=None, callback=ours)
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     theirs.init_callback(model)
     theirs.on_training_start({}, {})
     theirs.on_step()
-    assert printed == capsys.readouterr().out and "Success rate" in printed and "New best" in printed
+    mean, best = ours.last_mean_reward, "over 5 episodes (new best)"
+    assert f"evaluation after 64 timesteps: return {mean:.2f} +/- " in printed and best in printed
     assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
     with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:
@@ -157,8 +158,8 @@ def test_progress_as_lines(capsys):
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, ProgressDisplay(bar=False))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
-    assert all("of 640 timesteps" in line and "timesteps/s" in line and "s left" in line for line in lines)
-    assert "mean return" in lines[-1]
+    assert all("/640 [" in line and "steps/s" in line for line in lines)
+    assert lines[-1].startswith("100%") and "mean return" in lines[-1]
 
 
 def test_progress_as_bar(capsys):
@@ -166,7 +167,7 @@ def test_progress_as_bar(capsys):
     make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(640, progress)
     progress.on_training_end()
     shown = capsys.readouterr().err
-    assert "100%" in shown and "mean return" in shown and "step/s" in shown
+    assert "100%" in shown and "mean return" in shown and "steps/s" in shown
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -177,4 +178,4 @@ def test_progress_of_continued_training_follows_the_models_count(capsys, bar):
     if bar:
         assert "640/1.28k" in shown and "1.28k/1.28k" in shown
     else:
-        assert [line.split(" of 1,280")[0] for line in shown.splitlines()] == ["768", "896", "1,024", "1,152", "1,280"]
+        assert [line.split("%")[0].strip() for line in shown.splitlines()] == ["60", "70", "80", "90", "100"]

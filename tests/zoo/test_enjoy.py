@@ -20,7 +20,6 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 from ppo_plus import PPO_Plus
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.enjoy import (
-    VIDEOS,
     Player,
     _write_video,
     check_recording,
@@ -137,13 +136,12 @@ def test_record_video(run, tmp_path):
     assert (tmp_path / "cartpole.mp4").read_bytes()[4:8] == b"ftyp"
 
 
-@pytest.mark.parametrize("suffix", VIDEOS)
 @pytest.mark.parametrize("size", [(50, 70), (51, 71)])
-def test_videos_of_any_size(tmp_path, suffix, size, caplog):
+def test_videos_of_any_size(tmp_path, size, caplog):
     """imageio logs a warning if it scales pictures."""
     imageio = pytest.importorskip("imageio.v2", reason="imageio is not installed")
     pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
-    path = tmp_path / f"video{suffix}"
+    path = tmp_path / "video.mp4"
     _write_video(iter(np.zeros((5, *size, 3), np.uint8)), path, 30)
     assert caplog.text == ""
     assert imageio.get_reader(path).get_meta_data()["size"] == (size[1] + size[1] % 2, size[0] + size[0] % 2)
@@ -151,7 +149,7 @@ def test_videos_of_any_size(tmp_path, suffix, size, caplog):
 
 @pytest.mark.parametrize("name", ["x.xyz", "x", "x.png", ".gif"])
 def test_recordings_that_are_not_possible(name):
-    with pytest.raises(ValueError, match=f"-o {name}: the name must end in .gif, .mp4, "):
+    with pytest.raises(ValueError, match=f"-o {name}: the name must end in .gif or .mp4"):
         check_recording(Path(name))
 
 

@@ -158,7 +158,7 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
         ),
         ("--restart-envs 5 --vec-env gymnasium", "--restart-envs 5: --vec-env gymnasium has no single environments"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
-        ("--env-timeout soon", "'soon' must be a number of seconds in (0, 1e6]"),
+        ("--env-timeout soon", "invalid seconds value: 'soon'"),
         ("--restart-envs many", "many"),
     ],
 )

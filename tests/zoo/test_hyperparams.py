@@ -14,9 +14,6 @@ from torch import nn
 from ppo_plus.formulas.exploration import ColoredNoise, StateDependentNoise, WhiteNoise
 from ppo_plus.formulas.kl_control import AdaptiveLearningRate, AdaptivePenalty
 from ppo_plus.zoo.hyperparams import (
-    MAX_DEPTH,
-    MAX_LENGTH,
-    RunLoader,
     format_literal,
     parse_literal,
     positive_int,
@@ -80,70 +77,19 @@ def test_yaml_cannot_run_code(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(12)),
-        "a: &a [*a]",
-        "a: &a {b: *a}",
-    ],
-    ids=["grows", "list", "mapping"],
-)
-def test_anchors_that_never_end(settings, text):
-    with pytest.raises(ValueError, match="more than 100000 values, or one that contains itself"):
-        read_entry("a", settings(text))
-
-
-def nested_merges(levels, copies=10):
-    """Mappings that each merge the one before, several times: so many copies in all as the last level has keys."""
-    lines = [f"a{i + 1}: &a{i + 1} {{<<: [{', '.join([f'*a{i}'] * copies)}]}}" for i in range(levels)]
-    return "\n".join(["a0: &a0 {x: 1}", *lines])
-
-
-#: What is short and takes much: its expansion is a million values, which a reader without bounds still survives.
-BOMBS = {
-    "nested merges": nested_merges(6),
-    "merges of one mapping": "a0: &a0 {x: 1}\na: {<<: [" + "*a0, " * 50_000 + "]}",
-    "key": "a0: &a0 !!python/tuple [1]\n"
-    + "".join(f"a{i + 1}: &a{i + 1} !!python/tuple [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(6))
-    + "? *a6\n: 1",
-    "text": f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 1_000}]",
-}
-
-
-@pytest.mark.parametrize("loader", [yaml.SafeLoader, RunLoader])
-@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
-def test_files_that_expand_too_much(settings, text, loader):
-    with pytest.raises(ValueError, match="not valid YAML: it has more than 100000 values") as error:
-        read_mapping(settings(text), loader)
-    assert "\n" not in str(error.value)
-
-
-def test_nested_merges_are_errors_before_they_are_expanded(settings, monkeypatch):
-    """A bomb of 567 bytes, from which nothing is constructed."""
-    monkeypatch.setattr(yaml.SafeLoader, "construct_document", lambda *_: pytest.fail("it would be expanded"))
-    with pytest.raises(ValueError, match="more than 100000 values"):
-        read_mapping(settings(nested_merges(11)))
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a: " + "[" * 10_000, "recursion"),
         ("a: " + "{b: " * 10_000, "recursion"),
         ("\n".join(" " * i + "a:" for i in range(1_000)), "recursion"),
-        ("a: " + "9" * 50_000, "a number has 50000 characters"),
-        ("a: 0x" + "f" * 50_000, "a number has 50002 characters"),
-        ("a: 1" + ":1" * 20_000, "a number has 40001 characters"),
-        ("a: 1" + ":1" * 1_000 + ".5", "a number has 2003 characters"),
-        (f"a: !!float '{'9' * 5_000}'", "a number has 5000 characters"),
+        ("a: " + "9" * 50_000, "not valid YAML: Exceeds the limit"),
         ("a: !!float ''", "not valid YAML"),
         ("a: !!int ''", "not valid YAML"),
         ("a: !!bool maybe", "not valid YAML"),
         ("a: !!timestamp now", "not valid YAML"),
         ("a: 2023-99-99", "not valid YAML"),
         ("? [1]\n: 2", "unhashable"),
-        ("x" * 2**20 + "x", "has more than 1048576 bytes"),
-        ("x" * 2**19, "settings.yml must be a mapping"),
+        ("x" * 2**12, "settings.yml must be a mapping"),
     ],
     ids=lambda text: text[:30],
 )
@@ -294,15 +240,6 @@ def test_message_is_short_and_says_what_is_allowed():
         parse_literal("f(" + "1, " * 1000 + ")")
     assert len(str(error.value)) < 200
     assert "dict(...)" in str(error.value)
-
-
-def test_length_and_depth_have_limits():
-    assert parse_literal(f"'{'x' * (MAX_LENGTH - 2)}'") == "x" * (MAX_LENGTH - 2)
-    with pytest.raises(ValueError, match="longer than"):
-        parse_literal(f"'{'x' * MAX_LENGTH}'")
-    parse_literal("[" * (MAX_DEPTH // 2 - 2) + "]" * (MAX_DEPTH // 2 - 2))
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse_literal("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
 
 @pytest.mark.parametrize(

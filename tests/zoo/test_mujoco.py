@@ -5,13 +5,9 @@ import subprocess
 import sys
 from contextlib import nullcontext
 
-import gymnasium as gym
-import mujoco as simulator
 import pytest
 
 from ppo_plus.zoo import mujoco
-from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import load_experiment
 
 SCREENS = "DISPLAY", "WAYLAND_DISPLAY"
 
@@ -20,44 +16,22 @@ SCREENS = "DISPLAY", "WAYLAND_DISPLAY"
 def no_screen(monkeypatch):
     """A process on Linux without a screen, which has chosen nothing to draw with."""
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setitem(sys.modules, "mujoco", mujoco)
     for name in (*SCREENS, "MUJOCO_GL"):
         # Set before it is taken away, so that it is taken away again at the end, where a test sets it.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
-def test_warnings_of_models_are_printed_once(capfd):
-    told = []
-    simulator.set_mju_user_warning(told.append)
-    try:
-        gym.make("HalfCheetah-v5").close()
-    finally:
-        simulator.set_mju_user_warning(None)
-    assert told, "this version of MuJoCo has nothing to warn of: another model is needed here"
-    mujoco._print.cache_clear()
-    experiment = load_experiment("HalfCheetah-v5")
-    for _ in range(2):
-        make_envs(experiment, n_envs=3).close()
-    assert capfd.readouterr().err.splitlines() == [f"MuJoCo: {text}" for text in dict.fromkeys(told)]
-    assert simulator.get_mju_user_warning() is None
-
-
-def test_warnings_of_other_environments_are_unchanged(monkeypatch):
-    monkeypatch.setattr(simulator, "set_mju_user_warning", None)
-    for name in ("CartPole-v1", "unknown-v0"):
-        with mujoco.warnings_once(name):
-            pass
-
-
 def test_a_window_needs_a_screen(no_screen, monkeypatch):
     with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*ppo-plus record --env Ant-v5"):
-        mujoco.require_screen("Ant-v5")
+        mujoco.require_drawing("Ant-v5", window=True)
     for name in SCREENS:
         with monkeypatch.context() as screen:
             screen.setenv(name, ":0")
-            mujoco.require_screen("Ant-v5")
+            mujoco.require_drawing("Ant-v5", window=True)
     monkeypatch.delitem(sys.modules, "mujoco")
-    mujoco.require_screen("CartPole-v1")
+    mujoco.require_drawing("CartPole-v1", window=True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +43,7 @@ def test_without_a_screen_an_installed_library_draws(no_screen, monkeypatch, lib
     assert os.environ.get("MUJOCO_GL") == chosen
     expected = nullcontext() if chosen else pytest.raises(ValueError, match="to draw Ant-v5 .* libegl1")
     with expected:
-        mujoco.require_drawing("Ant-v5")
+        mujoco.require_drawing("Ant-v5", window=False)
 
 
 def test_a_choice_is_kept(no_screen, monkeypatch):

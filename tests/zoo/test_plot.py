@@ -10,7 +10,6 @@ from ppo_plus.zoo.plot import (
     _draw,
     average,
     finish_panel,
-    moving_average,
     new_figure,
     plot_curves,
     plot_learning_curve,
@@ -31,11 +30,6 @@ def test_episodes_of_all_environments_in_order_of_their_end(tmp_path):
     timesteps, returns = read_episodes(tmp_path)
     np.testing.assert_array_equal(timesteps, [10, 15, 25])
     np.testing.assert_array_equal(returns, [1, 2, 3])
-
-
-def test_moving_average():
-    np.testing.assert_allclose(moving_average(np.array([1.0, 3.0, 5.0, 7.0]), 2), [2, 4, 6])
-    np.testing.assert_allclose(moving_average(np.array([4.0]), 1), [4])
 
 
 @pytest.mark.parametrize("n_episodes", [0, 1, 30])
@@ -84,37 +78,6 @@ def test_interval_or_single_runs_of_a_curve(n_runs, n_lines, n_bands):
     _draw(axes, returns_of(*range(n_runs)), "mine")
     assert (len(axes.lines), len(axes.collections)) == (n_lines, n_bands)
     assert len(axes.get_legend_handles_labels()[1]) == 1
-
-
-def continue_run(log_folder, number, origin, timesteps):
-    """Record that a run continues another one."""
-    settings = log_folder / "ppo_plus" / f"Foo-v0_{number}" / "Foo-v0"
-    settings.mkdir(parents=True)
-    run = None if origin is None else f"../Foo-v0_{origin}"
-    (settings / "args.yml").write_text(f"continues: {{run: {run or 'null'}, timesteps: {timesteps}}}")
-
-
-def test_a_run_and_its_continuation_are_one_curve(tmp_path):
-    write_evaluations(tmp_path, 1, [10, 20, 30], [0.0, 10.0, 20.0])
-    write_evaluations(tmp_path, 2, [10, 20], [30.0, 40.0])
-    continue_run(tmp_path, 2, 1, 20)
-    write_evaluations(tmp_path, 3, [10], [50.0])
-    continue_run(tmp_path, 3, 2, 40)
-    curve = read_curve(tmp_path, "Foo-v0")
-    assert curve.n_runs == 1
-    # What was learned after the point where it was continued is no part of it.
-    np.testing.assert_array_equal(curve.timesteps, [10, 20, 30, 40, 50])
-    np.testing.assert_array_equal(curve.mean, [0, 10, 30, 40, 50])
-
-
-@pytest.mark.parametrize("origin", [None, 7])
-def test_a_run_that_continues_a_deleted_run_is_drawn_from_there(tmp_path, origin):
-    write_evaluations(tmp_path, 1, [10, 20], [0.0, 10.0])
-    continue_run(tmp_path, 1, origin, 500)
-    folder = tmp_path / "ppo_plus" / "Foo-v0_1"
-    write_monitor(folder / "0.monitor.csv", 0.0, [(1.0, 7, 1.0)])
-    np.testing.assert_array_equal(read_curve(tmp_path, "Foo-v0").timesteps, [510, 520])
-    np.testing.assert_array_equal(read_episodes(folder)[0], [507])
 
 
 def test_interval_contains_the_true_mean_as_often_as_it_says():

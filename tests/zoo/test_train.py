@@ -22,7 +22,7 @@ from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Part, load_experiment
-from ppo_plus.zoo.plot import read_episodes, read_evaluations, read_training
+from ppo_plus.zoo.plot import read_episodes
 from ppo_plus.zoo.runs import Options, open_run
 from ppo_plus.zoo.train import resume, set_up, train
 
@@ -328,7 +328,7 @@ def test_progress_of_a_resumed_run_counts_from_its_start(tmp_path, monkeypatch, 
     assert train(resume(open_run(run.folder.path)))
     beginning, *lines = capsys.readouterr().err.splitlines()
     assert beginning.startswith("Pendulum-v1: resuming after 768 of 1,024 timesteps, in rollouts of 128 (64 steps of 2")
-    assert [line.split(" timesteps")[0] for line in lines] == ["820 of 1,024", "922 of 1,024", "1,024 of 1,024"]
+    assert [line.split("%")[0].strip() for line in lines] == ["80", "90", "100"]
 
 
 def test_a_running_run_cannot_be_resumed(tmp_path):
@@ -355,18 +355,3 @@ def test_a_resumed_run_keeps_its_vector_environment(tmp_path):
 def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: not the folder of a run"):
         open_run(tmp_path)
-
-
-def test_training_further_can_continue_the_count(tmp_path):
-    short = NORMALIZED.replace(n_timesteps=256)
-    first = set_up(short, options(tmp_path))
-    train(first)
-    kept = options(tmp_path, trained_agent=str(first.folder.last_model), keep_timesteps=True)
-    second = set_up(short, kept)
-    train(second)
-    third = set_up(short, options(tmp_path, trained_agent=str(second.folder.last_model)))
-    train(third)
-    assert [run.model.num_timesteps for run in (first, second, third)] == [256, 512, 256]
-    assert [read_evaluations(run.folder.path)[0].tolist() for run in (first, second, third)] == [[256], [512], [768]]
-    ends = [read_training(run.folder.path)[0] for run in (second, third)]
-    assert (ends[0] > 256).all() and (ends[0] <= 512).all() and (ends[1] > 512).all()

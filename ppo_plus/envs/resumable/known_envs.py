@@ -8,37 +8,17 @@ from typing import Any
 
 _GYM, _SB3, _CONTRIB = "gymnasium.wrappers.", "stable_baselines3.common.", "sb3_contrib.common.wrappers."
 
-#: Wrappers of single environments, and the attributes that change while they run.
+#: Modules of wrappers of single environments whose attributes do not change.
+STATELESS = tuple(f"{_GYM}transform_{name}." for name in ("action", "observation", "reward"))
+#: Other wrappers of single environments, and the attributes that change while they run.
 WRAPPERS: dict[str, tuple[str, ...]] = {
-    **{
-        f"{_GYM}{name}": ()
-        for name in (
-            "common.OrderEnforcing",
-            "common.PassiveEnvChecker",
-            "stateful_action.RepeatAction",
-            "transform_action.ClipAction",
-            "transform_action.DiscretizeAction",
-            "transform_action.RescaleAction",
-            "transform_action.TransformAction",
-            "transform_observation.AddRenderObservation",
-            "transform_observation.DiscretizeObservation",
-            "transform_observation.DtypeObservation",
-            "transform_observation.FilterObservation",
-            "transform_observation.FlattenObservation",
-            "transform_observation.GrayscaleObservation",
-            "transform_observation.RescaleObservation",
-            "transform_observation.ReshapeObservation",
-            "transform_observation.ResizeObservation",
-            "transform_observation.TransformObservation",
-            "transform_reward.ClipReward",
-            "transform_reward.TransformReward",
-        )
-    },
+    f"{_GYM}common.OrderEnforcing": (),
+    f"{_GYM}common.PassiveEnvChecker": (),
     f"{_GYM}common.TimeLimit": ("_elapsed_steps",),
     f"{_GYM}common.RecordEpisodeStatistics": (
-        *("episode_count", "time_queue", "return_queue", "length_queue"),
-        *("episode_returns", "episode_lengths", "episode_start_time"),
+        *("episode_count", "time_queue", "return_queue", "length_queue", "episode_returns", "episode_lengths"),
     ),
+    f"{_GYM}stateful_action.RepeatAction": (),
     f"{_GYM}stateful_action.StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     f"{_GYM}stateful_observation.DelayObservation": ("observation_queue",),
     f"{_GYM}stateful_observation.FrameStackObservation": ("obs_queue", "padding_value"),
@@ -54,11 +34,22 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
         *("episode_returns", "episode_lengths", "episode_times", "total_steps"),
         *("rewards", "needs_reset", "current_reset_info", "t_start"),
     ),
-    "ppo_plus.envs.resumable.wrapper.Resumable": (),
     f"{_CONTRIB}action_masker.ActionMasker": (),
     f"{_CONTRIB}time_feature.TimeFeatureWrapper": ("_current_step",),
 }
+#: The attributes that a reset does not set and that change what the environment returns. An episode that ends within
+#: the first skipped frames shows frames of the one before.
+BEFORE_RESET = ("_obs_buffer", "obs_rms", "return_rms", "discounted_reward", "_update_running_mean")
 
+_PENDING = ("_seeds", "_options")
+_SUPERVISED = ("n_restarts", "n_steps", "env_seeds", "last_obs", "_attributes", "_replaced")
+#: Vectorized environments of single ones, likewise.
+VEC_ENVS: dict[str, tuple[str, ...]] = {
+    f"{_SB3}vec_env.dummy_vec_env.DummyVecEnv": _PENDING,
+    f"{_SB3}vec_env.subproc_vec_env.SubprocVecEnv": _PENDING,
+    "ppo_plus.envs.lean_vec_env.LeanVecEnv": _PENDING,
+    "ppo_plus.envs.supervised.vec_env.SupervisedVecEnv": (*_PENDING, *_SUPERVISED),
+}
 _NORMALIZED = ("obs_rms", "ret_rms", "returns", "old_obs", "old_reward", "training", "norm_reward")
 #: Wrappers of vectorized environments, and the attributes that change while they run.
 VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
@@ -73,24 +64,19 @@ VEC_WRAPPERS: dict[str, tuple[str, ...]] = {
     f"{_SB3}vec_env.vec_video_recorder.VecVideoRecorder": ("step_id",),
 }
 
-#: Packages of environments whose episodes depend only on the generator, the arguments of the reset and the actions, ...
+#: Packages of environments whose episodes depend only on the generator, the arguments of the reset and the actions.
 REPLAYABLE = tuple(f"gymnasium.envs.{name}." for name in ("classic_control", "toy_text", "box2d", "mujoco"))
-_BOX2D = "gymnasium.envs.box2d."
-#: ... except for these attributes, which outlast an episode (colors: ``reset(options={"randomize": False})``), ...
-LASTING = {f"{_BOX2D}car_racing.CarRacing": ("road_color", "bg_color", "grass_color")}
-#: ... and for these worlds: what was in them before decides in which order Box2D sums up forces. They get a new one at
-#: each reset, as ``LunarLander`` does itself.
-WORLDS = (f"{_BOX2D}bipedal_walker.BipedalWalker", f"{_BOX2D}car_racing.CarRacing")
-#: Attributes drawn when the environment was made, which the new one must have too.
-MADE = {"gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": ("desc",)}
-
-#: The attributes that a reset does not set and that change what the environment returns. An episode that ends within
-#: the first skipped frames shows frames of the one before.
-BEFORE_RESET = frozenset(
-    {"_obs_buffer", "obs_rms", "return_rms", "discounted_reward", "_update_running_mean"}.union(*LASTING.values())
-)
+#: Their worlds need to be new at each reset, as that of ``LunarLander`` is: what was in them before decides in which
+#: order Box2D sums up forces.
+WORLDS = ("gymnasium.envs.box2d.bipedal_walker.BipedalWalker", "gymnasium.envs.box2d.car_racing.CarRacing")
 
 
 def class_name(owner: Any) -> str:
     """The name of an object's class, as in the tables."""
     return f"{type(owner).__module__}.{type(owner).__qualname__}"
+
+
+def changing(wrapper: Any) -> tuple[str, ...] | None:
+    """The attributes of a wrapper that change while it runs; ``None``: the wrapper is not known."""
+    name = class_name(wrapper)
+    return () if name.startswith(STATELESS) else WRAPPERS.get(name)

@@ -1,12 +1,9 @@
 """The state of vectorized environments, with which others resume in another process exactly where these are.
 
 :func:`get_state` returns the state as plain values, :func:`set_state` puts it into newly made environments, at any
-step, also in the middle of an episode. Simulators cannot be copied from outside, but they can be *replayed*:
-:class:`~ppo_plus.Resumable`, outermost around each single environment, records what a replay of the present episode
-needs (the state of the generator ``np_random`` before its reset, the arguments of the reset, and the actions since).
-After the same reset and the same steps, a new environment is where the old one was, with all the wrappers in between.
-What the replay returns last is compared with what the old environment returned last, bit by bit.
-
+step, also in the middle of an episode. :class:`~ppo_plus.Resumable`, outermost around each single environment, records
+what a *replay* of the present episode needs: the generator ``np_random`` before its reset, the arguments of the reset,
+and the actions since. What the replay returns last is compared with what the old environment returned last, bit by bit.
 What is replayed:
 
 - environments of ``gymnasium.envs``: classic control, toy text, Box2D and MuJoCo;
@@ -20,28 +17,30 @@ Any other environment or wrapper needs two methods. They are responsible for all
   and dicts of them. It need not contain ``np_random``.
 - ``set_state(state)`` puts it back. The environment has been reset before, with the arguments of its last reset.
 
-If one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is: generators, and attributes
-of wrappers that outlast an episode.
+If one has neither, :func:`get_state` says so, and :func:`set_state` puts back what there is.
 """
 
 import copy
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import MOMENTS
-from ppo_plus.envs.resumable.attributes import NotResumableError, State, get_attributes, plain, set_attributes
-from ppo_plus.envs.resumable.known_envs import VEC_WRAPPERS, class_name
-from ppo_plus.envs.resumable.layers import has_state, own_state, reason_of, set_own_state
-from ppo_plus.envs.resumable.np_random import generator_of, set_generator, with_parts
+from ppo_plus.envs.resumable.known_envs import VEC_ENVS, VEC_WRAPPERS, class_name
+from ppo_plus.envs.resumable.plain_values import (
+    NotResumableError,
+    State,
+    get_attributes,
+    has_state,
+    lacks_state,
+    own_state,
+    set_attributes,
+)
 from ppo_plus.envs.resumable.wrapper import Resumable
-from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 
-#: What steps single environments.
-VEC_ENVS = (DummyVecEnv, LeanVecEnv, SubprocVecEnv, SupervisedVecEnv)
+#: The attributes of vectorized environments and of their wrappers that change.
+CHANGING = VEC_ENVS | VEC_WRAPPERS
 
 
 def get_state(vec_env: VecEnv) -> State:
@@ -53,7 +52,6 @@ def get_state(vec_env: VecEnv) -> State:
         the present episodes
     """
     state: State = {"layers": [], "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
-    state["action_space"] = [generator_of(space) for space in with_parts(vec_env.action_space)]
     reasons: list[str | None] = []
     for layer in _vec_layers(vec_env):
         state["layers"].append(_title(layer))
@@ -61,18 +59,15 @@ def get_state(vec_env: VecEnv) -> State:
         try:
             if has_state(layer):
                 kept = {"own": own_state(layer)}
-            elif type(layer) in VEC_ENVS:
-                kept = {"seeds": plain(layer._seeds), "options": plain(layer._options)}
-                _require_wrapped(layer)
-                state["envs"] = _call(layer, "get_episode_state", [()] * layer.num_envs)
-                reasons += [env["reason"] for env in state["envs"]]
-                if isinstance(layer, SupervisedVecEnv):
-                    # After the call, in which environments may be replaced.
-                    kept["supervision"] = plain(layer.get_supervision())
-            elif class_name(layer) in VEC_WRAPPERS:
-                kept = get_attributes(layer, VEC_WRAPPERS[class_name(layer)])
+            elif class_name(layer) not in CHANGING:
+                raise NotResumableError(lacks_state([layer]))
             else:
-                raise NotResumableError(reason_of([layer]))
+                if class_name(layer) in VEC_ENVS:
+                    _require_wrapped(layer)
+                    # First, since environments that fail in the call are replaced.
+                    state["envs"] = layer.env_method("get_episode_state")
+                    reasons += [env["reason"] for env in state["envs"]]
+                kept = get_attributes(layer, CHANGING[class_name(layer)])
         except NotResumableError as error:
             reasons.append(str(error))
         state["vec_layers"].append(kept)
@@ -98,31 +93,21 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             f"{state['n_envs']} in {' of '.join(state['layers'])}: make env as it was made before"
         )
     reasons: list[str | None] = [state["reason"]]
-    for space, generator in zip(with_parts(vec_env.action_space), state["action_space"], strict=True):
-        set_generator(space, generator)
     # The single environments first, then the wrappers around them.
     for layer, kept in zip(reversed(layers), reversed(state["vec_layers"]), strict=True):
         if "own" in kept:
-            set_own_state(layer, kept["own"])
-        elif type(layer) in VEC_ENVS:
-            if kept:
-                layer._seeds, layer._options = copy.deepcopy((kept["seeds"], kept["options"]))
-            if "supervision" in kept and isinstance(layer, SupervisedVecEnv):
-                layer.set_supervision(kept["supervision"])
-            if state["envs"] is not None:
-                _require_wrapped(layer)
-                reasons += _call(layer, "set_episode_state", [(env,) for env in state["envs"]])
-        elif class_name(layer) in VEC_WRAPPERS:
-            set_attributes(layer, VEC_WRAPPERS[class_name(layer)], kept)
+            layer.set_state(copy.deepcopy(kept["own"]))
+            continue
+        set_attributes(layer, CHANGING.get(class_name(layer), ()), kept)
+        if class_name(layer) in VEC_ENVS and state["envs"] is not None:
+            _require_wrapped(layer)
+            for i, env in enumerate(state["envs"]):
+                reasons += layer.env_method("set_episode_state", env, indices=i)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def set_statistics(vec_env: VecEnv, state: State) -> None:
-    """Put back what does not depend on the number of environments: the moments that a ``VecNormalize`` normalizes by.
-
-    :param vec_env: environments of the same kind
-    :param state: what :func:`get_state` returned, of any number
-    """
+    """Put back what does not depend on the number of environments: the moments of a ``VecNormalize``."""
     for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["vec_layers"], strict=False):
         if isinstance(layer, VecNormalize) and _title(layer) == title:
             set_attributes(layer, MOMENTS, kept)
@@ -140,7 +125,7 @@ def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
 
 def _title(layer: VecEnv) -> str:
     """The same for classes that can take each other's state."""
-    return "DummyVecEnv or SubprocVecEnv" if type(layer) in VEC_ENVS else type(layer).__name__
+    return "DummyVecEnv or SubprocVecEnv" if class_name(layer) in VEC_ENVS else type(layer).__name__
 
 
 def _require_wrapped(vec_env: Any) -> None:
@@ -151,16 +136,3 @@ def _require_wrapped(vec_env: Any) -> None:
             "the single environments are not in a ppo_plus.Resumable, outermost: "
             "make_vec_env(..., wrapper_class=ppo_plus.Resumable)"
         )
-
-
-def _call(vec_env: Any, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-    """Call a method of each environment with its own arguments, in all processes at once."""
-    if isinstance(vec_env, DummyVecEnv):
-        return [getattr(env, method)(*each) for env, each in zip(vec_env.envs, arguments, strict=True)]
-    if isinstance(vec_env, SupervisedVecEnv):
-        # Without a timeout: a replay takes as long as the episode took.
-        return vec_env.call({i: ("env_method", method, each, {}) for i, each in enumerate(arguments)}, math.inf)
-    # `env_method` would pass the same arguments to all.
-    for remote, each in zip(vec_env.remotes, arguments, strict=True):
-        remote.send(("env_method", (method, each, {})))
-    return [remote.recv() for remote in vec_env.remotes]

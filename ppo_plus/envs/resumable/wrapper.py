@@ -2,24 +2,30 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from stable_baselines3.common.monitor import Monitor
 
-from ppo_plus.envs.resumable.attributes import (
-    IMMUTABLE,
+from ppo_plus.envs.lean_vec_env import IMMUTABLE
+from ppo_plus.envs.resumable.known_envs import BEFORE_RESET, REPLAYABLE, WORLDS, changing, class_name
+from ppo_plus.envs.resumable.plain_values import (
     NotResumableError,
     State,
     fingerprint,
     get_attributes,
+    get_generator,
+    has_state,
+    lacks_state,
+    own_state,
     plain,
     set_attributes,
+    set_generator,
 )
-from ppo_plus.envs.resumable.layers import Layers, own_state, set_own_state
-from ppo_plus.envs.resumable.np_random import generator_of, set_generator
 from ppo_plus.trees import tree_map
 
 #: Longer episodes are not recorded, because of the memory and of the time that a replay would take.
@@ -28,21 +34,17 @@ MAX_STEPS = 100_000
 
 @dataclass(slots=True)
 class _Episode:
-    """What a replay of the present episode needs.
+    """What a replay of the present episode needs."""
 
-    :param arguments: of its reset
-    :param generator: that of the environment, before the reset
-    :param before_reset: attributes of wrappers and environment that earlier episodes have set, before the reset
-    :param actions: those taken since; one more than :data:`MAX_STEPS` at most
-    :param last: what the reset or the last step returned; ``None``: neither was called
-    :param reason: why the episode cannot be replayed, or ``None``
-    """
-
+    #: Of its reset.
     arguments: State = field(default_factory=dict)
+    #: Before the reset: the generator of the environment, and attributes of wrappers that earlier episodes have set.
     generator: State | None = None
     before_reset: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
+    #: What the reset or the last step returned; ``None``: neither was called.
     last: Any = None
+    #: Why the episode cannot be replayed, or ``None``.
     reason: str | None = None
 
 
@@ -61,11 +63,25 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self._layers = Layers(env)
-        self._replays = self._layers.stateful is None and self._layers.reason is None
+        layers = list(_layers(env))
+        self._names = [type(layer).__name__ for layer in layers]
+        self._base: Any = layers[-1].unwrapped
+        with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
+        #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
+        self._stateful = layers[with_state[0]] if with_state else None
+        #: The wrappers around it, or all of them.
+        self._wrappers = layers[: with_state[0]] if with_state else layers[:-1]
+        unknown = [layer for layer in self._wrappers if changing(layer) is None]
+        if self._stateful is None:
+            if not class_name(self._base).startswith(REPLAYABLE):
+                unknown.append(self._base)
+            unknown = [layer for layer in unknown if not vars(type(layer)).get("replayable", False)]
+        #: Why it can neither be replayed nor return its state; ``None``: it can.
+        self._reason = lacks_state(unknown) if unknown else None
+        self._replays = self._stateful is None and self._reason is None
         self._episode = _Episode(reason=f"{env} was stepped before its Resumable was reset")
-        #: Names of attributes that were set from outside.
-        self._set_from_outside: list[str] = []
+        #: The name of an attribute that was set from outside, or ``None``.
+        self._set_from_outside: str | None = None
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
@@ -76,18 +92,14 @@ class Resumable(gym.Wrapper):
             return super().__setattr__(name, value)
         # The generator is a part of the state.
         if name != "np_random":
-            self._set_from_outside.append(name)
+            vars(self)["_set_from_outside"] = name
         setattr(self.env, name, value)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        self._set_from_outside.append(name)
+        vars(self)["_set_from_outside"] = name
         return self.env.set_wrapper_attr(name, value, force=force)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        """As the environment's.
-
-        :param kwargs: its arguments, ``seed`` and ``options``
-        """
         episode = _Episode()
         try:
             episode.arguments = plain(kwargs)
@@ -95,116 +107,101 @@ class Resumable(gym.Wrapper):
             episode.reason = f"{self.env} was reset with {error}"
         if self._replays:
             # Without a generator the reset would make one, from an unknown seed.
-            self._layers.base.np_random  # noqa: B018
-            if self._layers.has_world:
-                _renew_world(self._layers.base)
-            episode.generator = generator_of(self._layers.base)
-            episode.before_reset = _get_all(self._layers.before_reset)
+            self._base.np_random  # noqa: B018
+            if class_name(self._base) in WORLDS:
+                # Its bodies go with the world they are in.
+                self._base._destroy()
+                self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
+            episode.generator = get_generator(self._base)
+            episode.before_reset = [get_attributes(layer, _before_reset(layer)) for layer in self._wrappers]
         # An attribute of this object, and not of the environment.
         vars(self)["_episode"] = episode
-        result = self.env.reset(**kwargs)
-        episode.last = result
+        episode.last = result = self.env.reset(**kwargs)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         # In a few bytecodes: small environments take a step in a few microseconds.
         episode = self._episode
         # Copied, since callers may reuse their arrays.
-        episode.actions.append(action if type(action) in IMMUTABLE else _copied(action))
+        episode.actions.append(action if type(action) in IMMUTABLE else copy.deepcopy(action))
         episode.last = result = self.env.step(action)
         return result
 
     # --- what `get_state` and `set_state` call, also in other processes, which an error would end --------------------
 
     def get_episode_state(self) -> State:
-        """What :func:`~ppo_plus.envs.resumable.state.get_state` needs of this environment.
-
-        :return: plain values; ``"reason"`` is as there
-        """
-        layers = self._layers
+        """What :func:`~ppo_plus.envs.resumable.state.get_state` needs of this environment, as plain values."""
         state: State = {
-            "layers": layers.names,
-            "generator": generator_of(layers.base),
-            "changing": [{}] * len(layers.changing),
+            "layers": self._names,
+            "generator": get_generator(self._base),
+            "wrappers": [{}] * len(self._wrappers),
             "episode": None,
             "reason": None,
         }
-
-        def get() -> None:
-            state["changing"] = _get_all(layers.changing)
-            if layers.reason is not None:
-                raise NotResumableError(layers.reason)
+        try:
+            state["wrappers"] = [get_attributes(layer, changing(layer) or ()) for layer in self._wrappers]
+            if self._reason is not None:
+                raise NotResumableError(self._reason)
             if self._episode.last is not None:
                 state["episode"] = self._episode_state(self._episode)
-
-        state["reason"] = self._reason_of(get)
+        except Exception as error:
+            state["reason"] = self._reason_of(error)
         return state
 
-    def _reason_of(self, function: Callable[[], None]) -> str | None:
-        """Why a function failed; ``None``: it did not."""
-        try:
-            function()
-        except NotResumableError as error:
-            return str(error)
-        except Exception as error:
-            return f"{self.env} raised {error!r}"
-        return None
+    def _reason_of(self, error: Exception) -> str:
+        return str(error) if isinstance(error, NotResumableError) else f"{self.env} raised {error!r}"
 
     def _episode_state(self, episode: _Episode) -> State:
         """:raises NotResumableError: the episode cannot be replayed"""
         if episode.reason is not None:
             raise NotResumableError(episode.reason)
         state: State = {"arguments": episode.arguments}
-        if self._layers.stateful is not None:
-            return {**state, "own": own_state(self._layers.stateful)}
+        if self._stateful is not None:
+            return {**state, "own": own_state(self._stateful)}
         if self._set_from_outside:
-            raise NotResumableError(f"attribute {self._set_from_outside[0]!r} of {self.env} was set from outside")
+            raise NotResumableError(f"attribute {self._set_from_outside!r} of {self.env} was set from outside")
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return {
             **state,
             "generator": episode.generator,
             "before_reset": episode.before_reset,
-            "made": get_attributes(self._layers.base, self._layers.made),
             "n_steps": len(episode.actions),
             "actions": plain(tree_map(lambda *parts: np.stack(parts), *episode.actions)) if episode.actions else None,
             "fingerprint": self._fingerprint(),
         }
 
     def set_episode_state(self, state: State) -> str | None:
-        """Put the environment where another one was.
-
-        :param state: what that one's :meth:`get_episode_state` returned
-        :return: ``None``, or why this is not possible
-        """
-        layers = self._layers
-        if layers.names != state["layers"]:
-            return f"{self.env} is {' of '.join(layers.names)}, but the state is of {' of '.join(state['layers'])}"
-
-        def put_back() -> None:
-            set_generator(layers.base, state["generator"])
-            _set_all(layers.changing, state["changing"])
-
-        reason = state["reason"]
-        if reason is None and state["episode"] is not None:
-            with layers.silent():
-                reason = self._reason_of(lambda: self._go_to(state["episode"], state["generator"]))
-        # Also if there is a reason: the environment can still be reset.
-        return self._reason_of(put_back) or reason
+        """Put the environment where another one was; returns ``None``, or why this is not possible."""
+        if self._names != state["layers"]:
+            return f"{self.env} is {' of '.join(self._names)}, but the state is of {' of '.join(state['layers'])}"
+        reason: str | None = state["reason"]
+        try:
+            if reason is None and state["episode"] is not None:
+                with self._silent():
+                    self._go_to(state["episode"], state["generator"])
+        except Exception as error:
+            reason = self._reason_of(error)
+        try:
+            # Also if there is a reason: the environment can still be reset.
+            set_generator(self._base, state["generator"])
+            for layer, attributes in zip(self._wrappers, state["wrappers"], strict=True):
+                set_attributes(layer, changing(layer) or (), attributes)
+        except Exception as error:
+            reason = self._reason_of(error)
+        return reason
 
     def _go_to(self, episode: State, generator: State | None) -> None:
         """:raises NotResumableError: this is not possible"""
-        layers = self._layers
-        if layers.stateful is not None:
+        if self._stateful is not None:
             self.reset(**episode["arguments"])
-            set_generator(layers.base, generator)
-            set_own_state(layers.stateful, episode["own"])
+            set_generator(self._base, generator)
+            self._stateful.set_state(copy.deepcopy(episode["own"]))  # type: ignore[attr-defined]
             return
-        if fingerprint(get_attributes(layers.base, layers.made)) != fingerprint(episode["made"]):
-            raise NotResumableError(f"{self.env} was made with another map: pass desc or map_name")
-        layers.base.np_random  # noqa: B018
-        set_generator(layers.base, episode["generator"])
-        _set_all(layers.before_reset, episode["before_reset"])
+        self._base.np_random  # noqa: B018
+        set_generator(self._base, episode["generator"])
+        for layer, attributes in zip(self._wrappers, episode["before_reset"], strict=True):
+            set_attributes(layer, _before_reset(layer), attributes)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
@@ -217,26 +214,28 @@ class Resumable(gym.Wrapper):
     def _fingerprint(self) -> str:
         """The fingerprint of what the environment returned last, without the info, and of its generator."""
         last = self._episode.last[: 4 if self._episode.actions else 1]
-        return fingerprint([last, generator_of(self._layers.base)])
+        return fingerprint([last, get_generator(self._base)])
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """Monitors do not write to files meanwhile."""
+        writers = [(layer, layer.results_writer) for layer in self._wrappers if isinstance(layer, Monitor)]
+        try:
+            for monitor, _ in writers:
+                monitor.results_writer = None
+            yield
+        finally:
+            for monitor, writer in writers:
+                monitor.results_writer = writer
 
 
-def _renew_world(base: Any) -> None:
-    """Give an environment of :data:`~ppo_plus.envs.resumable.known_envs.WORLDS` a new one, before its reset."""
-    gravity = base.world.gravity
-    # Its bodies go with the world they are in.
-    base._destroy()
-    base.world = type(base.world)(gravity=gravity)
+def _layers(env: gym.Env) -> Iterator[gym.Env]:
+    """The wrappers from the outermost on, and the environment."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
 
 
-def _get_all(owners: Sequence[tuple[Any, Iterable[str]]]) -> list[State]:
-    return [get_attributes(*each) for each in owners]
-
-
-def _set_all(owners: Sequence[tuple[Any, Iterable[str]]], states: list[State]) -> None:
-    for (owner, names), state in zip(owners, states, strict=True):
-        set_attributes(owner, names, state)
-
-
-def _copied(action: Any) -> Any:
-    """A copy of an action, which may be structured."""
-    return action.copy() if type(action) is np.ndarray else copy.deepcopy(action)
+def _before_reset(layer: gym.Env) -> list[str]:
+    return [name for name in changing(layer) or () if name in BEFORE_RESET]

@@ -2,9 +2,9 @@
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,8 +13,9 @@ from stable_baselines3.common import monitor
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
-from ppo_plus.envs.errors import RESET, explanation
-from ppo_plus.envs.supervised.faults import DISK_FULL, Fault, InvalidOutput, check_obs, check_reward
+from ppo_plus.envs.errors import explanation
+from ppo_plus.envs.outputs import InvalidOutput, check_info, check_obs, check_reward
+from ppo_plus.envs.supervised.faults import DISK_FULL, Fault
 from ppo_plus.policy.masking import METHOD
 
 
@@ -24,10 +25,7 @@ class _RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class CallerError:
-    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error.
-
-    :param error: the error to raise
-    """
+    """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error."""
 
     error: Exception
 
@@ -58,36 +56,31 @@ class GuardedEnv:
             # Before the environment is made, there is none to name.
             found = None if command == "make" else explanation(error, self.env)
             reason = f"raised {error!r}" if found is None else f"made a mistake: {found}"
-            return Fault(reason, _RemoteTraceback(_traceback(error)) if self._remote else error)
-
-    @property
-    def unwrapped(self) -> Any:
-        return self.env.unwrapped
+            if self._remote:
+                error = _RemoteTraceback("\n" + "".join(traceback.format_exception(error)))
+            return Fault(reason, error)
 
     def make(self, again: bool) -> tuple[str, tuple[spaces.Space, spaces.Space]]:
-        """Make the environment.
-
-        :param again: whether there was one before, so that a ``Monitor`` appends to the files that exist
-        :return: its name, and its spaces
-        """
-        with _appending() if again else nullcontext():
+        """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
+        writer = monitor.ResultsWriter
+        if again:
+            monitor.ResultsWriter = partial(_append, writer)  # type: ignore[assignment, misc]
+        try:
             self.env: Any = _patch_env(self._make())
+        finally:
+            monitor.ResultsWriter = writer  # type: ignore[misc]
         # Kept, since wrappers would look it up in what they wrap at each step.
         self._space = self.env.observation_space
         return str(self.env.unwrapped), (self._space, self.env.action_space)
 
     def reset(self, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**arguments)
-        if not isinstance(info, dict):
-            raise InvalidOutput(f"returned {info!r:.200} as info: {RESET}")
+        check_info(info)
         check_obs(obs, self._space)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any], Any]:
-        """
-        :return: as a ``VecEnv`` returns them, except that at the end of an episode the observation is the last one and
-            the answer of the reset comes with it
-        """
+        """As a ``VecEnv``, except that an episode ends with its last observation, and the answer of the next reset."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         check_obs(obs, self._space)
         reward = check_reward(reward)
@@ -102,18 +95,11 @@ class GuardedEnv:
             raise first.error
         return obs, reward, done, info, first
 
-    def render(self) -> Any:
-        return self.env.render()
-
     def close(self) -> None:
         self.env.close()
 
     def has_attr(self, name: str) -> bool:
-        try:
-            self.env.get_wrapper_attr(name)
-        except AttributeError:
-            return False
-        return True
+        return bool(self.env.has_wrapper_attr(name))
 
     def get_attr(self, name: str) -> Any:
         return self.env.get_wrapper_attr(name)
@@ -128,33 +114,15 @@ class GuardedEnv:
         return is_wrapped(self.env, wrapper_class)
 
 
-@contextmanager
-def _appending() -> Iterator[None]:
-    """Monitors that are made meanwhile append to the files that exist."""
-    writer = monitor.ResultsWriter
-
-    def append(*arguments: Any, **named: Any) -> monitor.ResultsWriter:
-        return writer(*arguments, **{**named, "override_existing": False})
-
-    monitor.ResultsWriter = append  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        monitor.ResultsWriter = writer  # type: ignore[misc]
-
-
-def _traceback(error: BaseException) -> str:
-    return "\n" + "".join(traceback.format_exception(error))
+def _append(writer: Any, *arguments: Any, **named: Any) -> Any:
+    return writer(*arguments, **{**named, "override_existing": False})
 
 
 def _sendable(error: Exception) -> Exception:
     """An error as one of Python's built-in classes, which can be sent to another process."""
-    found: Exception
+    kinds = (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, OSError, Exception)
+    found = next(kind for kind in kinds if isinstance(error, kind))(str(error))
     if isinstance(error, OSError) and error.errno is not None:
-        found = OSError(error.errno, error.strerror, error.filename)
-    else:
-        kind = next(kind for kind in (AttributeError, TypeError, ValueError, MemoryError, RuntimeError, Exception)
-                    if isinstance(error, kind))  # fmt: skip
-        found = kind(str(error))
-    found.add_note(_traceback(error))
+        found = OSError(error.errno, error.strerror)
+    found.add_note("".join(traceback.format_exception(error)))
     return found

@@ -15,7 +15,6 @@ episode failed, the step is complete, and there is no such row.
 ``N`` is the number of environments.
 """
 
-import copy
 import math
 import time
 import warnings
@@ -31,10 +30,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from ppo_plus.envs.errors import described
 from ppo_plus.envs.nested import mapped, row_of
-from ppo_plus.envs.supervised.faults import EnvFault, Fault
+from ppo_plus.envs.supervised import workers
+from ppo_plus.envs.supervised.faults import EnvFault, Fault, NotFiniteFault
 from ppo_plus.envs.supervised.guarded import CallerError
-from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, closing_deadline, context
+from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, context
 from ppo_plus.generators import derived_seed
+from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
 
 #: Info key of a row in which an environment was replaced: the reason.
@@ -79,6 +80,7 @@ class SupervisedVecEnv(VecEnv):
             if not processes:
                 raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
+        self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
         #: Restarts so far.
         self.n_restarts = 0
@@ -91,7 +93,7 @@ class SupervisedVecEnv(VecEnv):
         #: Environments replaced between two steps: the reason, and what the reset of the fresh one returned.
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
-        self._last_obs: Any = None
+        self.last_obs: Any = None
         self.waiting = self.closed = False
         self._names = ["it"] * len(env_fns)
         self._workers: list[LocalWorker | ProcessWorker] = []
@@ -108,8 +110,6 @@ class SupervisedVecEnv(VecEnv):
         self._names = [name for name, _ in made.values()]
         self._spaces = made[0][1]
         super().__init__(len(env_fns), *self._spaces)
-
-    # --- stepping --------------------------------------------------------------------------------------------------
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
@@ -129,20 +129,12 @@ class SupervisedVecEnv(VecEnv):
         return self._stacked(rows)
 
     def step_async(self, actions: Any) -> None:
-        """Start a step.
-
-        :param actions: one for each environment, ``N`` of them
-        """
         for i, action in enumerate(actions):
             if i not in self._replaced:
                 self._workers[i].send(("step", action))
         self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Finish the step.
-
-        :return: observations, rewards (float32) and dones, each with ``N`` rows, and a list of ``N`` dicts
-        """
         # All answers first, so that none is left unread if an environment failed.
         answers = self._collect([i for i in range(self.num_envs) if i not in self._replaced])
         self.waiting = False
@@ -160,24 +152,16 @@ class SupervisedVecEnv(VecEnv):
             return obs, reward, done, info
         reason, first = self._replaced.pop(i, None) or (answer.reason, self._renew(i, answer))
         obs, self.reset_infos[i] = first
-        last = row_of(self._last_obs, i)
+        last = row_of(self.last_obs, i)
         return obs, 0.0, True, {RESTART: reason, "TimeLimit.truncated": True, "terminal_observation": last}
 
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
-        self._last_obs = _stack(rows, self.observation_space)
+        self.last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into observations.
-        return mapped(np.array, self._last_obs)  # type: ignore[no-any-return]
-
-    # --- faults ----------------------------------------------------------------------------------------------------
+        return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
     def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
-        """Replace environment ``i``.
-
-        :param fault: what it did
-        :param options: arguments of the first reset, besides the seed
-        :return: what the first reset of the fresh environment returned
-        :raises EnvFault: no restart is left
-        """
+        """Replace environment ``i``; returns what the first reset of the fresh one returned."""
         while True:
             if self.n_restarts >= self.restarts:
                 if fault.hangs:
@@ -187,7 +171,7 @@ class SupervisedVecEnv(VecEnv):
             self.report(f"{self._who(i)} {fault.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
             seed = self.env_seeds[i]
             if seed is not None:
-                self.env_seeds[i] = _next_seed(seed)
+                self.env_seeds[i] = derived_seed([seed, 1])
             answer = self._begin(i, fault.hangs, {"seed": self.env_seeds[i], **(options or {})})
             if not isinstance(answer, Fault):
                 return answer
@@ -196,13 +180,11 @@ class SupervisedVecEnv(VecEnv):
     def _begin(self, i: int, hangs: bool, arguments: dict[str, Any]) -> Any:
         """Make environment ``i`` again and reset it; returns the answer."""
         worker = self._workers[i]
-        worker.stop(time.monotonic() if hangs else closing_deadline())
+        worker.stop(time.monotonic() + (0 if hangs else workers.CLOSING))
         worker.start(again=True)
         answer = self._collect([i], self._to_start)[i]
         if isinstance(answer, Fault):
             return answer
-        if answer[1] != self._spaces:
-            return Fault(f"was restarted with the spaces {answer[1]}, but had {self._spaces}")
         messages = [("set_attr", *each) for each in self._attributes[i].items()]
         for message in (*messages, ("reset", arguments)):
             answer = self._exchange({i: message})[i]
@@ -214,28 +196,21 @@ class SupervisedVecEnv(VecEnv):
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
-        error = fault.error(f"{self._who(i)} {fault.reason}. {remedy}")
+        kind = NotFiniteFault if fault.not_finite else EnvFault
+        error = kind(f"{self._who(i)} {fault.reason}. {remedy}")
         error.__cause__ = fault.cause
         return error
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
 
-    # --- calls -----------------------------------------------------------------------------------------------------
-
     def _exchange(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> dict[int, Any]:
-        """Send messages to environments and return their answers; the rest is as for :meth:`_collect`."""
         for i, message in messages.items():
             self._workers[i].send(message)
         return self._collect(messages, seconds)
 
     def _collect(self, indices: Iterable[int], seconds: float | None = None) -> dict[int, Any]:
-        """The answers of environments.
-
-        :param indices: environments to which messages were sent
-        :param seconds: how long to wait for all of them; ``None``: for :attr:`timeout`
-        :raises MemoryError, OSError: there is too little memory, or a disk is full
-        """
+        """The answers of environments; waits for all together :attr:`timeout`, or so many seconds."""
         seconds = seconds or self.timeout
         deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
         answers = {i: self._workers[i].receive(deadline, seconds) for i in indices}
@@ -244,35 +219,20 @@ class SupervisedVecEnv(VecEnv):
                 raise answer.error
         return answers
 
-    @property
-    def _to_start(self) -> float | None:
-        return None if self.timeout is None else self.timeout + STARTING
-
-    def call(self, messages: dict[int, tuple[Any, ...]], seconds: float | None = None) -> list[Any]:
-        """Call environments between two steps.
-
-        :param messages: one for each environment that is called
-        :param seconds: how long to wait; infinite: no limit; ``None``: :attr:`timeout`
-        :return: the answers; an environment that fails is replaced, and called again
-        """
+    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None, seconds: float | None = None) -> list[Any]:
+        """Call environments between two steps; one that fails is replaced, and called again."""
+        messages = dict.fromkeys(self._get_indices(indices), message)
         answers = self._exchange(messages, seconds)
-        for i, message in messages.items():
+        for i in messages:
             while isinstance(answers[i], Fault):
                 self._replaced[i] = answers[i].reason, self._renew(i, answers[i])
                 answers[i] = self._exchange({i: message}, seconds)[i]
         return list(answers.values())
 
-    def _call(self, message: tuple[Any, ...], indices: VecEnvIndices = None) -> list[Any]:
-        return self.call(dict.fromkeys(self._get_indices(indices), message))
-
     def has_attr(self, attr_name: str) -> bool:
         return all(self._call(("has_attr", attr_name)))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """An attribute of the single environments.
-
-        :raises AttributeError: they do not have it
-        """
         return self._call(("get_attr", attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -284,9 +244,10 @@ class SupervisedVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the single environments. An error in it is raised here, except in ``action_masks``, where it
-        is a fault of the environment."""
-        return self._call(("env_method", method_name, method_args, method_kwargs), indices)
+        """Call a method of the single environments, without a limit of time unless it is ``action_masks``. An error in
+        it is raised here, except in ``action_masks``, where it is a fault of the environment."""
+        message = ("env_method", method_name, method_args, method_kwargs)
+        return self._call(message, indices, None if method_name == METHOD else math.inf)
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._call(("is_wrapped", wrapper_class), indices)
@@ -296,27 +257,7 @@ class SupervisedVecEnv(VecEnv):
         if self.render_mode != "rgb_array":
             warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
-        return self._call(("render",))
-
-    # --- resuming in another process -------------------------------------------------------------------------------
-
-    def get_supervision(self) -> dict[str, Any]:
-        """The state besides that of the single environments: plain values, apart from what the environments were given
-        (``"attributes"``) and have returned (``"replaced"``)."""
-        return {
-            "n_restarts": self.n_restarts,
-            "n_steps": self.n_steps,
-            "env_seeds": list(self.env_seeds),
-            "last_obs": copy.deepcopy(self._last_obs),
-            "attributes": [dict(each) for each in self._attributes],
-            "replaced": {i: [reason, list(first)] for i, (reason, first) in self._replaced.items()},
-        }
-
-    def set_supervision(self, state: dict[str, Any]) -> None:
-        """Put back what :meth:`get_supervision` returned."""
-        self.n_restarts, self.n_steps, self.env_seeds = state["n_restarts"], state["n_steps"], list(state["env_seeds"])
-        self._last_obs, self._attributes = copy.deepcopy((state["last_obs"], state["attributes"]))
-        self._replaced = {i: (reason, tuple(first)) for i, (reason, first) in copy.deepcopy(state["replaced"]).items()}
+        return self.env_method("render")
 
     def close(self) -> None:
         """Close the environments. A process that does not end within seconds is killed."""
@@ -324,15 +265,10 @@ class SupervisedVecEnv(VecEnv):
             return
         for worker in self._workers:
             worker.end()
-        deadline = closing_deadline()
+        deadline = time.monotonic() + workers.CLOSING
         for worker in self._workers:
             worker.stop(deadline)
         self.closed = True
-
-
-def _next_seed(seed: int) -> int:
-    """The seed of the environment that replaces one with this seed."""
-    return derived_seed([seed, 1])
 
 
 def _stack(rows: Sequence[Any], space: spaces.Space) -> Any:

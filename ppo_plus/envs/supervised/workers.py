@@ -1,11 +1,9 @@
 """Workers that run a guarded environment: in this process, or in a separate one, which can be killed and may die."""
 
 import copy
-import math
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import threading
 import time
@@ -23,16 +21,8 @@ from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
 CLOSING = 5.0
 
 
-def closing_deadline() -> float:
-    """The time by ``time.monotonic`` until which environments that are closed now may take."""
-    return time.monotonic() + CLOSING
-
-
 class LocalWorker:
-    """Runs an environment in this process.
-
-    :param make: makes it
-    """
+    """Runs an environment, which ``make`` makes, in this process."""
 
     def __init__(self, make: Callable[[], gym.Env]):
         self.make = make
@@ -64,11 +54,7 @@ class LocalWorker:
 
 
 class ProcessWorker:
-    """Runs an environment in a separate process.
-
-    :param make: makes it
-    :param context: of ``multiprocessing``
-    """
+    """Runs an environment, which ``make`` makes, in a separate process."""
 
     def __init__(self, make: Callable[[], gym.Env], context: Any):
         self.make, self.context = make, context
@@ -82,7 +68,6 @@ class ProcessWorker:
         self.process.start()
         # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
-        self.arrives = _waiter(self.remote)
         self.waiting = False
         self.send(("make", again))
 
@@ -102,7 +87,7 @@ class ProcessWorker:
         if self.process is None:
             return Fault("was ended because it hung")
         try:
-            if deadline is not None and not self.arrives(max(0.0, deadline - time.monotonic())):
+            if deadline is not None and not self.remote.poll(max(0.0, deadline - time.monotonic())):
                 return Fault(f"gave no answer within {seconds:g} s", hangs=True)
             answer = self.remote.recv()
         except (EOFError, OSError):
@@ -131,7 +116,7 @@ class ProcessWorker:
         self.end()
         with suppress(Exception):
             # Answers are read, since a process that cannot write them does not end.
-            while self.arrives(max(0.0, deadline - time.monotonic())):
+            while self.remote.poll(max(0.0, deadline - time.monotonic())):
                 self.remote.recv()
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
@@ -150,21 +135,8 @@ def context(start_method: str | None) -> Any:
 
 
 def _pickled(message: Any) -> bytes:
-    """A message for ``recv``. ``send`` takes twice as long, since it makes a pickler in Python.
-
-    With later protocols, read-only arrays arrive read-only, but wrappers may write into infos.
-    """
+    """A message for ``recv``. With later protocols read-only arrays stay so, but wrappers write into infos."""
     return pickle.dumps(message, 4)
-
-
-def _waiter(remote: Any) -> Callable[[float], Any]:
-    """A function that waits up to that many seconds for a message, and returns whether there is one."""
-    if not hasattr(select, "poll"):
-        return remote.poll  # type: ignore[no-any-return]
-    # Made once: `remote.poll` makes such an object each time, which takes longer than the wait for most messages.
-    poll = select.poll()
-    poll.register(remote, select.POLLIN)
-    return lambda seconds: poll.poll(math.ceil(seconds * 1000))
 
 
 def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:

@@ -8,7 +8,7 @@
 ``N`` is the number of environments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ Obs = Any
 
 #: Actions without bounds are clipped here: gradients, noise and simulators break down long before.
 UNBOUNDED = 100.0
+
+#: Names that simulators use for the policy's group of observations.
+POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
 class Transition(NamedTuple):
@@ -102,15 +105,13 @@ class TensorEnv:
 def gym_space(space: Any) -> spaces.Space[Any]:
     """A space of a simulator as one of Gymnasium's: simulators have other classes, with the same attributes.
 
-    :raises ValueError: it is not a Box, Discrete, MultiDiscrete or Dict
+    :raises ValueError: it is not a Box, Discrete or Dict
     """
     if isinstance(space, spaces.Space):
         return space
     if isinstance(getattr(space, "spaces", None), Mapping):
         # Pairs, not a dict: Gymnasium would sort its keys.
         return spaces.Dict([(key, gym_space(sub)) for key, sub in space.spaces.items()])
-    if hasattr(space, "nvec"):
-        return spaces.MultiDiscrete(np.asarray(space.nvec))
     if hasattr(space, "n"):
         return spaces.Discrete(int(space.n))
     if hasattr(space, "low") and hasattr(space, "high"):
@@ -118,15 +119,11 @@ def gym_space(space: Any) -> spaces.Space[Any]:
         shape = tuple(space.shape)
         low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (space.low, space.high))
         return spaces.Box(low, high, shape, dtype.type)
-    raise ValueError(f"{space!r} is not a supported space: use Gymnasium's Box, Discrete, MultiDiscrete or Dict")
+    raise ValueError(f"{space!r} is not a supported space: use one of Gymnasium's")
 
 
 def box(size: int | tuple[int, ...], bound: float = np.inf) -> spaces.Box:
-    """A Box with bounds ``-bound`` and ``bound``.
-
-    :param size: the number of entries, or a shape
-    :param bound: of all entries
-    """
+    """A Box of a size or shape, with bounds ``-bound`` and ``bound``."""
     return spaces.Box(-bound, bound, (size,) if isinstance(size, int) else tuple(size), np.float32)
 
 
@@ -140,3 +137,25 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
         low = np.where(np.isfinite(space.low), space.low, -UNBOUNDED)
         return spaces.Box(low, np.where(np.isfinite(space.high), space.high, UNBOUNDED), dtype=space.dtype)  # type: ignore[arg-type]
     return space
+
+
+def select_groups(
+    space: spaces.Space[Any], wanted: Sequence[str] | None
+) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
+    """The space of the groups of observations that are used, and a function that selects them.
+
+    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
+    """
+    if not isinstance(space, spaces.Dict):
+        if wanted is not None:
+            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
+        return space, lambda obs: obs
+    names = list(space.spaces)
+    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
+        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
+    known = [key for key in POLICY_GROUPS if key in names]
+    if wanted is None and (known or len(names) == 1):
+        only = (known or names)[0]
+        return space[only], lambda obs: obs[only]
+    keys = list(wanted or names)
+    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}

@@ -4,7 +4,7 @@ Tensors pass between JAX and torch by DLPack, without a copy. JAX is imported wh
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import torch as th
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from ppo_plus.envs.nested import mapped
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
 
@@ -20,15 +20,9 @@ from ppo_plus.require import require_int
 EPISODE_LENGTH = 1000
 
 
-class _Functions(NamedTuple):
-    """One environment as functions.
-
-    :param reset: of a key: state and observation
-    :param step: of state, action and key: state, observation, reward, whether it is terminated, whether truncated
-    """
-
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
+#: One environment as functions: of a key, which returns state and observation; and of state, action and key, which
+#: returns state, observation, reward, whether it is terminated, and whether truncated.
+_Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 def is_functional(env: Any) -> bool:
@@ -40,15 +34,14 @@ def is_functional(env: Any) -> bool:
 class JaxEnv(TensorEnv):
     """``num_envs`` environments of Brax, MuJoCo Playground or gymnax, from the functions of one.
 
-    The step that ends an episode starts the next one, and returns the last observation as ``final_obs``.
+    The step that ends an episode starts the next one, and returns the last observation as ``final_obs``. As in the
+    libraries, episodes of gymnax start in newly drawn states, those of the others in the environment's first state.
 
     :param env: the bare environment: without wrappers that count steps, reset, or vectorize it
     :param num_envs: the number of environments
     :param params: gymnax: the environment's parameters; ``None``: its default
     :param episode_length: an episode is truncated after this number of steps. ``None``: the environment's own, or
         :data:`ppo_plus.envs.tensors.jax_env.EPISODE_LENGTH`
-    :param fresh_resets: whether each episode starts in a newly drawn state, which costs a reset of all environments in
-        every step, or in the environment's first state, as in Brax. ``None``: like the library (gymnax: newly drawn)
     :param groups: the groups of observations to use; ``None``: only ``"state"``, if it exists
     :raises ValueError: it is not such an environment, or it is in wrappers
     """
@@ -59,7 +52,6 @@ class JaxEnv(TensorEnv):
         num_envs: int,
         params: Any = None,
         episode_length: int | None = None,
-        fresh_resets: bool | None = None,
         groups: list[str] | None = None,
     ) -> None:
         if not is_functional(env):
@@ -68,22 +60,24 @@ class JaxEnv(TensorEnv):
         import jax
 
         self.env, self._jax = env, jax
-        self._groups = groups
         gymnax = _is_gymnax(env)
         if gymnax:
             params = env.default_params if params is None else params
             functions = _gymnax_functions(env, params)
-            observation_space, action_space = env.observation_space(params), env.action_space(params)
+            space, action_space = env.observation_space(params), env.action_space(params)
         else:
             _require_bare(env)
-            episode_length = episode_length or _own_length(env) or EPISODE_LENGTH
+            # Playground keeps the length of episodes in the configuration.
+            own = getattr(getattr(env, "_config", None), "episode_length", None)
+            episode_length = episode_length or own or EPISODE_LENGTH
             functions = _brax_functions(env)
-            observation_space, action_space = self._space(env.observation_size), box(env.action_size, 1.0)
-        fresh = gymnax if fresh_resets is None else fresh_resets
-        self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh)
+            size, action_space = env.observation_size, box(env.action_size, 1.0)
+            space = spaces.Dict([(key, box(size[key])) for key in size]) if isinstance(size, Mapping) else box(size)
+        space, self._select = select_groups(gym_space(space), groups)
+        self._reset, self._step = _batched(jax, functions, num_envs, episode_length, fresh=gymnax)
         found = jax.devices()[0]
         device = th.device("cpu") if found.platform == "cpu" else th.device("cuda", found.id)
-        super().__init__(num_envs, observation_space, action_space, device)
+        super().__init__(num_envs, space, action_space, device)
         self._state: Any = None
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -95,25 +89,15 @@ class JaxEnv(TensorEnv):
         return self._taken(obs)
 
     def step(self, actions: Any) -> Transition:
-        given = _to_jax(self._jax, actions)
-        self._state, obs, rewards, terminated, truncated, final = self._step(self._state, given)
+        # JAX has no long integers by default.
+        actions = mapped(lambda part: (part.int() if part.dtype == th.int64 else part).contiguous(), actions)
+        actions = mapped(self._jax.dlpack.from_dlpack, actions)
+        self._state, obs, rewards, terminated, truncated, final = self._step(self._state, actions)
         rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
         return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
 
-    def _space(self, size: Any) -> spaces.Space[Any]:
-        if not isinstance(size, Mapping):
-            return box(size)
-        if self._groups is None and "state" in size:
-            self._groups = ["state"]
-            return box(size["state"])
-        return spaces.Dict([(key, box(size[key])) for key in self._groups or size])
-
     def _taken(self, obs: Any) -> Obs:
-        if not isinstance(obs, Mapping):
-            return th.from_dlpack(obs)
-        if self._groups == ["state"]:
-            return th.from_dlpack(obs["state"])
-        return {key: th.from_dlpack(obs[key]) for key in self._groups or obs}
+        return mapped(th.from_dlpack, self._select(obs))
 
 
 def _is_brax(env: Any) -> bool:
@@ -136,12 +120,6 @@ def _require_bare(env: Any) -> None:
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
 
 
-def _own_length(env: Any) -> int | None:
-    """Playground keeps the length of episodes in the configuration."""
-    config = getattr(env, "_config", None)
-    return getattr(config, "episode_length", None)
-
-
 def _brax_functions(env: Any) -> _Functions:
     def reset(key: Any) -> Any:
         state = env.reset(key)
@@ -152,7 +130,7 @@ def _brax_functions(env: Any) -> _Functions:
         ended = state.done > 0.5
         return state, state.obs, state.reward, ended, ended & False
 
-    return _Functions(reset, step)
+    return reset, step
 
 
 def _gymnax_functions(env: Any, params: Any) -> _Functions:
@@ -169,36 +147,31 @@ def _gymnax_functions(env: Any, params: Any) -> _Functions:
         timed = (state.time >= params.max_steps_in_episode) & ~env.is_terminal(state, unlimited)
         return state, obs, reward, done & ~timed, done & timed
 
-    return _Functions(reset, step)
+    return reset, step
 
 
 def _batched(
     jax: Any, functions: _Functions, n: int, episode_length: int | None, fresh: bool
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compiled functions of ``n`` environments that reset themselves.
-
-    :return: a function from a key to state and observations, and one from state and actions to state, observations,
-        rewards, terminated, truncated and final observations
-    """
-    jp = jax.numpy
+    """Compiled functions of ``n`` environments that reset themselves, from the functions of one."""
+    jp, (reset_one, step_one) = jax.numpy, functions
 
     def reset(key: Any) -> Any:
         key, resetting = jax.random.split(key)
-        inner, obs = jax.vmap(functions.reset)(jax.random.split(resetting, n))
+        inner, obs = jax.vmap(reset_one)(jax.random.split(resetting, n))
         first = () if fresh else (inner, obs)
         return (inner, jp.zeros(n, jp.int32), key, first), obs
 
     def step(state: Any, actions: Any) -> Any:
         inner, times, key, first = state
         key, acting, resetting = jax.random.split(key, 3)
-        inner, final, rewards, terminated, truncated = jax.vmap(functions.step)(
-            inner, actions, jax.random.split(acting, n)
-        )
+        keys = jax.random.split(acting, n)
+        inner, final, rewards, terminated, truncated = jax.vmap(step_one)(inner, actions, keys)
         times = times + 1
         if episode_length is not None:
             truncated = truncated | (times >= episode_length)
         ended = terminated | truncated
-        begun = jax.vmap(functions.reset)(jax.random.split(resetting, n)) if fresh else first
+        begun = jax.vmap(reset_one)(jax.random.split(resetting, n)) if fresh else first
 
         def chosen(new: Any, old: Any) -> Any:
             return jp.where(ended.reshape(n, *[1] * (old.ndim - 1)), new, old)
@@ -208,10 +181,3 @@ def _batched(
         return (inner, times, key, first), obs, rewards, terminated, truncated, final
 
     return jax.jit(reset), jax.jit(step)
-
-
-def _to_jax(jax: Any, actions: Any) -> Any:
-    # JAX has no long integers by default.
-    return mapped(
-        lambda part: jax.dlpack.from_dlpack((part.int() if part.dtype == th.int64 else part).contiguous()), actions
-    )

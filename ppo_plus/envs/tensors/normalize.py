@@ -16,11 +16,7 @@ from ppo_plus.policy.distributions import widest
 
 
 class Normalizing:
-    """A ``VecNormalize`` during a rollout.
-
-    :param normalize: the wrapper
-    :param device: where the tensors are
-    """
+    """A ``VecNormalize`` during a rollout, with its tensors on a device."""
 
     def __init__(self, normalize: VecNormalize, device: th.device):
         self.normalize, self._device = normalize, device
@@ -41,10 +37,7 @@ class Normalizing:
         return [self.watch, self._returns, *self._ret, *(part for moments in self._obs.values() for part in moments)]
 
     def write(self, found: list[np.ndarray]) -> None:
-        """Write the statistics into the wrapper.
-
-        :param found: :meth:`tensors` as NumPy arrays
-        """
+        """Write the statistics, :meth:`tensors` as NumPy arrays, into the wrapper."""
         _, returns, *moments = found
         self.normalize.returns = returns
         each = [self.normalize.ret_rms, *_of_obs(self.normalize).values()]

@@ -3,7 +3,7 @@
 The simulators are not imported here but recognized by their attributes. ``N`` is the number of environments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,14 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ppo_plus.envs.autoreset import SAME_STEP
 from ppo_plus.envs.nested import mapped
-from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space
+from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
-
-#: Names that simulators use for the policy's group of observations.
-POLICY_GROUPS = ("policy", "actor", "state", "obs")
 
 
 def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | None:
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
-    :param env: anything
     :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
     :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
@@ -49,10 +45,7 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
 
 
 class _Adapter(TensorEnv):
-    """The base class of the adapters.
-
-    :param env: the simulator
-    """
+    """The base class of the adapters, with the simulator as ``env``."""
 
     def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any, device: Any) -> None:
         self.env = env
@@ -74,13 +67,12 @@ class _Adapter(TensorEnv):
 
 
 class GymTensors(_Adapter):
-    """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, Gymnasium's
-    ``NumpyToTorch`` and ``JaxToTorch`` around any other, or your own with a ``device``.
+    """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
+    ``JaxToTorch``, or your own with a ``device``.
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
 
-    :param env: in the autoreset mode ``SAME_STEP``
-    :raises ValueError: it has another mode
+    :raises ValueError: its autoreset mode is not ``SAME_STEP``
     """
 
     remedy = 'put it into infos["final_obs"]'
@@ -92,11 +84,8 @@ class GymTensors(_Adapter):
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
-        # Gymnasium's wrapper cannot convert the final observations of Gymnasium's own vector environments.
-        self._numpy = type(env).__name__ == "NumpyToTorch"
-        inner: Any = env.env if self._numpy else env  # type: ignore[attr-defined]
         super().__init__(
-            inner, env.num_envs, env.single_observation_space, env.single_action_space, getattr(env, "device", None)
+            env, env.num_envs, env.single_observation_space, env.single_action_space, getattr(env, "device", None)
         )
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -104,14 +93,9 @@ class GymTensors(_Adapter):
         return as_tensor(obs, self.device)
 
     def step(self, actions: Any) -> Transition:
-        if self._numpy:
-            actions = as_numpy(actions)
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        obs = as_tensor(obs, self.device)
+        *results, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated = (as_tensor(each, self.device) for each in results)
         final = infos.get("final_obs", infos.get("final_observation"))
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            final = _filled(obs, final, self.device)
-        rewards, terminated, truncated = (as_tensor(each, self.device) for each in (rewards, terminated, truncated))
         final = None if final is None else as_tensor(final, self.device)
         return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 
@@ -121,9 +105,6 @@ class ManagedTensors(_Adapter):
 
     Final observations are Isaac Lab's ``extras["final_obs"]`` (``cfg.compute_final_obs=True``), or those of an mjlab
     environment with ``cfg.auto_reset=False``, whose ended episodes the adapter resets.
-
-    :param env: the environment, in wrappers or not
-    :param groups: see :func:`as_tensor_env`
     """
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
@@ -132,7 +113,7 @@ class ManagedTensors(_Adapter):
         self._resets_itself = getattr(self.cfg, "auto_reset", True)
         is_mjlab = hasattr(self.cfg, "auto_reset")
         self.remedy = f"set cfg.{'auto_reset=False' if is_mjlab else 'compute_final_obs=True'} of the environment"
-        space, self._select = _select_groups(gym_space(core.single_observation_space), groups)
+        space, self._select = select_groups(gym_space(core.single_observation_space), groups)
         super().__init__(env, core.num_envs, space, core.single_action_space, getattr(core, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -164,9 +145,6 @@ class RslRlTensors(_Adapter):
 
     Observations are tensors, dicts or TensorDicts, followed by ``extras`` or not. ``extras["time_outs"]`` says which
     episodes a time limit has cut; final observations are ``extras["final_obs"]``, if you put them there.
-
-    :param env: the environment
-    :param groups: see :func:`as_tensor_env`
     """
 
     remedy = 'put it into extras["final_obs"]'
@@ -177,7 +155,7 @@ class RslRlTensors(_Adapter):
             space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
         else:
             space = box(first.shape[1:])
-        space, self._select = _select_groups(space, groups)
+        space, self._select = select_groups(space, groups)
         super().__init__(env, env.num_envs, space, box(env.num_actions), getattr(env, "device", None))
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -190,33 +168,8 @@ class RslRlTensors(_Adapter):
         ended = ended.bool()
         timed = extras.get("time_outs")
         truncated = ended & timed.bool() if timed is not None else th.zeros_like(ended)
-        final = extras.get("final_obs")
-        final = None if final is None else self._select(final)
+        final = self._select(extras["final_obs"]) if "final_obs" in extras else None
         return Transition(self._select(obs), rewards, ended & ~truncated, truncated, final, _log(extras))
-
-
-def _select_groups(
-    space: spaces.Space[Any], wanted: Sequence[str] | None
-) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
-    """The space of the groups of observations that are used, and a function that selects them.
-
-    :param space: a Dict of groups, or a space without groups
-    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
-    :raises ValueError: the space does not have these groups
-    """
-    if not isinstance(space, spaces.Dict):
-        if wanted is not None:
-            raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")
-        return space, lambda obs: obs
-    names = list(space.spaces)
-    if wanted is not None and (not wanted or not set(wanted) <= set(names)):
-        raise ValueError(f"groups={wanted!r} must be groups of the environment, {names}")
-    known = [key for key in POLICY_GROUPS if key in names]
-    if wanted is None and (known or len(names) == 1):
-        only = (known or names)[0]
-        return space[only], lambda obs: obs[only]
-    keys = list(wanted or names)
-    return spaces.Dict([(key, space[key]) for key in keys]), lambda obs: {key: obs[key] for key in keys}
 
 
 def as_tensor(value: Any, device: th.device) -> Any:
@@ -240,11 +193,7 @@ def _speaks_torch(env: Any) -> bool:
 
 
 def _filled(obs: Obs, final: np.ndarray, device: th.device) -> Obs:
-    """Observations with the final ones in the rows of the episodes that have ended.
-
-    :param obs: ``N`` rows
-    :param final: ``N`` single observations, ``None`` where no episode has ended
-    """
+    """Observations with the final ones, an array of ``N`` with ``None`` where no episode has ended, in their rows."""
     ended = [i for i, row in enumerate(final) if row is not None]
     if not ended:
         return obs
@@ -265,9 +214,8 @@ def _log(extras: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _metrics(infos: Mapping[str, Any]) -> dict[str, Any]:
     """ManiSkill's metrics, averaged over the episodes that have ended."""
-    found = (infos.get("final_info") or {}) if isinstance(infos.get("final_info"), Mapping) else {}
-    ended = infos.get("_final_info")
-    if not isinstance(ended, th.Tensor) or "episode" not in found:
+    found, ended = infos.get("final_info"), infos.get("_final_info")
+    if not isinstance(ended, th.Tensor) or not isinstance(found, Mapping) or "episode" not in found:
         return {}
     episodes = {key: value for key, value in found["episode"].items() if isinstance(value, th.Tensor)}
     return {f"episode/{key}": (value.float() * ended).sum() / ended.sum() for key, value in episodes.items()}

@@ -17,8 +17,8 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.errors import check_shape
 from ppo_plus.envs.nested import mapped
+from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
@@ -70,8 +70,6 @@ class TensorVecEnv(BatchedVecEnv):
         self._returns = th.zeros(self.num_envs, dtype=widest(self.device), device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.long, device=self.device)
 
-    # --- in tensors ------------------------------------------------------------------------------------------------
-
     def reset_tensors(self) -> Obs:
         """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
         obs = self._layout(self.env.reset(self._seeds[0]))
@@ -83,9 +81,8 @@ class TensorVecEnv(BatchedVecEnv):
         return obs
 
     def step_tensors(self, actions: Any) -> Stepped:
-        """Take a step.
+        """Take a step; the actions are those of the simulator, on any device.
 
-        :param actions: as the simulator takes them, on any device
         :raises ValueError: the tensors that it returns have other shapes than its spaces
         """
         given = self.env.step(mapped(lambda part: part.to(self.device), actions))
@@ -116,23 +113,15 @@ class TensorVecEnv(BatchedVecEnv):
         # Once after each reset.
         self._unchecked = False
 
-    # --- SB3's interface -------------------------------------------------------------------------------------------
-
     def reset(self) -> Any:
-        """Start all episodes again; returns observations as NumPy arrays."""
         obs = self.reset_tensors()
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return as_numpy(obs)
 
     def step_async(self, actions: Any) -> None:
-        """Keep the actions for :meth:`step_wait`.
-
-        :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions
-        """
         self._actions = as_tensor(self._batched(actions), self.device)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Take the step; returns observations, rewards and dones as NumPy arrays, and a list of ``N`` dicts."""
         step = self.step_tensors(self._actions)
         return as_numpy(step.obs), as_numpy(step.rewards), as_numpy(step.dones), self.infos(step)
 
@@ -154,7 +143,6 @@ class TensorVecEnv(BatchedVecEnv):
         self.env.close()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether :meth:`get_attr` or :meth:`env_method` know the name."""
         return attr_name == "render_mode" or (attr_name == METHOD and self.env.has_masks)
 
     def _render_mode(self) -> Any:
@@ -163,23 +151,17 @@ class TensorVecEnv(BatchedVecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """``action_masks()`` of each environment; single environments with other methods do not exist."""
         if method_name == METHOD and self.env.has_masks:
             masks = as_numpy(self.masks_tensor())
             return [masks[i] for i in self._get_indices(indices)]
         return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """The one picture that the simulator renders."""
         return [self.env.render()]
 
 
 class _ObservationLayout:
-    """Converts observations to those of SB3's space: one Dict, floats in single precision, images with their channels
-    first.
-
-    :param space: the simulator's
-    """
+    """Converts observations to SB3's space: one Dict, single precision, images with their channels first."""
 
     def __init__(self, space: spaces.Space[Any]):
         self._nested = isinstance(space, spaces.Dict)
@@ -211,5 +193,4 @@ def _flat(nested: Any, before: str = "") -> dict[str, Any]:
 
 
 def _channels_first(space: Any) -> spaces.Box:
-    low, high = (np.moveaxis(bound, -1, 0) for bound in (space.low, space.high))
-    return spaces.Box(low, high, dtype=space.dtype)
+    return spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)

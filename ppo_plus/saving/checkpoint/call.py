@@ -12,10 +12,7 @@ from ppo_plus.saving.checkpoint.callback_state import CallbackStates, tree_of
 
 
 class Call:
-    """A call of ``learn`` and its progress.
-
-    :param total_timesteps: its argument; ``None``: there is no call
-    """
+    """A call of ``learn`` and its progress."""
 
     def __init__(self, total_timesteps: float | None = None):
         self.total_timesteps = total_timesteps

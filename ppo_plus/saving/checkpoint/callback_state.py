@@ -26,7 +26,7 @@ from ppo_plus.saving.format.names import Refused, require_attributes
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
-SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic, np.ndarray, th.Tensor)
+SCALARS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, th.Tensor)
 
 
 def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
@@ -40,10 +40,7 @@ def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
 
 
 class CallbackStates:
-    """The states of callbacks, relative to the beginning of training.
-
-    :param root: the callback of a call of ``learn``, which has not started yet
-    """
+    """The states of callbacks, relative to the beginning of training."""
 
     def __init__(self, root: BaseCallback):
         self.callbacks = [each for each in tree_of(root) if not isinstance(each, CallbackList)]
@@ -54,28 +51,24 @@ class CallbackStates:
         return [_state(*each) for each in zip(self.callbacks, self.configured, strict=True)]
 
     def set(self, states: list[dict[str, Any]]) -> list[str]:
-        """Restore states into these callbacks, matched by class and order.
-
-        :param states: from :meth:`get`
-        :return: warnings
-        """
+        """Restore states from :meth:`get` into these callbacks, matched by class and order, and return warnings."""
         waiting = list(self.callbacks)
         warnings = []
         for state in states:
             callback = next((each for each in waiting if _name(each) == state["class"]), None)
-            if callback is None and (state["own"] or state["envs"] or state["changed"].keys() - COUNTS):
+            if callback is not None:
+                waiting.remove(callback)
+                warnings += _put(callback, state)
+            elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
                 warnings.append(
                     f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
                     "state is lost"
                 )
-            elif callback is not None:
-                waiting.remove(callback)
-                warnings += _put(callback, state)
         return warnings
 
 
 def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
-    if _has_state_methods(callback):
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
     changed = {
         name: value
@@ -98,15 +91,7 @@ def _put(callback: Any, state: dict[str, Any]) -> list[str]:
         setattr(callback, name, copy.deepcopy(value))
     envs = {name: env for name, env in vars(callback).items() if name in state["envs"] and _is_env(name, env)}
     reasons = {name: set_state(env, state["envs"][name]) for name, env in envs.items()}
-    return [
-        f"{_name(callback)}.{name} does not resume exactly: {reason}"
-        for name, reason in reasons.items()
-        if reason is not None
-    ]
-
-
-def _has_state_methods(callback: Any) -> bool:
-    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
+    return [f"{_name(callback)}.{name} does not resume exactly: {why}" for name, why in reasons.items() if why]
 
 
 def _is_env(name: str, value: Any) -> bool:

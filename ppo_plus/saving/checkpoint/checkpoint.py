@@ -6,6 +6,7 @@ that no rollout has to be saved.
 """
 
 import copy
+import io
 import math
 import re
 import time
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import numpy as np
 import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
@@ -27,8 +28,8 @@ from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import log_state, random_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.encode import Undescribable
-from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import assemble, state_of
 from ppo_plus.saving.sb3.from_sb3 import argument_attributes
 
@@ -47,20 +48,16 @@ PARTS = {
     "num_timesteps": "of the model",
     "rank": "of the process",
     "ranks": "the number of processes",
-    "moment": "a name that the files of several processes have in common; null for one process",
 }
-PATTERN = "checkpoint_*.zip"
-#: Each process but the first has a file with its rank: ``checkpoint_000000002048_rank1.zip``.
-NAME = re.compile(r"checkpoint_(?P<steps>\d+)(?:_rank(?P<rank>\d+))?\.zip")
+#: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
+OTHERS = "others"
+NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
 
-def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment: str | None = None) -> dict[str, Any]:
-    """The present state of a model as a checkpoint; nothing in it changes with the model.
+def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
+    """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
+    together, and the first gets the states of all.
 
-    :param model: a :class:`~ppo_plus.PPO_Plus` with environments
-    :param folder: the folder that it is going to be written to
-    :param logs: patterns of files that are only appended to, below ``folder``; see :class:`Checkpoints`
-    :param moment: a unique name, which several processes have in common
     :raises RuntimeError: a rollout is not finished
     """
     if not model.call.between_rollouts:
@@ -68,7 +65,8 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment:
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
             "after learn, or use ppo_plus.Checkpoints"
         )
-    return {
+    ranks = model.ranks
+    checkpoint = {
         "call": model.call.state(),
         # Before anything that could draw random numbers.
         "generators": random_state.get_states(),
@@ -78,10 +76,17 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = (), moment:
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
         "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
-        "rank": model.ranks.rank,
-        "ranks": model.ranks.size,
-        "moment": moment,
+        "rank": ranks.rank,
+        "ranks": ranks.size,
     }
+    if ranks.several:
+        file = io.BytesIO()
+        if not ranks.leads:
+            container.write(file, KIND, checkpoint)
+        _, *others = ranks.gather_values(file.getvalue())
+        if ranks.leads:
+            checkpoint[OTHERS] = [np.frombuffer(each, np.uint8) for each in others]
+    return checkpoint
 
 
 def _copied_state(model: Any) -> dict[str, Any]:
@@ -111,154 +116,118 @@ def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
-    """Write a checkpoint, completely or not at all.
+    """Write a checkpoint, completely or not at all; of several processes, the first writes that of all.
 
-    :param folder: the folder
-    :param checkpoint: from :func:`take`
-    :param keep: the number of files to leave in the folder, at least 1; ``None``: all
     :return: its file
-    :raises OSError: it cannot be written
     :raises Undescribable: it has a value that can only be pickled
     """
-    path = _path(folder, checkpoint["num_timesteps"], checkpoint["rank"])
-    container.write(path, KIND, checkpoint)
-    if keep is not None:
-        _prune(folder, checkpoint["rank"], keep)
+    path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
+    if not checkpoint["rank"]:
+        container.write(path, KIND, checkpoint)
+        for old in files(folder)[keep:] if keep else []:
+            old.unlink(missing_ok=True)
     return path
 
 
-def _prune(folder: str | Path, rank: int, keep: int) -> None:
-    """Delete all but the newest files of a process."""
-    for old in files(folder, rank)[keep:]:
-        old.unlink(missing_ok=True)
-
-
-def files(folder: str | Path, rank: int = 0) -> list[Path]:
-    """The checkpoints in a folder, newest first.
-
-    :param folder: the folder
-    :param rank: the process
-    """
-    return sorted((path for path, name in _named(folder) if int(name["rank"] or 0) == rank), reverse=True)
+def files(folder: str | Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    return sorted((path for path in Path(folder).glob("checkpoint_*.zip") if NAME.fullmatch(path.name)), reverse=True)
 
 
 def steps_of(path: Path) -> int:
-    """The number of timesteps at which a checkpoint was taken.
-
-    :param path: from :func:`files`
-    """
-    name = NAME.fullmatch(path.name)
-    assert name is not None
-    return int(name["steps"])
-
-
-def _named(folder: str | Path) -> list[tuple[Path, re.Match[str]]]:
-    """The checkpoints of all processes in a folder, with their parsed names."""
-    found = [(path, NAME.fullmatch(path.name)) for path in Path(folder).glob(PATTERN)]
-    return [(path, name) for path, name in found if name]
+    """The number of timesteps at which a checkpoint from :func:`files` was taken."""
+    return int(NAME.fullmatch(path.name)[1])  # type: ignore[index]
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move the files of another run, of all processes, into a subfolder: the newest file is found by its number of
-    timesteps, and theirs may be larger.
+    """Move the files of another run into a subfolder: the newest file is found by its number of timesteps, and theirs
+    may be larger.
 
     :param folder: the folder
     :param num_timesteps: where training begins; at 0 all files are another run's, and else those with more timesteps
     :return: the subfolder; ``None``: there was no such file
     :raises OSError: a file cannot be moved
     """
-    others = [path for path, name in _named(folder) if not num_timesteps or int(name["steps"]) > num_timesteps]
+    others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
     if not others:
         return None
-    subfolders = (Path(folder) / f"earlier_{number}" for number in count(1))
-    subfolder = next(each for each in subfolders if not each.exists())
+    subfolder = next(each for i in count(1) if not (each := Path(folder) / f"earlier_{i}").exists())
     subfolder.mkdir()
     for path in others:
         path.rename(subfolder / path.name)
     return subfolder
 
 
-def _path(folder: str | Path, num_timesteps: int, rank: int) -> Path:
-    return Path(folder) / f"checkpoint_{num_timesteps:012d}{f'_rank{rank}' if rank else ''}.zip"
-
-
 def read(folder: str | Path) -> dict[str, Any]:
-    """The newest valid checkpoint in a folder.
+    """The newest valid checkpoint in a folder, of the first process.
 
-    :param folder: the folder, or the file of a checkpoint
     :raises FileNotFoundError: there is none
     :raises Damaged: none is valid
     """
+    return _newest(folder)[1]
+
+
+def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The newest valid file, and the checkpoint in it; parameter and errors as for :func:`read`."""
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
-        raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")
+        raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
     *newer, oldest = found
     for path in newer:
         try:
-            return _read(path)
+            return path, _read(path, path.parent)
         except Damaged as error:
-            warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
-    return _read(oldest)
+            warnings.warn(f"{error}; resuming from the one before", stacklevel=4)
+    return oldest, _read(oldest, oldest.parent)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The checkpoint in a file; the paths of its logs are relative to the file's present folder."""
-    checkpoint = container.read(path, KIND)
-    if not isinstance(checkpoint, dict) or checkpoint.keys() != PARTS.keys():
-        with container.naming(path, "checkpoint"):
-            raise Damaged("it has other parts")
-    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": path.parent}}
+def _read(file: Any, folder: Path) -> dict[str, Any]:
+    """The checkpoint in a file; the paths of its logs are relative to its present folder."""
+    checkpoint = container.read(file, KIND)
+    if not isinstance(checkpoint, dict) or not PARTS.keys() <= checkpoint.keys():
+        with container.naming(file, "checkpoint"):
+            raise Damaged(f"it does not have the parts {', '.join(PARTS)}")
+    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}
 
 
-def read_in_all_processes(folder: str | Path, ranks: Ranks) -> dict[str, Any]:
-    """The newest checkpoint of which all processes have a valid file; if it is of another number of processes, the file
-    of the first.
+def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
+    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder.
 
-    :param folder: the folder
-    :param ranks: the processes, which all call this
-    :raises FileNotFoundError: there is none
-    :raises Damaged: none is valid
+    :raises FileNotFoundError: there is none; in all processes
+    :raises Refused: none is valid; in all processes
     """
-    if Path(folder).is_file():
-        raise FileNotFoundError(f"{folder} is the checkpoint of one process of several: pass its folder")
-    found = ranks.lead([path.name for path in files(folder)])
-    if not found:
-        raise FileNotFoundError(f"{folder} has no checkpoint ({PATTERN})")
-    for name in found:
-        lead = _try(Path(folder) / name)
-        same = lead is not None and lead["ranks"] == ranks.size
-        own = _try(_path(folder, lead["num_timesteps"], ranks.rank)) if lead and same else lead
-        # A file of the same step may be of an earlier attempt.
-        if all(ranks.gather_values(own is not None and lead is not None and own["moment"] == lead["moment"])):
-            assert own is not None
-            return own
-        if ranks.leads:
-            warnings.warn(f"{name} is not valid in all processes; resuming from the one before", stacklevel=3)
-    raise Damaged(f"{folder} has no checkpoint that is valid in all {ranks.size} processes")
-
-
-def _try(path: Path) -> dict[str, Any] | None:
-    """The checkpoint in a file; ``None``: it is damaged or missing."""
-    try:
-        return _read(path)
-    except (Damaged, OSError):
-        return None
+    data: bytes | Exception = b""
+    if ranks.leads:
+        try:
+            path, checkpoint = _newest(folder)
+            data = path.read_bytes() if ranks.several else b""
+        except (OSError, Refused) as error:
+            data = error
+    data = ranks.lead(data)
+    if isinstance(data, Exception):
+        raise data
+    place = Path(folder).parent if Path(folder).is_file() else Path(folder)
+    if not ranks.leads:
+        checkpoint = _read(io.BytesIO(data), place)
+    return [checkpoint, *(_read(io.BytesIO(each.tobytes()), place) for each in checkpoint.get(OTHERS, ()))]
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     ranks = Ranks.present()
-    checkpoint = read_in_all_processes(folder, ranks) if ranks.several else read(folder)
+    found = _read_in_all_processes(folder, ranks)
+    is_same = len(found) == ranks.size
+    checkpoint = found[ranks.rank if is_same else 0]
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
     _put_policy_extras(model.policy, checkpoint["policy"])
-    if checkpoint["ranks"] == ranks.size:
+    if is_same:
         reason = env_state.set_state(model.env, checkpoint["env"])
     else:
-        reason = f"the checkpoint is of {checkpoint['ranks']} processes, and there are {ranks.size} now"
+        reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
         if "batch_size" not in kwargs:
-            model.batch_size = _divided(model.batch_size * checkpoint["ranks"], ranks.size)
+            model.batch_size = _divided(model.batch_size * len(found), ranks.size)
         env_state.set_statistics(model.env, checkpoint["env"])
-        checkpoint = _for_another_number(checkpoint, ranks, model.seed)
+        checkpoint = _for_another_number(found, ranks, model.seed)
     if reason is not None:
         warnings.warn(f"new episodes start: {reason}", stacklevel=3)
         if model.seed is not None:
@@ -284,22 +253,19 @@ def _divided(batch_size: int, n_processes: int) -> int:
     return batch_size // n_processes
 
 
-def _for_another_number(checkpoint: dict[str, Any], ranks: Ranks, seed: int | None) -> dict[str, Any]:
+def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | None) -> dict[str, Any]:
     """The checkpoint of the first of some processes, for each of more or fewer."""
-    logs = checkpoint["logs"]
+    checkpoint, *others = found
     if ranks.leads:
-        # The logs of all those that there were.
-        others = [_try(_path(logs["folder"], checkpoint["num_timesteps"], i)) for i in range(1, checkpoint["ranks"])]
         for other in others:
-            if other is not None:
-                log_state.cut(**other["logs"])
+            log_state.cut(**other["logs"])
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
     nothing: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
-    changes = {"call": call, "log": nothing, "logs": {**logs, "patterns": []}, "generators": random_state.get_states()}
-    return {**checkpoint, **changes}
+    logs = {**checkpoint["logs"], "patterns": []}
+    return {**checkpoint, "call": call, "log": nothing, "logs": logs, "generators": random_state.get_states()}
 
 
 class Checkpoints(BaseCallback):
@@ -320,7 +286,7 @@ class Checkpoints(BaseCallback):
     """
 
     saved_as = "Checkpoints"
-    #: Of all callbacks; see :meth:`ppo_plus.saving.checkpoint.call.Call.watch`.
+    #: See :meth:`ppo_plus.saving.checkpoint.call.Call.watch`.
     comes_first = True
     #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
     in_all_processes = True
@@ -345,14 +311,7 @@ class Checkpoints(BaseCallback):
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
         self._begins = self.model.call.resumed is None  # type: ignore[attr-defined]
-        if self._begins:
-            if self._ranks.leads:
-                self._set_aside()
-            # No process writes before that.
-            self._ranks.lead(None)
-
-    def _set_aside(self) -> None:
-        subfolder = set_aside(self.folder, self.num_timesteps)
+        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and self._ranks.leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
@@ -362,13 +321,10 @@ class Checkpoints(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
-        is_wanted = is_due or (start - self._taken) * SHARE >= self._cost
-        moment = None
-        if self._ranks.several:
-            # The same decision in all processes.
-            is_due, is_wanted, moment = self._ranks.lead((is_due, is_wanted, uuid4().hex))
+        # The same decision in all processes.
+        is_due, is_wanted = self._ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
         if is_wanted:
-            self.latest = take(self.model, self.folder, self.logs, moment)
+            self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
             if self._begins and self._ranks.leads and self.latest["env"]["reason"] is not None:
@@ -381,27 +337,16 @@ class Checkpoints(BaseCallback):
         if is_due:
             # Even if writing fails, so that it is not tried in every rollout.
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
-            self._write_in_order()
+            self.write()
 
     @property
     def _ranks(self) -> Ranks:
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
-    def _write_in_order(self) -> None:
-        """Write, the first process after the others: its file implies that theirs exist. Then remove older ones."""
-        ranks = self._ranks
-        if not ranks.several:
-            self.write()
-            return
-        others = ranks.gather_values(ranks.leads or self.write() is not None)
-        if ranks.lead(ranks.leads and all(others) and self.write() is not None):
-            _prune(self.folder, ranks.rank, self.keep)
-
     def _is_due(self) -> bool:
-        by_steps = (
-            self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
-        )
-        return by_steps or (self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes)
+        if self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq:
+            return True
+        return self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
 
     def _on_step(self) -> bool:
         return True
@@ -414,7 +359,7 @@ class Checkpoints(BaseCallback):
         if self.latest is None:
             return None
         try:
-            return write(self.folder, self.latest, None if self._ranks.several else self.keep)
+            return write(self.folder, self.latest, self.keep)
         except OSError as error:
             timesteps = self.latest["num_timesteps"]
             warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training continues", stacklevel=2)

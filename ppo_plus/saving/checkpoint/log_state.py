@@ -34,11 +34,7 @@ def set_state(logger: Logger, state: dict[str, Any]) -> None:
 
 
 def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
-    """A logger that continues TensorBoard's files from where the state was taken; ``None``: there were none.
-
-    :param state: from :func:`get_state`
-    :param verbose: as in SB3
-    """
+    """A logger that continues TensorBoard's files from where the state was taken; ``None``: there were none."""
     if state["folder"] is None:
         return None
     cut(state["folder"], [EVENTS], state["sizes"])
@@ -46,11 +42,7 @@ def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
 
 
 def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
-    """The sizes of files.
-
-    :param folder: the folder
-    :param patterns: patterns of their paths below it
-    """
+    """The sizes of files."""
     return {os.path.relpath(path, folder): path.stat().st_size for path in _matching(folder, patterns)}
 
 

@@ -22,7 +22,6 @@ def get_states() -> dict[str, Any]:
 def set_states(states: dict[str, Any]) -> None:
     """Restore the states of the generators.
 
-    :param states: from :func:`get_states`; states of GPUs that are not here are left out
     :raises ValueError: the state of NumPy's generator is not valid; nothing has changed then
     """
     check_facts(states["numpy"])

@@ -17,9 +17,6 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
     If the block ends early (an error, a full disk, the end of the process), ``path`` is unchanged; if the process is
     killed, a file ``.NAME.….part`` may be left. After the block the file survives a power failure too.
-
-    :param path: the file to make or to replace; missing folders are made
-    :raises OSError: it cannot be written
     """
     path = Path(os.path.realpath(path))  # through a link, as writing in place would
     path.parent.mkdir(parents=True, exist_ok=True)

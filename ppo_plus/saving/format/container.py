@@ -1,17 +1,15 @@
 """One value as one file: a zip archive of a text that people can read and the arrays that it names.
 
 ``description.json`` says what the file is, its version, the packages that wrote it, and the value
-(:mod:`ppo_plus.saving.format.encode`); ``arrays.safetensors`` has the numbers, and other programs read it too. Neither
+(:mod:`ppo_plus.saving.format.values`); ``arrays.safetensors`` has the numbers, and other programs read it too. Neither
 is compressed, so reading takes no more memory than a few times the file; the archive's checksums see every changed bit.
 """
 
 import io
 import json
 import platform
-import warnings
 import zipfile
-from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,9 +19,8 @@ import torch as th
 from stable_baselines3.common.save_util import open_path
 
 from ppo_plus.saving.format.atomic import replacing
-from ppo_plus.saving.format.decode import restore
-from ppo_plus.saving.format.encode import describe
 from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.values import describe, restore
 
 #: The version of the format that is written and read. It changes whenever what files of any kind contain does.
 VERSION = 2
@@ -40,12 +37,13 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
     :param path_or_file: its path, or an open file
     :param kind: its kind, such as ``"model"``; :func:`read` asks for it
-    :param value: see :func:`~ppo_plus.saving.format.encode.describe`
+    :param value: see :func:`~ppo_plus.saving.format.values.describe`
     :raises Undescribable: something in it has no description
     :raises OSError: it cannot be written
     """
     description, arrays = describe(value, kind)
-    head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": _packages(), "value": description}
+    packages = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(DESCRIPTION, text)
@@ -77,10 +75,7 @@ def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dic
 
 
 def is_container(path_or_file: PathOrFile) -> bool:
-    """Whether a file is one of these, damaged or not, rather than one of SB3's.
-
-    :raises OSError: it cannot be opened
-    """
+    """Whether a file is one of these, damaged or not, rather than one of SB3's."""
     with opened(path_or_file) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -95,21 +90,17 @@ def opened(path_or_file: PathOrFile) -> Any:
     if isinstance(path_or_file, (str, Path)):
         with open_path(Path(path_or_file), "r", suffix="zip") as file:
             yield file
-        return
-    position = path_or_file.tell()
-    try:
-        yield path_or_file
-    finally:
-        path_or_file.seek(position)
+    else:
+        position = path_or_file.tell()
+        try:
+            yield path_or_file
+        finally:
+            path_or_file.seek(position)
 
 
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
-    """Begin error messages about a file with its name.
-
-    :param path_or_file: the file
-    :param what: what it should be
-    """
+    """Begin error messages about a file with its name, and with what it should be."""
     is_path = isinstance(path_or_file, (str, Path))
     name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
     try:
@@ -122,25 +113,15 @@ def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
         raise type(error)(f"{name} {problem}: {text}") from error.__cause__
 
 
-@contextmanager
 def opened_to_write(path_or_file: PathOrFile) -> Any:
-    """A file that is written completely or not at all; an open one stays open."""
-    if isinstance(path_or_file, (str, Path)):
-        with replacing(path_or_file) as file:
-            yield file
-    else:
-        yield path_or_file
+    """A context with a file that is written completely or not at all; an open one stays open."""
+    return replacing(path_or_file) if isinstance(path_or_file, (str, Path)) else nullcontext(path_or_file)
 
 
 def path_to_save(path: str | Path) -> Path:
-    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
+    """The path that SB3 saves to: with ``.zip`` if there is no suffix."""
     path = Path(path)
-    if not path.suffix:
-        path = path.with_name(f"{path.name}.zip")
-    if path.is_dir():
-        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
-        path = path.with_name(f"{path.name}_2")
-    return path
+    return path if path.suffix else path.with_name(f"{path.name}.zip")
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
@@ -202,14 +183,11 @@ def _arrays(data: bytes) -> dict[str, th.Tensor]:
         raise Damaged(f"{ARRAYS}: {_short(error)}") from error
 
 
-def _packages() -> Mapping[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # imported from a checkout that is not installed
-            found[name] = "unknown"
-    return found
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # imported from a checkout that is not installed
+        return "unknown"
 
 
 def _short(error: Exception) -> str:

@@ -13,11 +13,9 @@ except ImportError:  # Windows: nothing is locked there
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[bool]:
-    """Acquire a lock unless another process has it. The file is not deleted: otherwise two processes could have a lock
-    of the same name.
+    """Acquire the lock of a file unless another process has it, and return whether it was acquired.
 
-    :param path: the lock's file, created if missing
-    :return: whether it was acquired
+    The file is created if missing, and not deleted: otherwise two processes could have a lock of the same name.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

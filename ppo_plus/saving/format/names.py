@@ -45,7 +45,6 @@ ALIASES = {
     "Bounded": "ppo_plus.formulas.schedules",
     "Constant": "ppo_plus.formulas.schedules",
     "Cosine": "ppo_plus.formulas.schedules",
-    "Current": "ppo_plus.formulas.schedules",
     "Linear": "ppo_plus.formulas.schedules",
 }
 #: Every name of ppo_plus that files have. The package is imported by name: this is a table of texts, and no module of
@@ -60,16 +59,19 @@ _BUFFER, _MODULE, _OPTIMIZER = (
     "torch.nn:Module",
     "torch.optim:Optimizer",
 )
-#: Packages and modules whose classes may be named, and what these must be subclasses of: what models are built from.
-PACKAGES = {
+#: Modules whose classes may be named, and what these must be subclasses of: what models are built from.
+MODULES = {
     "gymnasium.spaces": ("gymnasium.spaces:Space",),
     "ppo_plus": ("ppo_plus:KLControl", "ppo_plus:NoiseProcess", "ppo_plus:RolloutBuffer", _MODULE),
-    "sb3_contrib.common": (_BUFFER, _MODULE),
+    "sb3_contrib.common.maskable.buffers": (_BUFFER,),
+    "sb3_contrib.common.maskable.policies": (_MODULE,),
+    "sb3_contrib.common.recurrent.buffers": (_BUFFER,),
+    "sb3_contrib.common.recurrent.policies": (_MODULE,),
     "stable_baselines3.common.buffers": (_BUFFER,),
     "stable_baselines3.common.policies": (_MODULE,),
-    "stable_baselines3.common.sb2_compat": (_OPTIMIZER,),
+    "stable_baselines3.common.sb2_compat.rmsprop_tf_like": (_OPTIMIZER,),
     "stable_baselines3.common.torch_layers": (_MODULE,),
-    "torch.nn.modules": (_MODULE,),
+    "torch.nn": (_MODULE,),
     "torch.optim": (_OPTIMIZER,),
 }
 #: Classes whose objects may be in a file: plain values, whose creation has no effect.
@@ -93,9 +95,6 @@ OBJECTS = frozenset(
         "stable_baselines3.common.utils:LinearSchedule",
     }
 )
-#: Modules outside of these packages that are named all the same.
-_MODULES = {*_PUBLIC.values(), *(name.partition(":")[0] for name in OBJECTS)}
-
 _registered: dict[str, Any] = {}
 
 
@@ -143,14 +142,14 @@ def public_name(name: str) -> str:
 def find(name: str) -> Any:
     """The class or function that a file asks for.
 
-    :param name: from :func:`name_of`
     :raises Refused: files may not ask for it, or it is not there
     """
     if name in _registered:
         return _registered[name]
-    found = _look_up(name)
+    module = name.partition(":")[0]
+    found = _look_up(name) if module in MODULES else None
     # A module's imports from elsewhere are not allowed with it.
-    if isinstance(found, type) and name_of(found) == name and issubclass(found, _kinds(found.__module__)):
+    if isinstance(found, type) and name_of(found) == name and issubclass(found, tuple(map(_look_up, MODULES[module]))):
         return found
     raise _not_allowed(name)
 
@@ -158,13 +157,12 @@ def find(name: str) -> Any:
 def find_class_of_objects(name: str) -> type:
     """The class of an object that is in a file.
 
-    :param name: from :func:`name_of`
     :raises Refused: files may not contain such objects
     """
     found = _registered.get(name)
     if found is None and name in OBJECTS:
         found = _look_up(name)
-    if found is None and name.startswith(("torch.nn:", "torch.nn.modules.")):
+    if found is None and name.startswith("torch.nn:"):
         found = find(name)
     if not isinstance(found, type):
         raise _not_allowed(name)
@@ -172,9 +170,9 @@ def find_class_of_objects(name: str) -> type:
 
 
 def require_attributes(cls: type, names: Iterable[str]) -> None:
-    """Check names that a file gives to attributes: they must not replace methods or properties.
+    """Check the names of attributes that a file gives to an object of a class: they must not replace methods or
+    properties.
 
-    :param cls: the class of the object that gets them
     :raises Refused: one of them does, or is not a name
     """
     for name in names:
@@ -191,27 +189,12 @@ def _not_allowed(name: str) -> Refused:
     )
 
 
-def _kinds(module: str) -> tuple[type, ...]:
-    """What the classes of a module that may be named are subclasses of; none of a module that is not allowed."""
-    return tuple(map(_look_up, PACKAGES.get(_package(module), ())))
-
-
-def _package(module: str) -> str:
-    """The one of :data:`PACKAGES` that a module is in."""
-    return next((each for each in PACKAGES if module == each or module.startswith(f"{each}.")), "")
-
-
 def _look_up(name: str) -> Any:
-    """What a module of an allowed package has under a name; ``None``: nothing."""
+    """What a module that files may name has under a name; ``None``: nothing."""
     module, _, attribute = name.partition(":")
-    if module == "ppo_plus":
-        module = OURS.get(attribute, "")
-    elif _package(module) in ("", "ppo_plus") and module not in _MODULES:
-        return None
-    if not all(part.isidentifier() for part in module.split(".")):
-        return None
+    module = OURS.get(attribute, "") if module == "ppo_plus" else module
     try:
         # Not `getattr`: a module may import what it is asked for.
-        return vars(import_module(module)).get(attribute)
+        return vars(import_module(module)).get(attribute) if module else None
     except ImportError as error:
         raise Refused(f"it asks for {module}:{attribute}, which cannot be imported ({error})") from None

@@ -5,7 +5,7 @@ import inspect
 import io
 import pathlib
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch as th
 from gymnasium import spaces
@@ -14,25 +14,16 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.require import nearest, require_spaces
-from ppo_plus.saving.format.names import require_attributes
+from ppo_plus.saving.format.container import naming
+from ppo_plus.saving.format.names import Refused, require_attributes
 from ppo_plus.saving.sb3.zip import SavedBySB3, check_unread, read_sb3_zip
 
 Path = str | pathlib.Path | io.BufferedIOBase
 
 #: Attributes that are not copied: they belong to the new model's environment, device and networks.
-OWN = (
-    "policy_class",
-    "device",
-    "env",
-    "n_envs",
-    "rollout_buffer",
-    "policy",
-    "_vec_normalize_env",
-    "lr_schedule",
-    "_last_obs",
-    "_last_episode_starts",
-    "_last_lstm_states",
-)
+OWN = {"policy_class", "n_envs", "lr_schedule", "collector", "updater", "compilation"} | {
+    *("_last_obs", "_last_episode_starts", "_last_lstm_states"),
+}
 
 
 def from_sb3(
@@ -46,26 +37,26 @@ def from_sb3(
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
     given = changes(cls, kwargs)
-    source = _source(cls, path_or_model, custom_objects or {}, given, trust_pickle)
-    data = source.attributes
+    own_env = None
+    if isinstance(path_or_model, BaseAlgorithm):
+        saved, own_env = _of_model(path_or_model), path_or_model.get_env()
+    else:
+        saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
+    data = saved.data
     if env is None:
-        env = source.env
+        env = own_env
     else:
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
         require_spaces(env, data["observation_space"], data["action_space"])
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    # Containers are copied, so that the two models share nothing that either changes.
-    vars(model).update(
-        {
-            name: copy.copy(value) if isinstance(value, (dict, deque)) else value
-            for name, value in data.items()
-            if name not in OWN
-        }
-    )
+    left_out = OWN.union(model._excluded_save_params())
+    for name in data.keys() - left_out:
+        # Containers are copied, so that the two models share nothing that either changes.
+        vars(model)[name] = copy.copy(data[name]) if isinstance(data[name], (dict, deque)) else data[name]
     trainer, name = _CONTRIB.get(_name(data["policy_class"]), ("PPO", ""))
     model.policy_class = model.policy_aliases.get(name, data["policy_class"])
     model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
-    if model.env is source.env and trainer != "RecurrentPPO":
+    if model.env is own_env and trainer != "RecurrentPPO":
         # Otherwise episodes start again: the memory of sb3-contrib's policies is not loaded.
         model._last_obs, model._last_episode_starts = data.get("_last_obs"), data.get("_last_episode_starts")
     buffer_class = model.rollout_buffer_class
@@ -79,30 +70,32 @@ def from_sb3(
     model._setup_model()
     model.seed = seed
     # Copies: torch's optimizers would share the very same state.
-    parameters = copy.deepcopy(source.parameters)
+    parameters = copy.deepcopy(saved.parameters)
     if trainer == "MaskablePPO":
         model._expects_masks = True
         if isinstance(data["action_space"], spaces.MultiBinary):
-            _join_logits(parameters, source.names)
+            _join_logits(parameters)
     model.set_parameters(parameters, device=device)  # type: ignore[arg-type]
     return model
 
 
-def _join_logits(parameters: dict[str, dict[str, Any]], names: list[str]) -> None:
+def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
     r"""MaskablePPO has two logits for each bit of a MultiBinary action; ours is their difference, so that
 
     .. math:: \mathrm{softmax}(x_0, x_1)_1 = \mathrm{sigmoid}(x_1 - x_0).
 
     The gradient with respect to the difference is that with respect to :math:`x_1`, and so are the optimizer's moments.
-
-    :param parameters: what ``get_parameters`` returns; changed in place
-    :param names: of the parameters, in the optimizer's order
     """
     weights, states = parameters["policy"], parameters["policy.optimizer"]["state"]
+    names: dict[Any, str] = {}
+    for name, weight in weights.items():
+        # A shared module has its weights under several names, and the optimizer once.
+        names.setdefault((weight.data_ptr(), weight.shape), name)
+    order = list(names.values())
     for name in ("action_net.weight", "action_net.bias"):
         shape = weights[name].shape
         weights[name] = weights[name][1::2] - weights[name][::2]
-        state = states.get(names.index(name), {})
+        state = states.get(order.index(name), {})
         for key, value in state.items():
             if isinstance(value, th.Tensor) and value.shape == shape:
                 state[key] = value[1::2].clone()
@@ -140,8 +133,6 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The changes, by the names of attributes.
 
-    :param cls: the model's class
-    :param kwargs: values of arguments, or as in SB3 of other attributes
     :raises TypeError: a model has no such argument or attribute
     """
     known = _changeable(cls)
@@ -187,58 +178,36 @@ def _trainer(policy_class: Any) -> str:
     return next((_CONTRIB[_name(base)][0] for base in bases if _name(base) in _CONTRIB), "PPO")
 
 
-class Source(NamedTuple):
-    """The model to load.
-
-    :param attributes: its attributes
-    :param parameters: the states of its networks and optimizers
-    :param names: of its weights, in the optimizer's order
-    :param env: its environment, if it has one
-    """
-
-    attributes: dict[str, Any]
-    parameters: dict[str, Any]
-    names: list[str]
-    env: Any
-
-
-def _source(
-    cls: Any,
-    path_or_model: Path | BaseAlgorithm,
-    custom_objects: dict[str, Any],
-    given: dict[str, Any],
-    trust_pickle: bool,
-) -> Source:
+def _of_model(model: Any) -> SavedBySB3:
     """:raises TypeError: it is not a PPO
-    :raises ValueError: its policy is not supported, or the file cannot be read"""
-    if isinstance(path_or_model, (str, pathlib.Path)) or hasattr(path_or_model, "read"):
-        return _read(cls, path_or_model, custom_objects, given, trust_pickle)
-    if not isinstance(path_or_model, BaseAlgorithm):
-        raise _no_ppo(path_or_model)
-    model: Any = path_or_model
+    :raises ValueError: its policy is not supported"""
     trained_by = f".{_trainer(model.policy_class)}"
     if not any(name.startswith(_SB3) and name.endswith(trained_by) for name in map(_full_name, type(model).__mro__)):
-        raise _no_ppo(path_or_model)
+        raise _no_ppo(model)
     _check_policy(model.policy_class)
-    names = [name for name, _ in model.policy.named_parameters()]
-    return Source(vars(model), model.get_parameters(), names, model.get_env())
+    return SavedBySB3(vars(model), {}, model.get_parameters())
 
 
-def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any], trust_pickle: bool) -> Source:
-    """A saved model, without running the pickles in it unless they are trusted."""
+def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any], trust_pickle: bool) -> SavedBySB3:
+    """A saved model, without running the pickles in it unless they are trusted.
+
+    :raises TypeError: it is not a PPO
+    :raises ValueError: its policy is not supported, or the file cannot be read
+    """
+    if not isinstance(path, (str, pathlib.Path)) and not hasattr(path, "read"):
+        raise _no_ppo(path)
     saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, {*custom_objects, *given})
     if not {*saved.data, *saved.unread, *custom_objects, *given} >= _OF_PPO:
         raise _no_ppo(path)
+    if "value_clip" in {*saved.data, *saved.unread}:
+        with naming(path):
+            raise Refused("PPO_Plus saved it with pickle=True. If you trust its source, pass trust_pickle=True to load")
     needed = {"policy_class", "observation_space", "action_space", *argument_attributes(cls).values()}
     check_unread(path, saved.unread, needed)
     data = {**saved.data, **custom_objects}
     _check_policy(data["policy_class"])
-    require_attributes(cls, data.keys() - OWN)
-    names: dict[Any, str] = {}
-    for name, weight in saved.parameters["policy"].items():
-        # A shared module has its weights under several names.
-        names.setdefault((weight.data_ptr(), weight.shape), name)
-    return Source(data, saved.parameters, list(names.values()), None)
+    require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
+    return saved._replace(data=data)
 
 
 _SB3 = ("stable_baselines3.", "sb3_contrib.")

@@ -1,172 +1,98 @@
 """Values in pickles, read without running them.
 
-A pickle is a program: it names functions and calls them. This reader runs none. It follows the few instructions that
-make plain values, notes which function would have been called with what, and makes what it knows by name: arrays,
-spaces, schedules, running moments. Anything else raises an error that names it.
+A pickle is a program: it names functions and calls them. Here each name stands for a class that only notes what it is
+called with. Then what is known by name is made: arrays, spaces, schedules, running moments. Anything else raises an
+error that names it.
 """
 
+import io
+import pickle
 import pickletools
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
 
-from ppo_plus.saving.format.encode import MAX_DEPTH
 from ppo_plus.saving.format.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
-from ppo_plus.saving.format.objects import ARRAY_KINDS, SPACES, make_object, space_state
-
-
-class Name:
-    """What a pickle refers to by name; nothing is looked up."""
-
-    def __init__(self, module: Any, qualname: Any):
-        if type(module) is not str or type(qualname) is not str:
-            raise Damaged("a name in it is not text")
-        self.text = f"{module}:{qualname}"
+from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_object
 
 
 class Call:
     """A call that a pickle asks for, and what it does with the result; nothing is called.
 
-    :param function: what is called, mostly a :class:`Name`
-    :param args: with these
+    Each name in a pickle is a subclass of this.
     """
 
-    def __init__(self, function: Any, args: Any):
-        self.function, self.args = function, args
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
+    name: ClassVar[str]
 
-    @property
-    def name(self) -> str:
-        return self.function.text if isinstance(self.function, Name) else "what it has made"
+    def __new__(cls, *args: Any) -> "Call":
+        made = object.__new__(cls)
+        made.args, made.state, made.items, made.pairs = args, None, [], []
+        return made
+
+    args: tuple[Any, ...]
+    state: Any
+    items: list[Any]
+    pairs: list[tuple[Any, Any]]
+
+    def __call__(self, *args: Any) -> "Call":
+        """A pickle may also call what it has made: cloudpickle does."""
+        return _call_named(f"{self.name}()")(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        if self.state is not None:
+            raise Refused("it changes a state twice")
+        self.state = state
+
+    def extend(self, items: list[Any]) -> None:
+        self.items += items
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pairs.append((key, value))
+
+
+def _call_named(name: str) -> type[Call]:
+    return type("Call", (Call,), {"name": name})
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Called for every name in a pickle: nothing is looked up."""
+        return _call_named(f"{module}:{name}")
+
+
+#: Instructions that plain values and objects need. Others refer to what is outside of the pickle, or are out of use.
+_INSTRUCTIONS = frozenset(
+    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 EMPTY_LIST EMPTY_DICT EMPTY_SET "
+    "EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 FROZENSET APPEND APPENDS ADDITEMS SETITEM SETITEMS MEMOIZE BINPUT "
+    "LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE NEWOBJ BUILD".split()
+)
 
 
 def parse(data: bytes) -> Any:
-    """What a pickle would make: plain values, :class:`Name` and :class:`Call`.
+    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names.
 
-    :param data: the pickle
     :raises Refused: it has instructions that plain values and objects do not need
     """
-    machine = _Machine()
     try:
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return machine.stack.pop()
-            machine.step(opcode.name, argument)
+            if opcode.name not in _INSTRUCTIONS:
+                raise Refused(f"it has the instruction {opcode.name}, which is not read")
+            if opcode.name == "LONG_BINPUT" and (argument or 0) > len(data):
+                raise Refused("it numbers more values than it has")  # memory would be reserved for all numbers
+        return _Reader(io.BytesIO(data)).load()
     except Refused:
         raise
     except Exception as error:
-        raise Damaged(f"it is not a pickle ({type(error).__name__}: {str(error)[:100]})") from error
-    raise Damaged("it is not a pickle (it does not end)")
-
-
-_MARK = object()
-#: Instructions whose argument is the value.
-_CONSTANTS = frozenset(
-    "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES "
-    "BINBYTES8 BYTEARRAY8".split()
-)
-_SINGLE = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-    "EMPTY_TUPLE": tuple,
-}
-_SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_NOTHING = ("PROTO", "FRAME")
-
-
-class _Machine:
-    """The stack that a pickle works on."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-
-    def step(self, name: str, argument: Any) -> None:
-        if name in _CONSTANTS:
-            self.stack.append(argument)
-        elif name in _SINGLE:
-            self.stack.append(_SINGLE[name])
-        elif name in _EMPTY:
-            self.stack.append(_EMPTY[name]())
-        elif name in _SHORT_TUPLES:
-            n = _SHORT_TUPLES[name]
-            self.stack[-n:] = [tuple(self.stack[-n:])]
-        elif name in _STEPS:
-            _STEPS[name](self, argument)
-        elif name not in _NOTHING:
-            raise Refused(f"it has the instruction {name}, which is not read")
-
-    def since_mark(self) -> list[Any]:
-        at = len(self.stack) - 1 - self.stack[::-1].index(_MARK)
-        found = self.stack[at + 1 :]
-        del self.stack[at:]
-        return found
-
-    def memoize(self, _: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def put(self, number: int) -> None:
-        self.memo[number] = self.stack[-1]
-
-    def name(self, argument: str) -> None:
-        self.stack.append(Name(*argument.split(" ", 1)))
-
-    def stack_name(self, _: Any) -> None:
-        self.stack[-2:] = [Name(*self.stack[-2:])]
-
-    def call(self, _: Any) -> None:
-        self.stack[-2:] = [Call(*self.stack[-2:])]
-
-    def build(self, _: Any) -> None:
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], Call) or self.stack[-1].state is not None:
-            raise Refused("it changes what it has not made")
-        self.stack[-1].state = state
-
-    def extend(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        if isinstance(target, set):
-            target.update(items)
-        else:
-            (target.items if isinstance(target, Call) else target).extend(items)
-
-    def set_pairs(self, flat: list[Any]) -> None:
-        target, pairs = self.stack[-1], list(zip(flat[::2], flat[1::2], strict=True))
-        if isinstance(target, Call):
-            target.pairs.extend(pairs)
-        else:
-            target.update(pairs)
-
-
-_STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
-    "MARK": lambda machine, _: machine.stack.append(_MARK),
-    "MEMOIZE": _Machine.memoize,
-    "BINPUT": _Machine.put,
-    "LONG_BINPUT": _Machine.put,
-    "BINGET": lambda machine, number: machine.stack.append(machine.memo[number]),
-    "LONG_BINGET": lambda machine, number: machine.stack.append(machine.memo[number]),
-    "GLOBAL": _Machine.name,
-    "STACK_GLOBAL": _Machine.stack_name,
-    "REDUCE": _Machine.call,
-    "NEWOBJ": _Machine.call,
-    "BUILD": _Machine.build,
-    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.since_mark())),
-    "FROZENSET": lambda machine, _: machine.stack.append(frozenset(machine.since_mark())),
-    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
-    "APPENDS": lambda machine, _: machine.extend(machine.since_mark()),
-    "ADDITEMS": lambda machine, _: machine.extend(machine.since_mark()),
-    "SETITEM": lambda machine, _: machine.set_pairs([machine.stack.pop(-2), machine.stack.pop()]),
-    "SETITEMS": lambda machine, _: machine.set_pairs(machine.since_mark()),
-    "POP": lambda machine, _: machine.stack.pop(),
-}
+        problem = f"{type(error).__name__}: {str(error)[:100]}"
+        raise Damaged(f"it is not a pickle of plain values and objects ({problem})") from error
 
 
 def value_of(parsed: Any, n_bytes: int) -> Any:
@@ -203,8 +129,8 @@ class _Maker:
     def _make(self, plan: Any) -> Any:
         if isinstance(plan, dict):
             return {self.make(key): self.make(each) for key, each in plan.items()}
-        if isinstance(plan, Name):
-            return find(public_name(plan.text))
+        if isinstance(plan, type) and issubclass(plan, Call):
+            return find(public_name(plan.name))
         if isinstance(plan, Call):
             return self._call(plan)
         return type(plan)(map(self.make, plan))
@@ -212,11 +138,9 @@ class _Maker:
     def _call(self, call: Call) -> Any:
         name = public_name(call.name)
         if name in SPACES:
-            cls = SPACES[name]
-            if type(call.state) is not dict:
-                raise Refused(f"the state of {call.name} is not a dict")
-            state = space_state(cls, call.state)
-            return make_object(cls, {key: self.make(each) for key, each in state.items()})
+            # A generator is not even looked at.
+            cls, fields = SPACES[name]
+            return make_object(cls, {each: self.make(call.state[each]) for each in fields if each in call.state})
         if name in _CALLS:
             return _CALLS[name](self, call)
         try:
@@ -225,7 +149,7 @@ class _Maker:
             raise Refused(f"it would call {call.name}") from None
         args = self.make(call.args)
         if issubclass(cls, tuple):
-            return make_object(cls, dict(zip(cls._fields, args, strict=True)))  # type: ignore[attr-defined]
+            return cls(*args)
         if args:
             raise Refused(f"it would call {name} with arguments")
         return make_object(cls, self.make(call.state or {}))

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 
 from ppo_plus.formulas.exploration import StateDependentNoise
-from ppo_plus.formulas.schedules import Bounded, Constant, Current, Linear
+from ppo_plus.formulas.schedules import Bounded, Constant, Linear
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
 
@@ -24,7 +24,7 @@ _SHARED = (
     "_total_timesteps _num_timesteps_at_start _n_updates _episode_num _current_progress_remaining _stats_window_size "
     "ep_info_buffer ep_success_buffer start_time n_envs observation_space action_space policy_kwargs"
 ).split()
-#: Arguments that SB3's ``PPO`` has too, and its value if it does not support ours.
+#: Arguments that SB3's ``PPO`` has too, what they may be there, and its value if it does not support ours.
 _LESS: dict[str, tuple[Any, Any]] = {
     "ent_coef": ((int, float), 0.0),
     "vf_coef": ((int, float), 0.5),
@@ -33,12 +33,7 @@ _LESS: dict[str, tuple[Any, Any]] = {
     "sde_sample_freq": (int, -1),
 }
 #: How SB3's ``PPO`` always learns.
-_FIXED = {
-    "value_clip": "plain",
-    "recompute_advantages": False,
-    "kl_control": "stop",
-    "exploration": None,
-}
+_FIXED = {"value_clip": "plain", "recompute_advantages": False, "kl_control": "stop", "exploration": None}
 
 
 def to_sb3(model: Any, path: PathOrFile) -> None:
@@ -110,7 +105,7 @@ def _schedule(schedule: Any) -> Any:
     """A schedule as SB3 has it; one that it has not stays what it is."""
     if isinstance(schedule, Bounded):
         schedule = schedule.schedule
-    if isinstance(schedule, (Constant, Current)):
+    if isinstance(schedule, Constant):
         return schedule(1.0)
     return LinearSchedule(schedule.start, schedule.end, 1.0) if isinstance(schedule, Linear) else schedule
 
@@ -127,11 +122,10 @@ def _check_actions(model: Any, exported: PPO) -> None:
 
 def _lost(model: Any) -> Iterator[str]:
     """What of learning SB3's ``PPO`` does not know."""
-    for name, value in _FIXED.items():
-        if getattr(model, name) != value and not (name == "value_clip" and model.clip_range_vf is None):
-            yield f"{name}={getattr(model, name)!r}"
-    for name, (kinds, _) in _LESS.items():
-        if not isinstance(getattr(model, name), kinds):
-            yield f"{name}={getattr(model, name)!r}"
+    names = [name for name, value in _FIXED.items() if getattr(model, name) != value]
+    names += [name for name, (kinds, _) in _LESS.items() if not isinstance(getattr(model, name), kinds)]
     if model.clip_range is None:
-        yield "clip_range=None"
+        names.append("clip_range")
+    if model.clip_range_vf is None and "value_clip" in names:
+        names.remove("value_clip")
+    return (f"{name}={getattr(model, name)!r}" for name in names)

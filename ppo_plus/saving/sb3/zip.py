@@ -1,7 +1,6 @@
 """Models as SB3 saves them: weights, and JSON with pickles in it, which are read but never run."""
 
 import base64
-import binascii
 import io
 import json
 import warnings
@@ -13,8 +12,9 @@ from typing import Any, NamedTuple
 import torch as th
 
 from ppo_plus.saving.format.container import PathOrFile, naming, opened
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Damaged, Refused, reading_a_value
 from ppo_plus.saving.sb3.pickles import parse, value_of
+from ppo_plus.trees import tree_leaves
 
 #: Members that PPO leaves empty.
 VARIABLES = ("pytorch_variables", "tensors")
@@ -28,38 +28,18 @@ NOT_NEEDED = frozenset(
 
 
 class SavedBySB3(NamedTuple):
-    """What could be read of a model.
-
-    :param data: its attributes
-    :param unread: why the others could not be read, by name
-    :param parameters: states of networks and optimizers, by name
-    """
+    """What could be read of a model."""
 
     data: dict[str, Any]
     unread: dict[str, str]
     parameters: dict[str, Any]
 
 
-def is_of_sb3(path_or_file: PathOrFile) -> bool:
-    """Whether SB3 or sb3-contrib saved a model; one that cannot be read is not said to be theirs.
-
-    :raises OSError: it cannot be opened
-    """
-    with opened(path_or_file) as file:
-        try:
-            return "value_clip" not in json.loads(_members(file)["data"])
-        except Exception:  # raised again when it is read
-            return False
-
-
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
     """Read what can be read without running anything.
 
-    :param path_or_file: the ``.zip`` file
-    :param skipped: attributes that are not asked for
     :raises Refused: its weights cannot be read so
     :raises Damaged: it is damaged, or no saved model
-    :raises OSError: it cannot be opened
     """
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file:
@@ -71,9 +51,6 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
 def check_unread(path_or_file: PathOrFile, unread: Mapping[str, str], needed: Collection[str]) -> None:
     """Raise an error if something needed could not be read, and warn of anything else.
 
-    :param path_or_file: its file
-    :param unread: why attributes could not be read, by name
-    :param needed: the names that a model cannot do without
     :raises Refused: one of them could not be read; says which, and the remedy
     """
     missing = {name: reason for name, reason in unread.items() if name in needed}
@@ -122,12 +99,11 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 
 def _attributes(text: bytes, skipped: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     try:
-        written = json.loads(text.decode())
-        items = [(name, each) for name, each in written.items() if name not in skipped]
+        written = {name: each for name, each in json.loads(text.decode()).items() if name not in skipped}
     except Exception as error:
         raise Damaged(f"its attributes: {type(error).__name__}: {str(error)[:200]}") from error
     data, unread = {}, {}
-    for name, each in items:
+    for name, each in written.items():
         try:
             data[name] = _value(each)
         except Refused as error:
@@ -138,10 +114,8 @@ def _attributes(text: bytes, skipped: Collection[str]) -> tuple[dict[str, Any], 
 def _value(written: Any) -> Any:
     if not (isinstance(written, dict) and ":serialized:" in written):
         return written
-    try:
+    with reading_a_value():
         pickled = base64.b64decode(written[":serialized:"], validate=True)
-    except (TypeError, ValueError, binascii.Error) as error:
-        raise Damaged(f"it is not a pickle ({error})") from error
     return value_of(parse(pickled), len(pickled))
 
 
@@ -151,22 +125,19 @@ def _tensors(name: str, content: bytes) -> Any:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check_members(archive.infolist(), len(content))
         found = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _require_whole(found)
+        return found
     except Refused:
         raise
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
         raise Refused(f"{name}.pth cannot be read as tensors alone ({type(error).__name__}: {reason})") from error
-    _require_whole(found)
-    return found
 
 
 def _require_whole(value: Any) -> None:
     """:raises Refused: a tensor is larger than what is stored of it, as copies of it would be"""
-    if isinstance(value, th.Tensor):
-        if value.layout != th.strided or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+    for each in tree_leaves(value):
+        if isinstance(each, th.Tensor) and (
+            each.layout != th.strided or each.numel() * each.element_size() > each.untyped_storage().nbytes()
+        ):
             raise Refused("it has a tensor that is larger than its numbers")
-    elif isinstance(value, dict):
-        _require_whole(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _require_whole(each)

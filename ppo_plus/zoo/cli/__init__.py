@@ -5,11 +5,8 @@ arguments that does everything in which a mistake of the user can show, and retu
 """
 
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
 
@@ -23,37 +20,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     :param arguments: the arguments; ``None`` for those of the process
     """
     try:
-        with _warnings_in_one_line():
-            # Everything else is imported inside, so that Ctrl-C also works during the imports.
-            with ending_at_once():
-                parser = make_parser()
-                work = _prepare(parser, arguments)
-            _work(parser, work)
+        # Everything else is imported inside, so that Ctrl-C also works during the imports.
+        with ending_at_once():
+            parser = make_parser()
+            work = _prepare(parser, arguments)
+        _work(parser, work)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
-    """Print warnings in the block as one line, without a line of source, like errors."""
-    before = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"ppo-plus: warning: {' '.join(str(message).split())}\n"
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
 
 
 def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], None]:
     args = parser.parse_args(arguments)
     import gymnasium as gym
 
-    mistakes = (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error)
     # Only here: an error during the work is not a mistake of the user, and shows its traceback.
     try:
         return args.prepare(args)  # type: ignore[no-any-return]
-    except mistakes as error:
+    except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
         parser.error(str(error) or type(error).__name__)
 
 
@@ -65,11 +49,6 @@ def _work(parser: "Parser", work: Callable[[], None]) -> None:
     except gym.error.DependencyNotInstalled as error:
         # Many environments import the package that they draw with only when they draw.
         parser.error(str(error))
-
-
-def _no_command(commands: Any, _args: Any) -> NoReturn:
-    """:raises ValueError: always, because no command was given"""
-    raise ValueError(f"which COMMAND? One of {', '.join(commands.choices)}; see ppo-plus --help")
 
 
 def make_parser() -> "Parser":
@@ -84,8 +63,7 @@ def make_parser() -> "Parser":
         epilog="To begin: ppo-plus train --env CartPole-v1. The options of a command: ppo-plus COMMAND --help.",
     )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    parser.set_defaults(prepare=partial(_no_command, commands))
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for module in (train, enjoy, plot, tune):
         module.add_parser(commands)
     return parser

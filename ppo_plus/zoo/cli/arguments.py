@@ -6,14 +6,11 @@ errors are shown at once.
 
 import argparse
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO
 
-#: Kinds of devices that networks can be on.
-DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 #: Help of ``--trust-model``.
 TRUST_MODEL = "read SB3 models that contain pickles, which run code, and let the settings of the run import anything"
 
@@ -22,94 +19,57 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program.
-
-        :param message: what is wrong
-        """
+        """End the program."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def add_option(group: Any, names: str, help: str, **kwargs: Any) -> None:
+def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
     """Add an option; if its default is a number or a text, the help ends with it.
 
     :param group: a parser, or a group of one
-    :param names: spellings of the option, separated by spaces
-    :param help: what it does
+    :param spec: spellings of the option, and in capitals what stands for its value: ``"-n --n-timesteps N"``
     :param kwargs: further arguments of ``add_argument``
     """
-    shown = isinstance(kwargs.get("default"), str | int | float)
-    group.add_argument(*names.split(), help=f"{help} (default: %(default)s)" if shown else help, **kwargs)
-
-
-class _RemovedOption(argparse.Action):
-    """An option of rl_zoo3 that does not exist here; its error says what to do instead."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        parser.error(f"{option_string}: {self.const}")
-
-
-def refuse(command: argparse.ArgumentParser, remedies: Mapping[str, str]) -> None:
-    """Answer options of rl_zoo3 that a command does not have.
-
-    :param command: its parser
-    :param remedies: for each option (spellings separated by ``/``), what to do instead
-    """
-    for options, remedy in remedies.items():
-        command.add_argument(
-            *options.split("/"), action=_RemovedOption, nargs="*", const=remedy, help=argparse.SUPPRESS
-        )
+    *names, last = spec.split()
+    if last.startswith("-"):
+        names.append(last)
+    else:
+        kwargs["metavar"] = last
+    shown = type(kwargs.get("default")) in (str, int, float)
+    group.add_argument(*names, help=f"{help} (default: %(default)s)" if shown else help, **kwargs)
 
 
 def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[str, ...] = ("ppo",)) -> None:
-    """Add ``--algo``, which rl_zoo3's command lines have.
-
-    :param command: the parser
-    :param help: what it means there
-    :param also: possible values besides ``ppo_plus``
-    """
+    """Add ``--algo``, which rl_zoo3's command lines have, with some values besides ``ppo_plus``."""
     command.add_argument("--algo", choices=[ALGO, *also], default=ALGO, help=help)
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
     """Add the arguments of every subcommand that creates environments.
 
-    :param command: its parser
     :param log_folder: rl_zoo3's name of the option for the folder of all runs
-    :param env_required: whether the environment must be given
     """
-    add_option(
-        command, "--env", "id of a Gymnasium environment, such as CartPole-v1", required=env_required, metavar="ID"
-    )
-    add_option(command, f"-f {log_folder}", "folder of all runs", dest="log_folder", default="logs", metavar="DIR")
+    add_option(command, "--env ID", "id of a Gymnasium environment, such as CartPole-v1", required=env_required)
+    add_option(command, f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
     help = "import packages, or modules in the current folder, that register environments"
-    add_option(command, "--gym-packages", help, nargs="+", default=[], metavar="PKG")
-    help = "arguments of the environment, such as g:9.81"
-    add_option(command, "--env-kwargs", help, nargs="+", type=key_value, metavar="K:V")
-    add_option(command, "--device", "cpu, cuda or auto", type=device, default="auto")
+    add_option(command, "--gym-packages PKG", help, nargs="+", default=[])
+    add_option(command, "--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", type=key_value)
+    add_option(command, "--device", "cpu, cuda or auto", default="auto")
 
 
 def add_fault_arguments(group: Any, of: str = "") -> None:
-    """Add the arguments for environments that fail.
-
-    :param group: where to add them
-    :param of: what the number of restarts counts for, for the help
-    """
+    """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
         "replace an environment that raises, returns NaN or another shape, hangs (--env-timeout) or dies by a new one, "
         f"up to N times{of} (default: stop with an error that names environment, seed and step)"
     )
-    add_option(group, "--restart-envs", help, type=whole_number, metavar="N")
+    add_option(group, "--restart-envs N", help, type=whole_number)
     help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"
-    add_option(group, "--env-timeout", help, type=seconds, metavar="SECONDS")
+    add_option(group, "--env-timeout SECONDS", help, type=seconds)
 
 
 def allowed_packages(args: argparse.Namespace) -> tuple[str, ...] | None:
-    """Packages that settings may import from; ``None``: any.
-
-    :param args: with ``trust_config`` and ``gym_packages``
-    """
+    """Packages that settings may import from; ``None``: any."""
     return None if args.trust_config else (*ALLOWED_PACKAGES, *(name.split(".")[0] for name in args.gym_packages))
 
 
@@ -142,10 +102,7 @@ def whole_number(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A time in seconds, above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
+    number = float(text)
     if not 0 < number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds in (0, 1e6]")
     return number
@@ -153,28 +110,15 @@ def seconds(text: str) -> float:
 
 def seed(text: str) -> int:
     """A seed that NumPy, torch and SB3 accept; negative for a random one."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 2**32
+    number = int(text)
     if number >= 2**32:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below 2**32")
     return number
 
 
-def device(text: str) -> str:
-    """The name of a device. :func:`require_device` checks later whether it exists, because that needs torch."""
-    if not re.fullmatch(rf"({'|'.join(DEVICES)})(:\d+)?", text):
-        raise argparse.ArgumentTypeError(
-            f"there is no device {text!r}: use {', '.join(DEVICES)} or cuda:1, cuda:2, ..."
-        )
-    return text
-
-
 def require_device(name: str) -> None:
     """Check that a device exists: SB3 would silently use the CPU instead.
 
-    :param name: name of a device
     :raises ValueError: torch finds no such device on this machine
     """
     import torch as th

@@ -11,34 +11,20 @@ from ppo_plus.zoo.cli.arguments import (
     add_algo_argument,
     add_env_arguments,
     add_option,
-    refuse,
     require_device,
     seed,
     whole_number,
 )
-from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing, require_screen
+from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.enjoy import Player
 
-#: rl_zoo3's options that do not exist here, and what to do instead.
-REMEDIES = {
-    "--norm-reward": "returns are those of the environment, not normalized; leave it out",
-    "--custom-objects": "models are loaded without it; leave it out",
-    "--num-threads": "set the environment variable OMP_NUM_THREADS",
-    "--reward-log": "the returns are printed; leave it out",
-    "-P/--progress": "each episode is printed when it ends; leave it out",
-    "--verbose": "each episode is printed when it ends, and their mean at the end; leave it out",
-}
-
 
 def add_parser(commands: Any) -> None:
-    """Add the two subcommands.
-
-    :param commands: the program's subparsers
-    """
+    """Add the two subcommands."""
     command = commands.add_parser("enjoy", help="watch a trained model")
     command.set_defaults(prepare=prepare_enjoy)
     _add_arguments(command)
@@ -48,29 +34,26 @@ def add_parser(commands: Any) -> None:
     command.set_defaults(prepare=prepare_record)
     _add_arguments(command)
     help = "a .gif, or an .mp4 with pip install 'imageio[ffmpeg]' (default: a .gif next to the model)"
-    add_option(command, "-o --output", help, metavar="FILE")
+    add_option(command, "-o --output FILE", help)
 
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
     add = partial(add_option, command)
     add_env_arguments(command, "--folder")
     add_algo_argument(command, "folder of the run: ppo and ppo_lstm for runs of rl_zoo3", RL_ZOO3_ALGOS)
-    refuse(command, REMEDIES)
-    command.add_argument(
-        "--exp-id", type=int, default=0, metavar="N", help="number of the run; 0: the last, -1: -f is the run's folder"
-    )
-    command.add_argument("--trust-model", action="store_true", help=TRUST_MODEL)
+    add("--exp-id N", "number of the run; 0: the last, -1: -f is the run's folder", type=int, default=0)
+    add("--trust-model", TRUST_MODEL, action="store_true")
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--load-best", action="store_true", help="load the best model in evaluation")
+    add_option(which, "--load-best", "load the best model in evaluation", action="store_true")
     help = "load the model saved after N timesteps (train --save-freq)"
-    add_option(which, "--load-checkpoint", help, type=whole_number, metavar="N")
-    which.add_argument("--load-last-checkpoint", action="store_true", help="load the last model of train --save-freq")
-    add("-n --n-timesteps", "number of steps to play", type=whole_number, default=1000, metavar="N")
-    add("--n-envs", "number of environments", type=whole_number, default=1, metavar="N")
-    add("--seed", "seed of the environments", type=seed, default=0)
-    add(
-        "--deterministic", "take the most likely actions (default, except for Atari)", action="store_true", default=None
-    )
+    add_option(which, "--load-checkpoint N", help, type=whole_number)
+    help = "load the last model of train --save-freq"
+    add_option(which, "--load-last-checkpoint", help, action="store_true")
+    add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
+    add("--n-envs N", "number of environments", type=whole_number, default=1)
+    add("--seed N", "seed of the environments", type=seed, default=0)
+    help = "take the most likely actions (default, except for Atari)"
+    add("--deterministic", help, action="store_true", default=None)
     add("--stochastic", "sample actions (default for Atari)", dest="deterministic", action="store_false", default=None)
 
 
@@ -81,28 +64,26 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 
     player = _player(args, folder, model, {} if args.no_render else {"render_mode": "human"})
     if not args.no_render:
-        require_screen(args.env)
+        require_drawing(args.env, window=True)
     return partial(enjoy, player, args.n_timesteps)
 
 
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     """Load the model."""
     folder, model = _find(args)
-    from ppo_plus.zoo.enjoy import check_recording
+    from ppo_plus.zoo.enjoy import check_recording, record
 
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
     check_recording(path)
     draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
-    require_drawing(args.env)
-    return partial(_record, player, args.n_timesteps, path)
+    require_drawing(args.env, window=False)
 
+    def work() -> None:
+        record(player, args.n_timesteps, path)
+        print(path)
 
-def _record(player: "Player", n_timesteps: int, path: Path) -> None:
-    from ppo_plus.zoo.enjoy import record
-
-    record(player, n_timesteps, path)
-    print(path)
+    return work
 
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:

@@ -15,16 +15,12 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.plot import Curve
 
 DESCRIPTION = """
-Draw learning curves. From five runs on, the picture shows a 95 % interval of their mean; with fewer, each run. A run
-that continues another one (train -i) is drawn together with it.
+Draw learning curves. From five runs on, the picture shows a 95 % interval of their mean; with fewer, each run.
 """
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand.
-
-    :param commands: the program's subparsers
-    """
+    """Add the subcommand."""
     command = commands.add_parser(
         "plot", help="draw learning curves: means over runs, with 95 %% intervals", description=DESCRIPTION
     )
@@ -46,13 +42,17 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     path = Path(args.output)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
+    from ppo_plus.zoo.plot import read_curve
+
     folders = dict(zip(labels, map(Path, args.exp_folders), strict=True))
     curves: dict[str, dict[str, Curve]] = {}
     missing = []
     for env_id, label in product(args.env, folders):
         try:
-            curve = _read(folders[label], env_id, args)
-            curves.setdefault(env_id, {})[label] = curve
+            folder = folders[label]
+            # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
+            algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
+            curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y, algo)
         except ValueError as error:
             missing.append(str(error))
     if not curves:
@@ -60,13 +60,6 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     for message in missing:
         print(f"left out: {message}", file=sys.stderr)
     return partial(_plot, curves, path)
-
-
-def _read(folder: Path, env_id: str, args: argparse.Namespace) -> "Curve":
-    from ppo_plus.zoo.plot import read_curve
-
-    # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
-    return read_curve(folder, env_id, args.y, args.algo if runs_of(folder / args.algo, env_id) else ALGO)
 
 
 def _plot(curves: "dict[str, dict[str, Curve]]", path: Path) -> None:

@@ -22,7 +22,6 @@ from ppo_plus.zoo.cli.arguments import (
     add_option,
     allowed_packages,
     key_value,
-    refuse,
     require_device,
     seed,
     whole_number,
@@ -38,30 +37,6 @@ if TYPE_CHECKING:
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
 
-#: rl_zoo3's options that are for other algorithms, and what to do instead.
-OFF_POLICY = {"--truncate-last-trajectory/--save-replay-buffer": "PPO has no replay buffer; leave it out"}
-TUNE = "`ppo-plus tune` searches for hyperparameters"
-#: rl_zoo3's options that do not exist here, and what to do instead.
-REMEDIES = {
-    "-optimize/--optimize-hyperparameters": f"{TUNE}: ppo-plus tune --env ID",
-    "--n-trials/--max-total-trials": f"{TUNE}: ppo-plus tune --max-total-trials N",
-    "--n-jobs": f"{TUNE}: ppo-plus tune --workers N",
-    "--n-startup-trials": f"{TUNE}, and decides how many trials are random at first",
-    "--sampler": f"{TUNE}: ppo-plus tune --sampler NAME",
-    "--pruner": f"{TUNE}: ppo-plus tune --pruner NAME",
-    "--n-evaluations": f"{TUNE}: ppo-plus tune --n-evaluations N; a training run has --eval-freq",
-    "--storage": f"{TUNE}: ppo-plus tune --storage URL",
-    "--study-name": f"{TUNE}: ppo-plus tune --study-name NAME",
-    "--trial-id": "`ppo-plus tune` exports the best settings as a file: ppo-plus train -conf FILE",
-    "--no-optim-plots/--optimization-log-path": f"{TUNE} and writes its report below -f; leave it out",
-    "--log-interval": "every rollout is logged; leave it out",
-    "-uuid/--uuid": "runs that start at the same time get different numbers; leave it out",
-    "--wandb-project-name": "set the environment variable WANDB_PROJECT",
-    "--wandb-entity": "set the environment variable WANDB_ENTITY",
-    "--wandb-group": "set the environment variable WANDB_RUN_GROUP",
-    "-tags/--wandb-tags": "set the environment variable WANDB_TAGS",
-    **OFF_POLICY,
-}
 #: Arguments that may be given together with ``--resume``.
 WITH_RESUME = {
     *("resume", "processes", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"),
@@ -75,10 +50,7 @@ the package's tuned ones for the environment, or its defaults. Ctrl-C ends the t
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand.
-
-    :param commands: the program's subparsers
-    """
+    """Add the subcommand."""
     command = commands.add_parser(
         "train", help="train, evaluate and save a model, and plot its learning curve", description=DESCRIPTION
     )
@@ -88,72 +60,69 @@ def add_parser(commands: Any) -> None:
     add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
     _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
-    refuse(command, REMEDIES)
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
-    """Add the arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``.
-
-    :param command: the parser
-    :param seed_default: default of the seed
-    """
+    """Add the arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``."""
     add = partial(add_option, command.add_argument_group("what is trained"))
-    add("-conf --conf-file", "YAML settings in rl_zoo3's format (default: those of the package)", metavar="FILE")
-    add("--variant", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE", metavar="NAME")
+    add("-conf --conf-file FILE", "YAML settings in rl_zoo3's format (default: those of the package)")
+    add("--variant NAME", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
     help = "let the settings import wrappers, callbacks and policies from any package"
-    command.add_argument("--trust-config", action="store_true", help=help)
-    add("-n --n-timesteps", "number of timesteps (default: from the settings)", type=whole_number, metavar="N")
-    add("--n-envs", "number of environments (default: from the settings)", type=whole_number, metavar="N")
+    add("--trust-config", help, action="store_true")
+    add("-n --n-timesteps N", "number of timesteps (default: from the settings)", type=whole_number)
+    add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
-    add("-params --hyperparams", help, nargs="+", type=key_value, default=[], metavar="K:V")
-    add("--seed", "random seed; negative: draw and record one", type=seed, default=seed_default, metavar="N")
+    add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
+    add("--seed N", "random seed; negative: draw and record one", type=seed, default=seed_default)
     help = (
         "step environments one by one (dummy), in processes, or as a vector environment of Gymnasium or EnvPool; auto: "
         "the fastest on this machine that gives the same task"
     )
     add("--vec-env", help, choices=VEC_ENVS, default="dummy")
-    add("--eval-env-kwargs", "arguments of evaluation environments", nargs="+", type=key_value, metavar="K:V")
-    help = "number of torch's threads (default: depends on the work per minibatch)"
-    add("--num-threads", help, type=whole_number, metavar="N")
+    add("--eval-env-kwargs K:V", "arguments of evaluation environments", nargs="+", type=key_value)
+    add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
+
+
+#: Options that are fields of :class:`Options`, whose defaults they have: spellings, help and type.
+RECORDED = (
+    ("--eval-freq N", "evaluate every N timesteps; negative: never", int),
+    ("--eval-episodes N", "number of episodes per evaluation", whole_number),
+    ("--n-eval-envs N", "number of evaluation environments", whole_number),
+    (
+        "--save-freq N",
+        "save a checkpoint and a permanent model every N timesteps; negative: a checkpoint every ten minutes, and no "
+        "models",
+        int,
+    ),
+    ("--keep-checkpoints N", "keep N checkpoints for --resume", whole_number),
+    ("-i --trained-agent FILE", "train this model (.zip) further", str),
+    ("-tb --tensorboard-log DIR", "folder for TensorBoard (pip install tensorboard)", str),
+)
 
 
 def _add_option_arguments(group: Any) -> None:
     add = partial(add_option, group)
-    add("--eval-freq", "evaluate every N timesteps; negative: never", type=int, default=Options.eval_freq, metavar="N")
-    default = Options.eval_episodes
-    add("--eval-episodes", "number of episodes per evaluation", type=whole_number, default=default, metavar="N")
-    default = Options.n_eval_envs
-    add("--n-eval-envs", "number of evaluation environments", type=whole_number, default=default, metavar="N")
-    help = (
-        "save a checkpoint and a permanent model every N timesteps; negative: a checkpoint every ten minutes, and no "
-        "models"
-    )
-    add("--save-freq", help, type=int, default=Options.save_freq, metavar="N")
-    default = Options.keep_checkpoints
-    add("--keep-checkpoints", "keep N checkpoints for --resume", type=whole_number, default=default, metavar="N")
+    for spec, help, kind in RECORDED:
+        field = spec.split()[-2].removeprefix("--").replace("-", "_")
+        add(spec, help, type=kind, default=getattr(Options, field))
     add_fault_arguments(group)
     help = (
         "train in N processes on this machine, each with its share of the environments and of each minibatch; the same "
         "as torchrun --nproc-per-node N -m ppo_plus train"
     )
-    add("--processes", help, type=whole_number, metavar="N")
-    add("-i --trained-agent", "train this model (.zip) further", metavar="FILE")
-    help = "with -i: continue the model's count of timesteps, instead of starting from 0"
-    group.add_argument("--keep-timesteps", action="store_true", help=help)
-    group.add_argument("--trust-model", action="store_true", help=f"with -i: {TRUST_MODEL}")
-    add("-tb --tensorboard-log", "folder for TensorBoard (pip install tensorboard)", metavar="DIR")
+    add("--processes N", help, type=whole_number)
+    add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
     help = "track the run with Weights & Biases (pip install wandb tensorboard); WANDB_PROJECT and the like are read"
-    group.add_argument("--track", action="store_true", help=help)
+    add("--track", help, action="store_true")
     help = "show progress: a bar on a terminal, else lines"
-    group.add_argument("-P", "--progress", action=argparse.BooleanOptionalAction, default=True, help=help)
+    add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
     add("--verbose", "1: show SB3's tables of metrics, 2: debug messages", type=int, choices=[0, 1, 2], default=0)
-    group.add_argument("--dry-run", action="store_true", help="check and print the experiment without training")
+    add("--dry-run", "check and print the experiment without training", action="store_true")
 
 
 def make_experiment(args: argparse.Namespace) -> "Experiment":
     """The experiment that the arguments describe.
 
-    :param args: of a parser with ``add_env_arguments`` and :func:`add_experiment_arguments`
     :raises gymnasium.error.Error: the environment does not exist
     :raises ValueError, OSError, ImportError: see :func:`load_experiment`
     """
@@ -191,12 +160,7 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 
 
 def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
-    """Check the arguments and build the run.
-
-    :param command: the parser
-    :param args: its arguments
-    :return: the function that trains
-    """
+    """Check the arguments and build the run; return the function that trains."""
     _check(command, args)
     if args.processes is not None and args.processes > 1 and not args.dry_run:
         return _prepare_processes(args)
@@ -204,9 +168,14 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         folder = open_run(Path(args.resume))
         _join(args, folder.arguments()["device"])
         return _prepare_resumed(folder, args)
-    is_recorder = _join(args, args.device)
-    restarted = None if args.dry_run else _restarted_run(args)
-    return _prepare_new(args, is_recorder) if restarted is None else _prepare_resumed(restarted, args)
+    _join(args, args.device)
+    if job() is not None and not args.dry_run:
+        from ppo_plus.zoo.train import restarted_run
+
+        restarted = restarted_run(Path(args.log_folder), args.env)
+        if restarted is not None:
+            return _prepare_resumed(restarted, args)
+    return _prepare_new(args)
 
 
 def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -219,8 +188,6 @@ def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
-    if args.keep_timesteps and args.trained_agent is None:
-        raise ValueError("--keep-timesteps needs a saved model to continue from: add -i FILE")
 
 
 def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
@@ -234,27 +201,34 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     return partial(launch, args.processes, sys.argv[1:])
 
 
-def _prepare_new(args: argparse.Namespace, is_recorder: bool) -> Callable[[], None]:
+def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     """Build a new run, or describe it (``--dry-run``)."""
     experiment = make_experiment(args)
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     options = replace(options, restart_envs=args.restart_envs or 0)
-    run_name = None
+    run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
-        if find_spec("wandb") is None:
-            raise ImportError("--track needs Weights & Biases: pip install wandb")
-        run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
         options = replace(options, tensorboard_log=f"runs/{run_name}")
-    if options.tensorboard_log and find_spec("tensorboard") is None:
-        raise ImportError("-tb and --track need TensorBoard: pip install tensorboard")
+    for package, is_needed in (("wandb", args.track), ("tensorboard", options.tensorboard_log)):
+        if is_needed and find_spec(package) is None:
+            raise ImportError(f"-tb needs pip install tensorboard, --track pip install wandb tensorboard: no {package}")
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run:
         check(experiment, options)
-        return partial(print, describe(experiment, options), end="")
+        return partial(_describe, experiment, options)
     with deferred():
         run = set_up(experiment, options)
-    return partial(_train, run, args, run_name if is_recorder else None)
+    if args.track and run.model.ranks.leads:
+        import wandb
+
+        wandb.init(
+            name=run_name,
+            project=os.environ.get("WANDB_PROJECT", "ppo_plus"),
+            config={"env": experiment.env_id, "seed": experiment.seed, **experiment.settings()},
+            sync_tensorboard=True,
+        )
+    return partial(_train, run, args)
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
@@ -267,99 +241,57 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     return partial(_train, resume(folder, allowed_packages(args), **given), args)
 
 
-def _join(args: argparse.Namespace, device: str) -> bool:
-    """Join the other processes if torchrun started this one, and use the same seed.
+def _join(args: argparse.Namespace, device: str) -> None:
+    """Join the other processes if torchrun started this one, and use the same seed."""
+    if launched():
+        import numpy as np
 
-    :param device: device of the model
-    :return: whether this process records the results
-    """
-    if not launched():
-        return True
-    import numpy as np
+        from ppo_plus.distributed.torchrun import join
 
-    from ppo_plus.distributed.torchrun import join
-
-    ranks = join(device)
-    if args.seed < 0:
-        args.seed = int(np.random.default_rng().integers(2**32))
-    args.seed = ranks.lead(args.seed)
-    return ranks.leads
+        if args.seed < 0:
+            args.seed = int(np.random.default_rng().integers(2**32))
+        args.seed = join(device).lead(args.seed)
 
 
-def _restarted_run(args: argparse.Namespace) -> RunFolder | None:
-    """The run to resume if torchrun restarted these processes."""
-    name = job()
-    if name is None:
-        return None
-    from ppo_plus.distributed.ranks import Ranks
-    from ppo_plus.zoo.train import restarted_run
-
-    ranks = Ranks.present()
-    found = ranks.lead(restarted_run(name, Path(args.log_folder), args.env) if ranks.leads else None)
-    if found is not None and ranks.leads:
-        print(f"{found.path}: resuming the run that this torchrun job ({name}) started", file=sys.stderr)
-    return found
-
-
-def describe(experiment: "Experiment", options: Options) -> str:
-    """The resolved experiment as YAML."""
+def _describe(experiment: "Experiment", options: Options) -> None:
+    """Print the resolved experiment as YAML."""
     import yaml
 
     run = {name: getattr(experiment, name) for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
-    return yaml.safe_dump({experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}, sort_keys=False)
+    settings = {experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}
+    yaml.safe_dump(settings, sys.stdout, sort_keys=False)
 
 
-def _train(run: "Run", args: argparse.Namespace, run_name: str | None = None) -> None:
+def _train(run: "Run", args: argparse.Namespace) -> None:
     """Train, and say what can be done next; of several processes only one says it.
 
     If training does not reach its end, the exit code says why: 128 plus the signal's number, or the operating system's
     number of a full disk (28) or of too little memory (12).
-
-    :param run: the run
-    :param args: arguments of the command
-    :param run_name: name of the run for Weights & Biases; ``None``: it is not tracked
     """
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.zoo.train import train
 
-    finished, code = False, INTERRUPTED
+    finished, code, reason = False, INTERRUPTED, ""
     with deferred(ends_process=True):
         try:
-            if run_name is not None:
-                _track(run, run_name)
             finished = train(run)
         except RanksError as error:
-            code = _print_error(1, str(error))
+            code, reason = 1, str(error)
         except MemoryError as error:
-            code = _print_error(errno.ENOMEM, f"there is too little memory ({error})")
+            code, reason = errno.ENOMEM, f"there is too little memory ({error})"
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
-            code = _print_error(errno.ENOSPC, str(error))
+            code, reason = errno.ENOSPC, str(error)
         finally:
+            if reason:
+                print(f"ppo-plus train: error: {reason}", file=sys.stderr)
             if run.model.ranks.leads:
                 _print_next_command(run, args, finished)
         if not finished:
             number = came()
             sys.exit(code if number is None else 128 + number)
-
-
-def _track(run: "Run", name: str) -> None:
-    """Start tracking by Weights & Biases, which uploads what is written for TensorBoard from now on."""
-    import wandb
-
-    wandb.init(
-        name=name,
-        project=os.environ.get("WANDB_PROJECT", "ppo_plus"),
-        config={"env": run.experiment.env_id, "seed": run.experiment.seed, **run.experiment.settings()},
-        sync_tensorboard=True,
-    )
-
-
-def _print_error(code: int, reason: str) -> int:
-    print(f"ppo-plus train: error: {reason}", file=sys.stderr)
-    return code
 
 
 def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) -> None:

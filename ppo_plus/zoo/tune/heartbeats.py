@@ -19,33 +19,23 @@ class Heartbeats:
     """Heartbeats are a number in an attribute of a running trial that its worker keeps changing. A worker counts as
     dead when the number has not changed for the grace period, on the clock of the process that looks.
 
-    Optuna's own heartbeats exist in databases only, end with the first write that fails, and are dates: a clock that
-    jumps ahead would end living workers' trials, and one that was ahead would keep dead workers' trials running.
+    (Optuna's own heartbeats end with the first write that fails, and are dates: a clock that jumps ahead would end
+    living workers' trials.)
 
-    :param interval: seconds between two heartbeats
-    :param grace_period: seconds without a new one after which a worker counts as dead
+    :param grace_period: seconds without a new heartbeat after which a worker counts as dead; there are four of them
+        in that time
     """
 
-    def __init__(self, interval: float = 15, grace_period: float = 60):
-        if grace_period <= interval:
-            raise ValueError(
-                f"grace_period={grace_period} must be longer than heartbeat_interval={interval}, or living workers "
-                "would count as dead"
-            )
-        self.interval = interval
-        self.grace_period = grace_period
-        self.clock = time.monotonic
+    def __init__(self, grace_period: float = 60):
+        self.interval, self.grace_period, self.clock = grace_period / 4, grace_period, time.monotonic
         #: By trial: its heartbeat, and since when it is the same.
         self._seen: dict[int, tuple[Any, float]] = {}
 
     def is_silent(self, trial: FrozenTrial) -> bool:
-        """Whether the worker of a trial counts as dead.
-
-        :param trial: a running trial, as it was just read
-        """
+        """Whether the worker of a running trial, as it was just read, counts as dead."""
         heartbeat, now = trial.user_attrs.get(HEARTBEAT), self.clock()
-        last, since = self._seen.get(trial._trial_id, (None, now))
-        if heartbeat != last or trial._trial_id not in self._seen:
+        last, since = self._seen.setdefault(trial._trial_id, (heartbeat, now))
+        if heartbeat != last:
             self._seen[trial._trial_id] = (heartbeat, now)
             return False
         return now - since >= self.grace_period

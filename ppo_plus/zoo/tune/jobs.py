@@ -8,12 +8,12 @@ loses the trial if its process is killed in between, and does not put back the t
 
 The trial of a job is found by going through the study's trials in the order of their numbers, which is the order of
 their creation: a trial takes over a job if it names the job's current trial as the one that it replaces. So all
-processes agree without a lock, and if two of them replace the same dead trial, the later replacement is ignored.
+processes agree without a lock, and if two of them replace the same dead trial, the later replacement is ignored. So
+are trials that were added with Optuna itself.
 """
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,8 +32,7 @@ from ppo_plus.zoo.tune.attributes import (
     REASON,
     REPLACES,
     WORKER,
-    check_trial,
-    undamaged,
+    check_types,
 )
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 
@@ -42,49 +41,32 @@ MAX_DEATHS = 3
 
 
 class Jobs:
-    """The jobs of a study.
+    """The jobs of a study, which must exist.
 
-    :param storage: where the study is
-    :param name: name of the study, which must exist
     :param key: user attributes that identify a job
-    :param given: further user attributes that each job has
-    :param results: user attributes that a complete trial has as well
     :param heartbeats: how dead workers are found; ``None``: by the default
     """
 
     def __init__(
-        self,
-        storage: BaseStorage,
-        name: str,
-        key: tuple[str, ...] = (JOB,),
-        given: Sequence[str] = (),
-        results: Sequence[str] = (),
-        heartbeats: Heartbeats | None = None,
+        self, storage: BaseStorage, name: str, key: tuple[str, ...] = (JOB,), heartbeats: Heartbeats | None = None
     ):
-        self.storage = storage
-        self.name = name
-        self.key = key
-        self.given = given
-        self.results = results
+        self.storage, self.name, self.key = storage, name, key
         self.heartbeats = heartbeats or Heartbeats()
 
     def study(self, **options: Any) -> optuna.Study:
-        """The study, freshly loaded.
-
-        :param options: ``sampler`` and ``pruner``
-        """
+        """The study, freshly loaded, with a ``sampler`` and a ``pruner``."""
         return optuna.load_study(study_name=self.name, storage=self.storage, **options)
 
     def trials(self) -> list[FrozenTrial]:
-        """The current trial of each job.
-
-        :raises StorageError: a trial is damaged
-        """
-        return list(holders(self._read(), self.key).values())
+        """The current trial of each job."""
+        trials = list(holders(self.study().get_trials(deepcopy=False), self.key).values())
+        for trial in trials:
+            check_types(f"trial {trial.number} of the study {self.name!r}", {**trial.user_attrs, **trial.system_attrs})
+        return trials
 
     def missing(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of the jobs that have no trial yet."""
-        known = set(holders(self._read(), self.key))
+        known = {job_key(trial.user_attrs, self.key) for trial in self.trials()}
         return [job for job in jobs if job_key(job, self.key) not in known]
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
@@ -93,104 +75,56 @@ class Jobs:
         :param jobs: the user attributes of each job's trials; one without its number gets its place as the number
         :param params: fixed parameters of the first jobs; the sampler chooses all others
         """
-        study = self.study()
-        numbered = [{JOB: place, **job} for place, job in enumerate(jobs)]
-        fixed = dict(enumerate(params))
-        for job in self.missing(numbered):
+        study, fixed = self.study(), dict(enumerate(params))
+        for job in self.missing([{JOB: place, **job} for place, job in enumerate(jobs)]):
             study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
         """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
         self.revive()
         for trial in self.trials():
-            if trial.state == TrialState.WAITING and self._take(trial):
-                return trial
+            with suppress(UpdateFinishedTrialError):
+                if trial.state == TrialState.WAITING and self._set_state(trial, TrialState.RUNNING):
+                    self.storage.set_trial_user_attr(trial._trial_id, WORKER, f"{socket.gethostname()}:{os.getpid()}")
+                    return trial
         return None
 
     def trial(self, claimed: FrozenTrial, **options: Any) -> Trial:
-        """A claimed trial as an Optuna ``Trial``, which suggests and reports.
-
-        :param claimed: what :meth:`claim` returned
-        :param options: ``sampler`` and ``pruner``
-        """
+        """A claimed trial as an Optuna ``Trial``, which suggests with a ``sampler`` and reports to a ``pruner``."""
         return Trial(self.study(**options), claimed._trial_id)
 
     def revive(self) -> None:
-        """Give the jobs of dead workers to new trials, and end waiting trials that no longer have a job."""
+        """Give the jobs of dead workers to new trials."""
         for trial in self.trials():
             if trial.state == TrialState.RUNNING and self.heartbeats.is_silent(trial):
                 with suppress(UpdateFinishedTrialError):  # another process was faster
-                    self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-        trials = self._read()
-        current = holders(trials, self.key)
-        for trial in current.values():
+                    self._set_state(trial, TrialState.FAIL)
+        for trial in self.trials():
             if is_lost(trial):
                 self.study().add_trial(successor(trial))
-        for trial in trials:
-            if trial.state == TrialState.WAITING and current.get(job_key(trial.user_attrs, self.key)) is not trial:
-                self._end_extra(trial)
 
-    def interrupt(self, trial: FrozenTrial | Trial) -> None:
-        """End a trial so that another one does its job later. It does not count as a death of its worker.
+    def interrupt(self, trial: FrozenTrial) -> None:
+        """End a running trial so that another one does its job later. It does not count as a death of its worker."""
+        self._end(trial, INTERRUPTED, True)
 
-        :param trial: a running trial
-        """
-        # If it counted as dead meanwhile, it has a successor already.
-        with suppress(UpdateFinishedTrialError):
-            self.storage.set_trial_user_attr(trial._trial_id, INTERRUPTED, True)
-            self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+    def fail(self, trial: FrozenTrial, reason: str) -> None:
+        """Finish a trial whose own settings made it fail. Its job is done."""
+        self._end(trial, REASON, reason)
 
     def tell(self, trial: FrozenTrial, state: TrialState, value: float | None = None) -> None:
-        """Finish a trial that this process owns. One that has ended already stays unchanged: this process counted as
-        dead, or the call is a repetition.
-
-        :param trial: what :meth:`claim` returned
-        :param state: complete or pruned
-        :param value: its value, if it is complete
-        """
+        """Finish a trial that this process owns, complete or pruned. One that has ended already stays unchanged: this
+        process counted as dead, or the call is a repetition."""
         with suppress(UpdateFinishedTrialError):
             self.study().tell(trial.number, value, state, skip_if_finished=True)
 
-    def fail(self, trial: FrozenTrial, reason: str) -> bool:
-        """Finish a trial whose own settings made it fail. Its job is done.
-
-        :param trial: what :meth:`claim` returned
-        :param reason: human-readable failure reason
-        :return: whether it had not ended yet
-        """
-        try:
-            self.storage.set_trial_user_attr(trial._trial_id, REASON, reason)
-            self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-            return True
-        except UpdateFinishedTrialError:
-            return False
-
-    def _end_extra(self, trial: FrozenTrial) -> None:
-        """End a waiting trial that has no job."""
-        if None not in job_key(trial.user_attrs, self.key):
-            self.fail(trial, "another trial has its job")
-        elif self.fail(trial, "it was enqueued with Optuna itself"):
-            print(
-                f"trial {trial.number} of the study {self.name!r} was enqueued with Optuna itself: it is not a job "
-                "of this tuner and is not run; settings to compare with go into the settings file (-conf) or -params",
-                file=sys.stderr,
-            )
-
-    def _read(self) -> list[FrozenTrial]:
-        """All trials, those without a job as well; what is wrong with the jobs' ones is found here."""
-        with undamaged(self.name):
-            trials = self.study().get_trials(deepcopy=False)
-        for trial in trials:
-            if None not in job_key(trial.user_attrs, self.key):
-                check_trial(self.name, trial, self.given, self.results)
-        return trials
-
-    def _take(self, trial: FrozenTrial) -> bool:
+    def _end(self, trial: FrozenTrial, attribute: str, value: Any) -> None:
+        # If it counted as dead meanwhile, it has a successor already.
         with suppress(UpdateFinishedTrialError):
-            if self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
-                self.storage.set_trial_user_attr(trial._trial_id, WORKER, worker_name())
-                return True
-        return False
+            self.storage.set_trial_user_attr(trial._trial_id, attribute, value)
+            self._set_state(trial, TrialState.FAIL)
+
+    def _set_state(self, trial: FrozenTrial, state: TrialState) -> bool:
+        return self.storage.set_trial_state_values(trial._trial_id, state)
 
 
 def job_key(attributes: Mapping[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
@@ -199,12 +133,7 @@ def job_key(attributes: Mapping[str, Any], key: tuple[str, ...]) -> tuple[Any, .
 
 
 def holders(trials: Sequence[FrozenTrial], key: tuple[str, ...] = (JOB,)) -> dict[tuple[Any, ...], FrozenTrial]:
-    """The current trial of each job.
-
-    :param trials: all trials of a study; those that were added with Optuna itself have no job
-    :param key: see :class:`Jobs`
-    :return: the current trials by their job
-    """
+    """The current trial of each job, by the job; ``key`` as in :class:`Jobs`."""
     holder: dict[tuple[Any, ...], FrozenTrial] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
         job = job_key(trial.user_attrs, key)
@@ -225,10 +154,15 @@ def is_done(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and not is_lost(trial)
 
 
-def why_failed(trial: FrozenTrial) -> str:
-    """Human-readable failure reason."""
+def outcome(trial: FrozenTrial) -> str:
+    """Human-readable result of a trial whose job is done."""
+    match trial.state:
+        case TrialState.COMPLETE:
+            return f"complete {trial.values[0]:.2f}"
+        case TrialState.PRUNED:
+            return f"pruned after {trial.last_step:,} steps"
     died = trial.user_attrs.get(DEATHS, 0) + 1
-    return str(trial.user_attrs.get(REASON, f"its worker died, {died} times"))
+    return f"failed: {trial.user_attrs.get(REASON, f'its worker died, {died} times')}"
 
 
 def successor(trial: FrozenTrial) -> FrozenTrial:
@@ -242,11 +176,3 @@ def successor(trial: FrozenTrial) -> FrozenTrial:
         user_attrs={**kept, REPLACES: trial.number, DEATHS: trial.user_attrs.get(DEATHS, 0) + died},
         system_attrs={key: value for key, value in trial.system_attrs.items() if key == FIXED},
     )
-
-
-def worker_name(pid: int | None = None) -> str:
-    """Host and process id of a worker.
-
-    :param pid: its process id on this machine; ``None``: of this process
-    """
-    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"

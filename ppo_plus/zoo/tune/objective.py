@@ -28,12 +28,9 @@ class Diverged(Exception):
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
     """Train, and evaluate after updates.
 
-    :param experiment: what is trained
-    :param plan: how long, and how it is evaluated
     :param seed: seed of the training; evaluation environments have another one
     :param report: called after each evaluation
-    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail, for those of
-        training and for those of evaluation
+    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail
     :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
     :raises Diverged: the run has no score
     """
@@ -62,51 +59,36 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
     finally:
         eval_envs.close()
         envs.close()
-    return mean_of_last(reporter.returns, plan.last_evals)
-
-
-def mean_of_last(returns: list[float], n: int) -> float:
-    """The mean of the last returns.
-
-    :param returns: mean returns of the evaluations, each after an update
-    :param n: how many of them count
-    :raises Diverged: there are none, because no update happened
-    """
-    if not returns:
+    if not reporter.returns:
         raise Diverged("no update happened within the budget")
-    return float(np.mean(returns[-n:]))
+    return float(np.mean(reporter.returns[-plan.last_evals :]))
 
 
 def resolve(experiment: Experiment, plan: Plan, **supervision: Any) -> Experiment:
     """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
-    any later run with these settings gives the same result, bit for bit.
-
-    :param supervision: as of :func:`score`
-    """
+    any later run with these settings gives the same result, bit for bit. The arguments are those of :func:`score`."""
     hyperparams = {name: experiment.hyperparams.get(name, "auto") for name in ("compile", "n_threads")}
-    if "auto" not in hyperparams.values():
-        return experiment
     envs = make_envs(experiment)
     try:
         model = make_model(experiment, envs)
         if hyperparams["compile"] == "auto":
             worth = model.pays_to_compile(plan.n_timesteps)
-            experiment = with_hyperparam(experiment, "compile", worth and compiles(experiment, **supervision))
+            hyperparams["compile"] = worth and compiles(experiment, **supervision)
         # A model too small for a second thread gets one on every machine: nothing to record.
-        if hyperparams["n_threads"] == "auto" and worth_threads(
-            model.policy, model.settings.transitions_at_once, model.device
-        ):
-            experiment = with_hyperparam(experiment, "n_threads", th.get_num_threads())
+        n_at_once = model.settings.transitions_at_once
+        if hyperparams["n_threads"] == "auto" and worth_threads(model.policy, n_at_once, model.device):
+            hyperparams["n_threads"] = th.get_num_threads()
     finally:
         envs.close()
-    return experiment
+    found = {name: value for name, value in hyperparams.items() if value != "auto"}
+    return experiment.replace(hyperparams={**experiment.hyperparams, **found})
 
 
 def compiles(experiment: Experiment, **supervision: Any) -> bool:
     """Whether this machine can compile an experiment. It tries, for one rollout."""
     envs = make_envs(experiment, **supervision)
     try:
-        model = make_model(with_hyperparam(experiment, "compile", True), envs)
+        model = make_model(experiment.replace(hyperparams={**experiment.hyperparams, "compile": True}), envs)
         model.learn(1, log_interval=None)  # type: ignore[arg-type]
         return True
     except (CompileError, FloatingPointError):
@@ -115,16 +97,8 @@ def compiles(experiment: Experiment, **supervision: Any) -> bool:
         envs.close()
 
 
-def with_hyperparam(experiment: Experiment, name: str, value: Any) -> Experiment:
-    """The experiment with another value of one argument of ``PPO_Plus``."""
-    return experiment.replace(hyperparams={**experiment.hyperparams, name: value})
-
-
 class Reporter(BaseCallback):
-    """Reports the mean return of each evaluation.
-
-    :param report: called with it
-    """
+    """Reports the mean return of each evaluation."""
 
     def __init__(self, report: Report):
         super().__init__()

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.hyperparams import MAX_NUMBER, shortened
+from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.tune.space import setting
 
 #: Between the seeds of two runs. The k-th environment of a run has the run's seed plus k, so with a smaller stride runs
@@ -50,16 +50,12 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, (lowest, highest) in LIMITS.items():
+        for name, lowest in LOWEST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"{name}={shortened(repr(value))} must be a whole number")
             if value < lowest:
                 raise ValueError(f"{name}={value} must be at least {lowest}")
-            if value > highest:
-                raise ValueError(f"{name}={shortened(repr(value))} must be at most {highest}")
-        if isinstance(self.race_share, bool) or not isinstance(self.race_share, (int, float)):
-            raise ValueError(f"race_share={shortened(repr(self.race_share))} must be a number")
         if 0 < self.confirm_seeds < 10:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
@@ -83,34 +79,28 @@ class Plan:
     @property
     def screening_seeds(self) -> range:
         """The training seeds of every trial."""
-        return range(self.seed, self.seed + SEED_STRIDE * self.n_seeds, SEED_STRIDE)
+        return self._seeds(0, self.n_seeds)
 
     @property
     def racing_seeds(self) -> range:
         """The further training seeds of the trials that race."""
-        first = self.seed + SEED_STRIDE * self.n_seeds
-        return range(first, first + SEED_STRIDE * self.race_seeds, SEED_STRIDE)
+        return self._seeds(SEED_STRIDE * self.n_seeds, self.race_seeds)
 
     @property
     def confirmation_seeds(self) -> range:
         """The training seeds of the confirmation. They start far from the others, which may become more."""
-        first = self.seed + CONFIRMATION_SEED
-        return range(first, first + SEED_STRIDE * self.confirm_seeds, SEED_STRIDE)
+        return self._seeds(CONFIRMATION_SEED, self.confirm_seeds)
+
+    def _seeds(self, start: int, n: int) -> range:
+        return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
     def n_racing(self, n_trials: int) -> int:
-        """How many trials race.
-
-        :param n_trials: how many trials have a score, without the baselines
-        """
+        """How many trials race, of those that have a score, without the baselines."""
         n_racing = max(self.n_finalists, math.ceil(self.race_share * n_trials)) if self.race_seeds else 0
         return min(n_racing, n_trials)
 
     def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
-        """What a study does at most, in a line.
-
-        :param max_total_trials: the budget of the screening, baselines included
-        :param n_baselines: how many of these trials are baselines
-        """
+        """What a study does at most, in a line; ``n_baselines`` of its trials are baselines."""
         n_searched = max(max_total_trials - n_baselines, 0)
         n_race = self.n_racing(n_searched) * self.race_seeds
         n_compared = min(self.n_finalists, n_searched) + n_baselines
@@ -123,29 +113,18 @@ class Plan:
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
-        budget can only grow; the number of evaluations may change.
-
-        :param experiments: what must run with its own rollouts
-        """
+        budget can only grow; the number of evaluations may change."""
         rollout = math.lcm(*(rollout_size(experiment) for experiment in experiments))
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
         n_evals = math.ceil(self.n_timesteps / interval)
         return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
 
 
-#: The least and the most that each number of a plan may be. The most is what a study could never need: a plan is read
-#: from a database, and its numbers decide how much memory is taken.
-LIMITS = {
-    "n_timesteps": (1, MAX_NUMBER),
-    "n_evals": (1, MAX_NUMBER),
-    "n_eval_episodes": (1, 10**6),
-    "n_eval_envs": (1, 10**4),
-    "last_evals": (1, MAX_NUMBER),
-    "n_seeds": (1, 1_000),
-    "race_seeds": (0, 1_000),
-    "n_finalists": (1, 1_000),
-    "confirm_seeds": (0, 1_000),
-    "seed": (0, 2**32),
+#: The least that each whole number of a plan may be.
+LOWEST = {
+    **dict.fromkeys(("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds"), 1),
+    **dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0),
+    "n_finalists": 1,
 }
 
 

@@ -7,21 +7,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
 
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
+from ppo_plus.zoo.tune.attributes import ERROR
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import WORKER, worker_name
-from ppo_plus.zoo.tune.stages import ERROR, Study, stage_names
+from ppo_plus.zoo.tune.jobs import is_done, outcome
+from ppo_plus.zoo.tune.stages import Study, trial_name
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
-from ppo_plus.zoo.tune.watch import Watch, name
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
 Process = subprocess.Popen[str]
@@ -40,40 +40,44 @@ class Workers:
 
     :param n: how many
     :param url: URL of the storage
-    :param heartbeat_interval: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
-    :param grace_period: see there
-    :param run_timeout: seconds that a run may take; a longer one's trial has failed, and another process takes the
-        place of its worker. ``None``: any time. What is usual differs more than tenfold between settings and between
-        machines, so no default would tell a hanging environment from a slow run.
+    :param grace_period: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
     :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
     """
 
     n: int
     url: str
-    heartbeat_interval: int = 15
     grace_period: int = 60
-    run_timeout: float | None = None
     supervision: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.run_timeout is not None and not self.run_timeout > 0:
-            raise ValueError(f"run_timeout={self.run_timeout} must be more than 0 seconds, or None for any time")
-        if self.run_timeout is not None and not hasattr(signal, "setitimer"):
-            raise ValueError(f"run_timeout={self.run_timeout} needs timers that Windows does not have: use None")
 
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
-    """Start worker processes, show their progress, and wait until all have ended.
+    """Start worker processes, print a line for each finished run, and wait until all have ended.
 
-    :param workers: how they are started
     :raises StudyStopped: a run raised an error that its hyperparameters did not cause
     :raises WorkersDied: no worker is left, and the study is not finished
     """
     processes: list[Process] = []
+    reported: set[Any] = set()
+    list(_news(study, reported))
     try:
         for _ in range(workers.n):
             _start(study, task, workers, processes)
-        _wait(study, task, workers, processes)
+        while True:
+            is_over = all(process.poll() is not None for process in processes)
+            for process in processes:
+                if process.returncode and process.pid not in reported:
+                    reported.add(process.pid)
+                    code = process.returncode
+                    what = f"was killed by signal {-code}: its trial, if it had one, is run again"
+                    print(f"worker process {process.pid} {what if code < 0 else f'ended with exit code {code}'}")
+            # Without the storage there is nothing to print; the workers decide whether they wait for it.
+            with suppress(*STORAGE_ERRORS):
+                for line in _news(study, reported):
+                    print(line, flush=True)
+            if is_over:
+                break
+            time.sleep(1)
+            check()
     except BaseException:
         # They put their jobs back and end.
         for process in processes:
@@ -103,10 +107,9 @@ def run_worker() -> None:
         for package in order["gym_packages"]:
             import_module(package)
         workers = Workers(**order["workers"])
-        heartbeats = Heartbeats(workers.heartbeat_interval, workers.grace_period)
-        study = Study(order["study"], open_storage(workers.url, must_exist=True), heartbeats)
+        storage, heartbeats = open_storage(workers.url, must_exist=True), Heartbeats(workers.grace_period)
         packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(study, packages, workers.supervision, workers.run_timeout).work()
+        Worker(Study(order["study"], storage, heartbeats), packages, workers.supervision).work()
 
 
 def _end_with_tuner() -> None:
@@ -118,12 +121,8 @@ def _end_with_tuner() -> None:
 
 def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
-    order = {
-        "workers": asdict(workers),
-        "study": study.name,
-        "packages": task.packages,
-        "gym_packages": task.gym_packages,
-    }
+    order: dict[str, Any] = {"study": study.name, "workers": asdict(workers)}
+    order |= {"packages": task.packages, "gym_packages": task.gym_packages}
     # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
@@ -138,78 +137,28 @@ def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Pro
         )
         processes.append(process)
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead already, which `_wait` finds
+        with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
 
 
-def _wait(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
-    """Show progress until all workers have ended, and replace those whose runs take too long."""
-    reported: set[int] = set()
-    with Watch(study, task.plan).running() as watch:
-        while True:
-            is_over = not any(process.poll() is None or _took_too_long(process, workers) for process in processes)
-            _report_lost(watch, processes, workers, reported)
-            for process in [process for process in processes if _took_too_long(process, workers)]:
-                _fail_run(study, watch, process, workers)
-                processes.remove(process)
-                _start(study, task, workers, processes)
-            # Without the storage there is nothing to show; the workers decide whether they wait for it.
-            with suppress(*STORAGE_ERRORS):
-                watch.update()
-            if is_over:
-                return
-            time.sleep(1)
-            check()
-
-
-def _took_too_long(process: Process, workers: Workers) -> bool:
-    """Whether a worker has ended because of a long run, see :func:`ppo_plus.zoo.tune.worker.limited`."""
-    return workers.run_timeout is not None and process.poll() == -signal.SIGALRM
-
-
-def _fail_run(study: Study, watch: Watch, process: Process, workers: Workers) -> None:
-    """Fail the trial of a worker whose run took too long, and end the processes of its environments."""
-    _kill(process)
-    why = f"a run took longer than {workers.run_timeout:g} seconds (--run-timeout)"
-    for _, jobs in stage_names(study):
+def _news(study: Study, reported: set[Any]) -> Iterator[str]:
+    """A line for each run that is done and has not been reported."""
+    for stage, jobs in study.stages().items():
         for trial in jobs.trials():
-            if trial.state == TrialState.RUNNING and trial.user_attrs.get(WORKER) == worker_name(process.pid):
-                jobs.fail(trial, why)
-                watch.print(f"{name(trial)} has failed: {why}; another process replaces its worker, {process.pid}")
+            if is_done(trial) and (stage, trial.number) not in reported:
+                reported.add((stage, trial.number))
+                yield f"{stage}, {trial_name(trial)}: {outcome(trial)}"
 
 
 def _end(process: Process) -> None:
-    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed."""
+    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed, and the processes of its
+    environments with it."""
     try:
         process.wait(END_PATIENCE)
     except subprocess.TimeoutExpired:
-        _kill(process)
-
-
-def _kill(process: Process) -> None:
-    """End a process for sure, and the processes of its environments with it."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.wait()
-
-
-def _report_lost(watch: Watch, processes: list[Process], workers: Workers, reported: set[int]) -> None:
-    """Print, once for each, which workers ended before the study did."""
-    for number, process in enumerate(processes, 1):
-        code = process.poll()
-        if code and not _took_too_long(process, workers) and process.pid not in reported:
-            reported.add(process.pid)
-            what = f"ended with exit code {code}"
-            if code < 0:
-                what = f"was killed by {_signal_name(-code)}: its trial, if it had one, is run again"
-            watch.print(f"worker {number} of {len(processes)} (process {process.pid}) {what}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # a real-time one
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()

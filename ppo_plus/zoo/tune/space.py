@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from ppo_plus.zoo.experiment import SETTINGS, Experiment, hyperparameter_names
 from ppo_plus.zoo.hyperparams import builtin_file, parse_literal, read_mapping, require_mapping
 
 POLICY, SCHEDULE = "policy_kwargs", "_schedule"
-SCALES = ("linear", "log", "near_one")
-_BOUNDS = {"linear": "low < high", "log": "0 < low < high", "near_one": "low < high < 1"}
+
+#: Scales of ranges, and what they need.
+BOUNDS = {"linear": "low < high", "log": "0 < low < high", "near_one": "low < high < 1"}
 
 #: Settings that are whole numbers, at least 1.
 COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
@@ -38,17 +40,13 @@ class Choices:
         return self.values[name]
 
     def encode(self, value: Any) -> Any:
-        """The name of a value.
-
-        :raises ValueError: it is not one of the choices
-        """
+        """The name of a value; ``ValueError`` if it is not one of the choices."""
         for label, known in self.values.items():
             if known == value and isinstance(known, bool) == isinstance(value, bool):
                 return label
         raise ValueError(f"{value!r} must be one of {list(self.values.values())}")
 
     def examples(self) -> list[Any]:
-        """All values."""
         return list(self.values.values())
 
     def including(self, value: Any) -> "Choices":
@@ -84,22 +82,18 @@ class Range:
         return 1 - number if self.scale == "near_one" else number
 
     def encode(self, value: Any) -> float:
-        """The sampler's number for a value.
-
-        :raises ValueError: it is not a number
-        """
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        """The sampler's number for a value; ``ValueError`` if it is not a number."""
+        if not _is_number(value):
             raise ValueError(f"{value!r} must be a number")
         return self.decode(min(max(value, self.low), self.high))
 
     def examples(self) -> list[Any]:
-        """The lowest and the highest value."""
         return [self.low, self.high]
 
     def including(self, value: Any) -> "Range":
         """The range, widened to include a value. It stays unchanged if the value is not a number, or the scale cannot
         express it."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not _is_number(value):
             return self
         if (self.scale == "log" and value <= 0) or (self.scale == "near_one" and not 0.5 <= value < 1):
             return self
@@ -117,10 +111,8 @@ class Space:
 
     def sample(self, trial: Trial) -> dict[str, Any]:
         """Sample the parameters of a trial."""
-        return {
-            label(name, dimension): dimension.suggest(trial, label(name, dimension))
-            for name, dimension in self.dimensions.items()
-        }
+        labels = {label(name, item): item for name, item in self.dimensions.items()}
+        return {name: item.suggest(trial, name) for name, item in labels.items()}
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as settings, in the format of a settings file."""
@@ -147,34 +139,13 @@ class Space:
         """The parameters of an experiment, without those that the space cannot express."""
         params = {}
         for name, dimension in self.dimensions.items():
-            try:
+            with suppress(ValueError):
                 params[label(name, dimension)] = dimension.encode(self._value(experiment, name))
-            except ValueError:
-                continue
         return params
 
     def including(self, experiment: Experiment) -> "Space":
         """The space, widened to include an experiment."""
         return Space({name: item.including(self._value(experiment, name)) for name, item in self.dimensions.items()})
-
-    def choosing(self, name: str, fits: Callable[[Any], bool]) -> "Space":
-        """The space without a dimension's choices that do not fit. A range stays unchanged if any value in it fits.
-
-        :param name: a dimension; if it is missing, nothing changes
-        :param fits: whether a value fits
-        :raises ValueError: no value fits
-        """
-        dimension = self.dimensions.get(name)
-        if dimension is None:
-            return self
-        if isinstance(dimension, Range):
-            if any(map(fits, range(int(dimension.low), int(dimension.high) + 1))):
-                return self
-            raise ValueError(f"{name}: nothing between {dimension.low} and {dimension.high} fits")
-        values = {key: value for key, value in dimension.values.items() if fits(value)}
-        if not values:
-            raise ValueError(f"{name}: none of {dimension.examples()} fits")
-        return Space({**self.dimensions, name: Choices(values)})
 
     def _value(self, experiment: Experiment, name: str) -> Any:
         scheduled = name.removesuffix(SCHEDULE)
@@ -190,7 +161,6 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
 
     :param path: YAML file; ``None`` for the package's own
     :raises ValueError: broken YAML, unknown key or bad value
-    :raises OSError: the file cannot be read
     """
     source = builtin_file().with_name("search_space.yml") if path is None else Path(path)
     contents = read_mapping(source)
@@ -202,10 +172,7 @@ def read_space(path: str | Path | None = None) -> dict[str, Any]:
 
 
 def parse_space(contents: Mapping[str, Any]) -> Space:
-    """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``.
-
-    :raises ValueError: unknown key or bad value
-    """
+    """The search space that a mapping describes, in the format of ``hyperparams/search_space.yml``."""
     nested = require_mapping(POLICY, contents.get(POLICY) or {})
     entries = {name: entry for name, entry in contents.items() if name != POLICY}
     entries.update({f"{POLICY}.{name}": entry for name, entry in nested.items()})
@@ -213,10 +180,8 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
         raise ValueError("the search space is empty: give at least one key with choices, or low and high")
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
     for name in entries:
-        if not isinstance(name, str):
-            raise ValueError(f"unknown key {name!r}: keys are names of settings")
-        if name.removesuffix(SCHEDULE) not in known and not name.startswith(f"{POLICY}."):
-            likely = nearest(name, known)
+        if str(name).removesuffix(SCHEDULE) not in known and not str(name).startswith(f"{POLICY}."):
+            likely = nearest(str(name), known)
             remedy = f"use some of {', '.join(sorted(known))}" if likely is None else f"did you mean {likely!r}?"
             raise ValueError(f"unknown key {name!r}: {remedy}")
     space = Space({name: _dimension(name, entry) for name, entry in entries.items()})
@@ -236,32 +201,24 @@ def label(name: str, dimension: Choices | Range) -> str:
 def setting(experiment: Experiment, name: str) -> Any:
     """The value of a setting in an experiment, given or by default."""
     if name.startswith(f"{POLICY}."):
-        key = name.removeprefix(f"{POLICY}.")
-        return experiment.policy_kwargs.get(key, _default(_policy_class(experiment), key))
+        key, policy = name.removeprefix(f"{POLICY}."), experiment.policy
+        if isinstance(policy, str) and policy not in PPO_Plus.policy_aliases:
+            raise ValueError(f"policy={policy!r} is unknown: use one of {sorted(PPO_Plus.policy_aliases)}")
+        named = PPO_Plus.policy_aliases[policy] if isinstance(policy, str) else policy
+        return experiment.policy_kwargs.get(key, _default(named, key))
     if name in SETTINGS:
         value = getattr(experiment, name)
         return value is not None if name == "normalize" and not value else value
     return experiment.hyperparams.get(name, _default(PPO_Plus, name))
 
 
-def _policy_class(experiment: Experiment) -> type:
-    if isinstance(experiment.policy, type):
-        return experiment.policy
-    if experiment.policy not in PPO_Plus.policy_aliases:
-        raise ValueError(f"policy={experiment.policy!r} is unknown: use one of {sorted(PPO_Plus.policy_aliases)}")
-    return PPO_Plus.policy_aliases[experiment.policy]
-
-
 def split_schedule(value: Any) -> tuple[str, Any]:
     """``"lin_0.001"`` as ``("lin", 0.001)``; anything else is constant."""
     if isinstance(value, str):
         schedule, _, number = value.partition("_")
-        try:
-            # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
-            if "_" not in number:
-                return schedule, float(number)
-        except ValueError:
-            pass
+        # Python's numbers may have underscores, and "lin_1e-3_0" would be one.
+        with suppress(ValueError):
+            return schedule, float(number.replace("_", "no number"))
     return "constant", value
 
 
@@ -273,18 +230,15 @@ def _default(function: Any, name: str) -> Any:
 def _dimension(name: str, entry: Any) -> Choices | Range:
     entry = require_mapping(name, entry)
     if set(entry) == {"choices"}:
-        return _choices(name, entry["choices"])
+        choices = entry["choices"]
+        if isinstance(choices, list):
+            choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in choices}
+        if not isinstance(choices, dict) or not choices:
+            raise ValueError(f"{name}: choices must be a list, or a mapping of names to values, and not empty")
+        return Choices({key: _class_or(value) for key, value in choices.items()})
     if {"low", "high"} <= set(entry) <= {"low", "high", "scale"}:
         return _range(name, **entry)
     raise ValueError(f"{name}: {entry!r} must have choices, or low, high and perhaps scale")
-
-
-def _choices(name: str, choices: Any) -> Choices:
-    if isinstance(choices, list):
-        choices = {(item if isinstance(item, (int, float, str, type(None))) else repr(item)): item for item in choices}
-    if not isinstance(choices, dict) or not choices:
-        raise ValueError(f"{name}: choices must be a list, or a mapping of names to values, and not empty")
-    return Choices({key: _class_or(value) for key, value in choices.items()})
 
 
 def _class_or(value: Any) -> Any:
@@ -293,10 +247,14 @@ def _class_or(value: Any) -> Any:
 
 def _range(name: str, low: Any, high: Any, scale: str = "linear") -> Range:
     for number in (low, high):
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        if not _is_number(number) or not math.isfinite(number):
             raise ValueError(f"{name}: {number!r} must be a finite number (YAML needs the point in 1.0e-4)")
-    if scale not in SCALES:
-        raise ValueError(f"{name}: scale must be one of {', '.join(SCALES)}, not {scale!r}")
+    if scale not in BOUNDS:
+        raise ValueError(f"{name}: scale must be one of {', '.join(BOUNDS)}, not {scale!r}")
     if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
-        raise ValueError(f"{name}: a {scale} range from {low} to {high} is impossible: it needs {_BOUNDS[scale]}")
+        raise ValueError(f"{name}: a {scale} range from {low} to {high} is impossible: it needs {BOUNDS[scale]}")
     return Range(low, high, scale)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

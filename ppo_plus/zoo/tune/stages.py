@@ -8,7 +8,6 @@ so all workers find the same ones.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -29,8 +28,7 @@ from ppo_plus.zoo.tune.attributes import (
     SEED,
     SETTINGS,
     TASK,
-    check_study,
-    undamaged,
+    check_types,
 )
 from ppo_plus.zoo.tune.heartbeats import Heartbeats
 from ppo_plus.zoo.tune.jobs import Jobs, is_done
@@ -43,10 +41,8 @@ PATIENCE = 10
 
 @dataclass(frozen=True)
 class Study:
-    """A study, by its name and storage.
+    """A study, by its name and its storage, opened.
 
-    :param name: name of the study
-    :param storage: the storage, opened
     :param heartbeats: how its workers show that they live, the same for all
     """
 
@@ -55,24 +51,19 @@ class Study:
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
     def attributes(self) -> dict[str, Any]:
-        """The user attributes of the study.
-
-        :raises KeyError: there is no such study
-        :raises StorageError: one of them is damaged
-        """
-        study_id = self.storage.get_study_id_from_name(self.name)
-        with undamaged(self.name):
-            attributes = self.storage.get_study_user_attrs(study_id)
-        check_study(self.name, attributes)
+        """The user attributes of the study; empty if there is no such study."""
+        try:
+            study_id = self.storage.get_study_id_from_name(self.name)
+        except KeyError:
+            return {}
+        attributes = self.storage.get_study_user_attrs(study_id)
+        check_types(f"the study {self.name!r}", attributes)
         return attributes
 
     @property
     def id(self) -> str | None:
         """A unique id, also among the studies of other storages; ``None`` before the study is created."""
-        try:
-            return self.attributes().get(ID)
-        except KeyError:
-            return None
+        return self.attributes().get(ID)
 
     def set(self, key: str, value: Any) -> None:
         """Set a user attribute."""
@@ -81,16 +72,19 @@ class Study:
     @property
     def screening(self) -> Jobs:
         """The trials of the search."""
-        return Jobs(self.storage, self.name, results=(SETTINGS, SCORES), heartbeats=self.heartbeats)
+        return Jobs(self.storage, self.name, heartbeats=self.heartbeats)
 
     def runs(self, stage: str, max_total_trials: int) -> Jobs:
-        """The runs of a later stage. A larger budget has its own stages, because other trials may be best then.
-
-        :param stage: ``"race"`` or ``"confirmation"``
-        :param max_total_trials: the budget of the screening
-        """
+        """The runs of ``"race"`` or ``"confirmation"``. A larger budget has its own, because other trials may be best
+        then."""
         name = f"{self.name}, {stage} after {max_total_trials}"
-        return Jobs(self.storage, name, (CANDIDATE, SEED), given=(SETTINGS,), heartbeats=self.heartbeats)
+        return Jobs(self.storage, name, (CANDIDATE, SEED), self.heartbeats)
+
+    def stages(self) -> dict[str, Jobs]:
+        """The stages that have begun, by name."""
+        budget, known = self.attributes().get(BUDGET, 0), optuna.get_all_study_names(self.storage)
+        later = {stage: self.runs(stage, budget) for stage in ("race", "confirmation")}
+        return {"screening": self.screening, **{stage: jobs for stage, jobs in later.items() if jobs.name in known}}
 
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
@@ -99,17 +93,14 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     :param max_total_trials: its budget; it may grow
     :raises ValueError: a study of that name has another task
     """
-    made = make_study(study.storage, study.name)
-    data = task.to_json()
-    known = study.attributes()
+    make_study(study.storage, study.name)
+    data, known = task.to_json(), study.attributes()
     if TASK in known and known[TASK] != data:
         names = [key for key in data if known[TASK].get(key) != data[key]]
         raise ValueError(
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
             "give the same ones to resume it, or choose another name with --study-name"
         )
-    if not made and TASK not in known and study.screening.study().get_trials(deepcopy=False):
-        raise ValueError(f"the study {study.name!r} was not made by this tuner: choose another --study-name")
     study.set(BUDGET, max(max_total_trials, known.get(BUDGET, 0)))
     study.set(ERROR, None)
     if ID not in known:
@@ -119,16 +110,9 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
 
 
 def progress(study: Study, where: str) -> str:
-    """The progress of a study, in a line.
-
-    :param study: the study, created
-    :param where: its storage, as it is printed
-    """
-    trials = study.screening.trials()
-    if not trials:
-        return f"new study {study.name!r} in {where}"
-    n_done, budget = sum(map(is_done, trials)), study.attributes()[BUDGET]
-    return f"resuming study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
+    """The progress of a study in a storage ``where``, in a line."""
+    n_done, budget = sum(map(is_done, study.screening.trials())), study.attributes()[BUDGET]
+    return f"study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
 
 
 def only_study(storage: BaseStorage) -> str:
@@ -136,8 +120,7 @@ def only_study(storage: BaseStorage) -> str:
 
     :raises ValueError: there are none, or several
     """
-    named = map(partial(Study, storage=storage), optuna.get_all_study_names(storage))
-    names = [study.name for study in named if TASK in study.attributes()]
+    names = [name for name in optuna.get_all_study_names(storage) if TASK in Study(name, storage).attributes()]
     if len(names) != 1:
         found = ", ".join(map(repr, names)) or "none yet: start one with `ppo-plus tune`"
         raise ValueError(f"--study-name is needed to choose a study; the storage has {found}")
@@ -154,12 +137,8 @@ def make_study(storage: BaseStorage, name: str) -> bool:
 
 
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
-    """The jobs of the first stage: the baselines, then what the sampler chooses.
-
-    :param budget: the number of trials
-    """
-    baselines = list(task.baselines().items())[:budget]
-    space = task.search_space()
+    """The jobs of the first stage: the baselines, then what the sampler chooses; ``budget`` trials."""
+    baselines, space = list(task.baselines().items())[:budget], task.search_space()
     jobs: list[dict[str, Any]] = [{BASELINE: name} for name, _ in baselines]
     jobs += [{} for _ in range(budget - len(baselines))]
     study.screening.fill(jobs, [space.params(experiment) for _, experiment in baselines])
@@ -177,7 +156,8 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the baselines and the finalists, on unseen seeds."""
     screening = screened(study, budget)
     best = finalists(screening, study.runs("race", budget).trials(), plan)
-    baselines = [trial for trial in screening if is_baseline(trial) and has_settings(trial)]
+    # A baseline whose workers died before it began has no settings.
+    baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
     chosen = [*baselines, *best] if best else []
     jobs = [_run(trial, seed) for seed in plan.confirmation_seeds for trial in chosen]
     return _prepare(study.runs("confirmation", budget), jobs)
@@ -188,19 +168,13 @@ def screened(study: Study, budget: int) -> list[FrozenTrial]:
     return [trial for trial in study.screening.trials() if trial.user_attrs[JOB] < budget]
 
 
-def has_settings(trial: FrozenTrial) -> bool:
-    """Whether a trial has recorded its settings: not if its workers died before it began."""
-    return SETTINGS in trial.user_attrs
-
-
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
-    """The best trials of the search, by the mean over all their seeds so far.
-
-    :param screening: the trials of the first stage
-    :param race: the runs of the second one; a trial with a failed run is out
-    :return: at most ``n_finalists`` of them, best first
-    """
-    further = scores_by_candidate(race)
+    """The best trials of the search, best first, by the mean over all their seeds so far. One with a failed run in the
+    race is out."""
+    further: dict[int, list[float]] = {}
+    for run in sorted(race, key=lambda run: run.user_attrs[SEED]):
+        if run.state == TrialState.COMPLETE:
+            further.setdefault(run.user_attrs[CANDIDATE], []).append(run.values[0])
     ranked = [trial for trial in ranking(screening) if not is_baseline(trial)]
     if plan.race_seeds:
         ranked = [trial for trial in ranked if len(further.get(trial.user_attrs[JOB], ())) == plan.race_seeds]
@@ -216,32 +190,17 @@ def is_baseline(trial: FrozenTrial) -> bool:
     return BASELINE in trial.user_attrs
 
 
+def trial_name(trial: FrozenTrial) -> str:
+    """Human-readable name of a trial of the screening, or of a run of a later stage."""
+    if CANDIDATE in trial.user_attrs:
+        return f"trial {trial.user_attrs[CANDIDATE]}, seed {trial.user_attrs[SEED]}"
+    return f"trial {trial.user_attrs[JOB]}"
+
+
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The trials that have a score, best first."""
+    """The trials that have a score, best first. (The value of a pruned one in Optuna is its last report.)"""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return sorted(complete, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
-
-
-def score_of(trial: FrozenTrial) -> float | None:
-    """The score of a trial or run. A pruned one has none: its value in Optuna is its last report."""
-    return trial.values[0] if trial.state == TrialState.COMPLETE else None
-
-
-def scores_by_candidate(runs: Sequence[FrozenTrial]) -> dict[int, list[float]]:
-    """The scores of complete runs, by the job of their screening trial."""
-    scores: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.user_attrs[SEED]):
-        if run.state == TrialState.COMPLETE:
-            scores.setdefault(run.user_attrs[CANDIDATE], []).append(run.values[0])
-    return scores
-
-
-def stage_names(study: Study) -> list[tuple[str, Jobs]]:
-    """The stages that have begun."""
-    budget = study.attributes().get(BUDGET, 0)
-    later = [(stage, study.runs(stage, budget)) for stage in ("race", "confirmation")]
-    known = optuna.get_all_study_names(study.storage)
-    return [("screening", study.screening), *((stage, jobs) for stage, jobs in later if jobs.name in known)]
 
 
 def all_done(jobs: Jobs) -> bool:

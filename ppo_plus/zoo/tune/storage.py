@@ -1,5 +1,5 @@
-"""Storages of studies: Optuna's own, opened so that claiming a trial is atomic, no signal interrupts a call, and a
-database server may be restarted."""
+"""Storages of studies: Optuna's databases, opened so that claiming a trial is atomic, no signal interrupts a call, and
+a database server may be restarted."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,22 +10,17 @@ from typing import Any
 
 import sqlalchemy
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage, RDBStorage, get_storage
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ppo_plus.zoo.interrupts import check, uninterrupted
-
-JOURNAL = "journal:"
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
-
-Method = Callable[..., Any]
 
 
 class StorageError(ValueError):
@@ -35,18 +30,12 @@ class StorageError(ValueError):
 def open_storage(url: str, must_exist: bool = False) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
-    :param url: ``sqlite:///file.db``, ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's), or
-        ``journal:file.log``
+    :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
     :param must_exist: refuse to create a file
-    :return: the storage
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
     try:
-        if url.startswith(JOURNAL):
-            path = Path(url.removeprefix(JOURNAL))
-            _prepare_file(path, must_exist)
-            return _robust(JournalStorage(JournalFileBackend(str(path))), patience=0)
-        return _open_database(make_url(url), must_exist)
+        return _open(make_url(url), must_exist)
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
@@ -59,15 +48,12 @@ def shown(url: str) -> str:
     try:
         return make_url(url).set(query={}).render_as_string(hide_password=True)
     except SQLAlchemyError:
-        return url  # a journal, or not a URL
+        return url  # not a URL
 
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Turn the errors of an unavailable storage in the block into one line.
-
-    :raises StorageError: the storage is unavailable
-    """
+    """Turn the errors of an unavailable storage in the block into a :class:`StorageError` of one line."""
     try:
         yield
     except STORAGE_ERRORS as error:
@@ -84,24 +70,25 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _prepare_file(path: Path, must_exist: bool) -> None:
-    if must_exist and not path.exists():
-        raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _open_database(address: URL, must_exist: bool) -> BaseStorage:
+def _open(address: URL, must_exist: bool) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
-    if sqlite and address.database in (None, "", ":memory:"):
-        raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
     if sqlite:
-        _prepare_file(Path(address.database or ""), must_exist)
+        if address.database in (None, "", ":memory:"):
+            raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
+        path = Path(address.database or "")
+        if must_exist and not path.exists():
+            raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
+        path.parent.mkdir(parents=True, exist_ok=True)
     options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
-    storage = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
+    database = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
     if sqlite:
-        _lock_at_begin(storage.engine)
+        _lock_at_begin(database.engine)
     # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-    return _robust(get_storage(storage), patience=0 if sqlite else TIMEOUT)
+    storage = get_storage(database)
+    for name, method in vars(BaseStorage).items():
+        if callable(method) and not name.startswith("_"):
+            setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
+    return storage
 
 
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
@@ -124,26 +111,15 @@ def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
     engine.dispose()
 
 
-def _robust(storage: BaseStorage, patience: float) -> BaseStorage:
-    """Have no call of a storage interrupted, and repeat those that find its server unavailable.
+def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
+    """A method of a storage that is not interrupted, and called again if its connection is lost or refused.
 
     An interrupt within a transaction might leave the database locked for everybody else, or be lost in a callback of
-    SQLAlchemy's.
+    SQLAlchemy's. A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
+    are added for one job, one counts; a trial that was set to running but that no process owns counts as dead after the
+    grace period; and a trial that has ended already stays unchanged.
 
     :param patience: seconds for which a call is repeated
-    """
-    for name, method in vars(BaseStorage).items():
-        if callable(method) and not name.startswith("_"):
-            setattr(storage, name, _repeated(getattr(storage, name), patience))
-    return storage
-
-
-def _repeated(method: Method, patience: float) -> Method:
-    """A method that is called again if its connection is lost or refused.
-
-    A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that are added for
-    one job, one counts; a trial that was set to running but that no process owns counts as dead after the grace period;
-    and a trial that has ended already stays unchanged.
     """
 
     @wraps(method)

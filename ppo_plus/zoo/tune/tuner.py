@@ -8,7 +8,6 @@ from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import deferred
 from ppo_plus.zoo.models import make_model
-from ppo_plus.zoo.tune.attributes import MAX_TRIALS
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
@@ -16,7 +15,7 @@ from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import Study, create
 from ppo_plus.zoo.tune.storage import named_errors
-from ppo_plus.zoo.tune.task import TuningTask, make_task, tell_budget
+from ppo_plus.zoo.tune.task import TuningTask, make_task
 from ppo_plus.zoo.tune.verdict import TuningVerdict
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -52,7 +51,6 @@ def tune(
     """
     task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
     begin(study, task, max_total_trials, Path(folder))
-    tell_budget(plan.n_timesteps, task)
     return finish(study, task, Path(folder), workers)
 
 
@@ -60,8 +58,6 @@ def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -
     """Create a study, or resume it; for the parameters see :func:`tune`."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
-    if max_total_trials > MAX_TRIALS:
-        raise ValueError(f"max_total_trials={max_total_trials} must be at most {MAX_TRIALS}")
     check_folder(study, folder)
     create(study, task, max_total_trials)
 
@@ -69,11 +65,16 @@ def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -
 def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
     """Finish a study and write its report; for the parameters see :func:`tune`."""
     with deferred([signal.SIGINT]), named_errors():
+        worker = Worker(study, task.packages)
         if workers is None:
-            Worker(study, task.packages).work()
-        elif not Worker(study, task.packages).is_over():
+            worker.work()
+        elif not worker.is_over():
             supervise(study, task, workers)
         return write_report(study, task, folder)
+
+
+#: Settings that others have an effect with only.
+CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
 
 def check(
@@ -86,27 +87,13 @@ def check(
     """The task of a study, after building its baselines, and a model with each value of the search space. Nothing is
     trained or stored.
 
-    :raises Exception: one of them cannot be built; the error is the environment's, policy's or algorithm's own
+    :raises ValueError: a value of the search space cannot be used
+    :raises Exception: a baseline cannot be built; the error is the environment's, policy's or algorithm's own
     """
     check_search(plan)
     task = make_task(experiment, space, plan, packages, gym_packages)
     for baseline in task.baselines().values():
-        envs = make_envs(baseline)
-        make_model(baseline, envs)
-        envs.close()
-    _check_space(task)
-    return task
-
-
-#: Settings that others have an effect with only.
-CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
-
-
-def _check_space(task: TuningTask) -> None:
-    """Build a model with each value of the search space, so that a mistake shows before the study, not within it.
-
-    :raises ValueError: a value cannot be used
-    """
+        _build(baseline)
     given = task.experiment.replace(vec_env="dummy")
     envs = make_envs(given)
     for name, value, settings in task.search_space().examples():
@@ -115,9 +102,14 @@ def _check_space(task: TuningTask) -> None:
             if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
                 make_model(candidate, envs)
             else:
-                own = make_envs(candidate)
-                make_model(candidate, own)
-                own.close()
+                _build(candidate)
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:
             raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
+    envs.close()
+    return task
+
+
+def _build(experiment: Experiment) -> None:
+    envs = make_envs(experiment)
+    make_model(experiment, envs)
     envs.close()

@@ -1,26 +1,13 @@
 """The verdict of a study: which settings, if any, beat all baselines on unseen seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.jobs import JOB, Jobs
-from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import (
-    BASELINE,
-    CANDIDATE,
-    SCORES,
-    SEED,
-    SETTINGS,
-    Study,
-    has_settings,
-    is_baseline,
-    stage_names,
-)
+from ppo_plus.zoo.tune.attributes import BASELINE, CANDIDATE, JOB, SEED
+from ppo_plus.zoo.tune.stages import Study, is_baseline
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
-from ppo_plus.zoo.tune.storage import StorageError
 
 #: How often a study may export settings that are no better than a baseline.
 ERROR_RATE = 0.05
@@ -47,14 +34,6 @@ class Finalist:
         return f"trial {self.trial.user_attrs[JOB]}"
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return self.trial.user_attrs[SETTINGS]  # type: ignore[no-any-return]
-
-    @property
-    def screening_scores(self) -> list[float]:
-        return self.trial.user_attrs[SCORES]  # type: ignore[no-any-return]
-
-    @property
     def iqm(self) -> Estimate:
         return iqm_interval(self.scores)
 
@@ -68,14 +47,12 @@ class TuningVerdict:
     :param gains: of each finalist, by baseline: how much higher its interquartile mean is; ``None`` without a
         comparison
     :param confidence: of the intervals of the gains
-    :param reason: why there was no confirmation, if there was none
     """
 
     baselines: dict[str, Finalist]
     finalists: list[Finalist]
     gains: list[dict[str, Estimate | None]]
     confidence: float
-    reason: str = ""
 
     @property
     def winner(self) -> int | None:
@@ -85,69 +62,47 @@ class TuningVerdict:
         return max(confirmed, key=lambda i: self.finalists[i].iqm.value, default=None)
 
     def __str__(self) -> str:
-        if not self.finalists:
-            return f"No confirmation{self.reason and ': '}{self.reason}. Nothing is exported."
+        if not self.finalists or not self.baselines:
+            return "No confirmation: no runs on unseen seeds. Nothing is exported."
         without = next((name for name, baseline in self.baselines.items() if not baseline.scores), None)
-        if not self.baselines or without:
-            return f"{self._undecided(without or 'default')} Nothing is exported."
+        if without:
+            n_failed = self.baselines[without].n_failed
+            if n_failed:
+                why = f"Undecided: {PHRASES[without]} has no score on any of the {n_failed} unseen seeds"
+            else:
+                why = (
+                    f"No confirmation: {PHRASES[without]} has no runs on unseen seeds; run the same command to add them"
+                )
+            return f"{why}. Nothing is exported."
         if self.winner is None:
             best, *others = sorted(self.baselines, key=lambda name: -self.baselines[name].iqm.value)
-            than = " and ".join(["it", *map(_phrase, others)]) if others else "it"
             return (
-                f"{_phrase(best).capitalize()} stays: none of the {len(self.finalists)} best trials is significantly "
-                f"better than {than} on {len(self.baselines[best].scores)} unseen seeds. Nothing is exported."
+                f"{PHRASES[best].capitalize()} stays: none of the {len(self.finalists)} best trials is significantly "
+                f"better than {' and '.join(['it', *(PHRASES[name] for name in others)])} on "
+                f"{len(self.baselines[best].scores)} unseen seeds. Nothing is exported."
             )
-        return self._confirmed(self.finalists[self.winner], self.gains[self.winner])
-
-    def _undecided(self, name: str) -> str:
-        n_failed = self.baselines[name].n_failed if name in self.baselines else 0
-        if not n_failed:
-            # Of a study of version 0.1, which has not been resumed since, or if its workers died before it began.
-            resumed = name in self.baselines and has_settings(self.baselines[name].trial)
-            remedy = "; run the same command to add them" if resumed else ""
-            return f"No confirmation: {_phrase(name)} has no runs on unseen seeds{remedy}."
-        return (
-            f"Undecided: {_phrase(name)} has no score on any of the {n_failed} unseen seeds, so nothing can be "
-            "compared with it."
-        )
-
-    def _confirmed(self, finalist: Finalist, gains: Mapping[str, Estimate | None]) -> str:
-        returns = " and ".join(f"{_phrase(name)} {baseline.iqm}" for name, baseline in self.baselines.items())
-        over = " and ".join(f"{gain} over {_phrase(name)}" for name, gain in gains.items())
-        intervals = "interval" if len(gains) == 1 else "intervals"
+        finalist, gains = self.finalists[self.winner], self.gains[self.winner]
+        returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
+        over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in gains.items())
         return (
             f"Confirmed: {finalist.name} returns {finalist.iqm} on {len(finalist.scores)} unseen seeds, {returns}; "
-            f"the gain is {over} ({100 * self.confidence:.1f} % {intervals})."
+            f"the gain is {over} ({100 * self.confidence:.1f} % {'interval' if len(gains) == 1 else 'intervals'})."
         )
 
 
-def decide(study: Study, plan: Plan) -> TuningVerdict:
+def decide(study: Study) -> TuningVerdict:
     """The verdict of a study, as far as it has got."""
-    stages = dict(stage_names(study))
+    stages = study.stages()
     runs = stages["confirmation"].trials() if "confirmation" in stages else []
-    screening = study.screening.trials()
-    trials = {trial.user_attrs[JOB]: trial for trial in screening}
+    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials()}
     # Baselines without runs as well: what was not compared with them is not confirmed.
-    baselines = {trial.user_attrs[BASELINE]: _finalist(trial, runs) for trial in screening if is_baseline(trial)}
-    unknown = {run.user_attrs[CANDIDATE] for run in runs} - set(trials)
-    if unknown:
-        raise StorageError(f"the study {study.name!r} is damaged: it has no trial {min(unknown)}, but runs of it")
-    searched = [job for job in dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs) if not is_baseline(trials[job])]
-    verdict = compare(baselines, [_finalist(trials[job], runs) for job in searched])
-    return verdict if runs else replace(verdict, reason=_why_none(stages, plan))
-
-
-def _why_none(stages: Mapping[str, Jobs], plan: Plan) -> str:
-    """Why a study has no runs of the confirmation."""
-    if not plan.confirm_seeds:
-        return "confirm_seeds is 0"
-    if "confirmation" not in stages:
-        return "the study has not got there yet"
-    return "no trial of the search has a score on all its seeds"
+    baselines = {trial.user_attrs[BASELINE]: _finalist(trial, runs) for trial in trials.values() if is_baseline(trial)}
+    candidates = dict.fromkeys(run.user_attrs[CANDIDATE] for run in runs)
+    return compare(baselines, [_finalist(trials[job], runs) for job in candidates if not is_baseline(trials[job])])
 
 
 def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) -> TuningVerdict:
-    """Compare finalists with baselines.
+    """Compare finalists with what a winner must beat, by name.
 
     The intervals have the confidence ``1 - ERROR_RATE / n_finalists`` (Bonferroni over the finalists, because the best
     of several beats a baseline by luck more often than one does). The number of baselines does not matter: a finalist
@@ -155,9 +110,6 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
     at most as often as with that baseline alone (an intersection-union test; Berger 1982, *Technometrics* 24).
 
     A finalist that failed on a seed is not confirmed. Failed runs of a baseline are left out, which is in its favor.
-
-    :param baselines: what a winner must beat, by name
-    :param finalists: what is compared with them
     """
     confidence = 1 - ERROR_RATE / max(len(finalists), 1)
 
@@ -176,10 +128,6 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
     own = sorted(own, key=lambda run: run.user_attrs[SEED])
     scores = [run.values[0] for run in own if run.state == TrialState.COMPLETE]
     return Finalist(trial, scores, len(own) - len(scores))
-
-
-def _phrase(name: str) -> str:
-    return PHRASES.get(name, name)
 
 
 def _is_above_zero(gain: Estimate | None) -> bool:

@@ -1,10 +1,8 @@
 """A worker: does jobs of a study, stage after stage, until nothing is left."""
 
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,30 +15,19 @@ from ppo_plus import CompileError
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.attributes import undamaged
+from ppo_plus.zoo.tune.attributes import BASELINE, BUDGET, ERROR, SCORES, SEED, SETTINGS, TASK
 from ppo_plus.zoo.tune.jobs import Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
-from ppo_plus.zoo.tune.stages import (
-    BASELINE,
-    BUDGET,
-    ERROR,
-    SCORES,
-    SEED,
-    SETTINGS,
-    TASK,
-    Study,
-    all_done,
-    prepare_confirmation,
-    prepare_race,
-    prepare_screening,
-    stage_names,
-)
+from ppo_plus.zoo.tune.stages import Study, all_done, prepare_confirmation, prepare_race, prepare_screening
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
+
+#: Does a claimed trial of some jobs, and returns its value.
+Objective = Callable[[Jobs, FrozenTrial], float]
 
 
 class StudyStopped(Exception):
@@ -58,7 +45,6 @@ class Worker:
     :param packages: the packages that the study may import from in this process; ``None``: any
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
-    :param run_timeout: see :class:`ppo_plus.zoo.tune.processes.Workers`; this process ends with such a run
     :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
     :raises StorageError: it is damaged
     """
@@ -68,41 +54,27 @@ class Worker:
         study: Study,
         packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
         supervision: dict[str, Any] | None = None,
-        run_timeout: float | None = None,
     ):
-        self.study, self.supervision, self.run_timeout = study, supervision or {}, run_timeout
-        try:
-            data = study.attributes()[TASK]
-        except KeyError:
-            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`") from None
+        self.study, self.supervision = study, supervision or {}
+        data = study.attributes().get(TASK)
+        if data is None:
+            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`")
         try:
             self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
             check_search(self.task.plan)
-        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise StorageError(
-                f"another version of ppo_plus made the study {study.name!r}, or it is damaged (its task: "
-                f"{shortened(reason(error))}): start a new one with `ppo-plus tune` and another --study-name"
-            ) from None
-        except ValueError as error:
-            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(str(error))}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
     def work(self) -> None:
-        """Do jobs until the study is finished.
-
-        :raises StudyStopped: another worker stopped the study
-        :raises CannotCompile: this machine cannot compile a run; its job waits for another worker
-        :raises StorageError: the storage is unavailable
-        :raises Exception: a run raised an error that its hyperparameters did not cause; it stops the study
-        """
+        """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
         with named_errors():
             for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
                 self._do_all(jobs, objective)
 
     def is_over(self) -> bool:
         """Whether the study is finished."""
-        stages = dict(stage_names(self.study))
-        return "confirmation" in stages and all(map(all_done, self._stages()))
+        return "confirmation" in self.study.stages() and all(map(all_done, self._stages()))
 
     def _stages(self) -> Iterator[Jobs]:
         """The jobs of each stage, prepared when its turn comes."""
@@ -112,7 +84,7 @@ class Worker:
         yield prepare_race(self.study, self.task.plan, budget)
         yield prepare_confirmation(self.study, self.task.plan, budget)
 
-    def _do_all(self, jobs: Jobs, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+    def _do_all(self, jobs: Jobs, objective: Objective) -> None:
         while not all_done(jobs):
             interrupts.check()
             self._check()
@@ -123,7 +95,7 @@ class Worker:
             else:
                 self._do(jobs, claimed, objective)
 
-    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Callable[[Jobs, FrozenTrial], float]) -> None:
+    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Objective) -> None:
         try:
             with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
                 jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
@@ -156,9 +128,7 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        with limited(self.run_timeout):
-            resolved = resolve(experiment, plan, **self.supervision)
-        recorded = resolved.replace(n_timesteps=plan.n_timesteps).settings()
+        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)
@@ -167,10 +137,7 @@ class Worker:
     def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
         trial = jobs.trial(claimed, pruner=NopPruner())
-        with undamaged(jobs.name):
-            settings = claimed.user_attrs[SETTINGS]
-            self.task.read(settings)
-        return self._score(trial, settings, claimed.user_attrs[SEED], 0)
+        return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
 
     def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
         plan = self.task.plan
@@ -184,29 +151,10 @@ class Worker:
             if step < total and trial.should_prune():
                 raise optuna.TrialPruned
 
-        with limited(self.run_timeout):
-            return score(self.task.read(settings), plan, seed, report, **self.supervision)
+        return score(self.task.read(settings), plan, seed, report, **self.supervision)
 
     def _check(self) -> None:
         """:raises StudyStopped: another worker has stopped the study"""
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer. The operating system does so: an environment that hangs in C code may
-    keep all threads of Python from running.
-
-    :param seconds: how long it may take; ``None``: any time
-    """
-    if seconds is None:
-        yield
-        return
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)

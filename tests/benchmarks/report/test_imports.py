@@ -19,17 +19,13 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
-def names_of(requirements):
-    """The names of requirements, without versions and extras."""
-    return {re.split(r"[<>=\[]", word)[0] for word in requirements.split()}
-
-
 def test_tables_and_pictures_need_the_extra_docs_alone():
     config = ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     extras = dict(config["options.extras_require"])
-    needed = names_of(extras.pop("docs")) | names_of(config["options"]["install_requires"])
-    others = names_of(" ".join(extras.values())) - needed
+    names = {key: {re.split(r"[<>=\[]", word)[0] for word in text.split()} for key, text in extras.items()}
+    required = {re.split(r"[<>=\[]", word)[0] for word in config["options"]["install_requires"].split()}
+    others = set().union(*names.values()) - names["docs"] - required
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert loaded & {name.replace("-", "_").lower() for name in others} == set()

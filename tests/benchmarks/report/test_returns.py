@@ -57,7 +57,7 @@ def test_shared_settings_are_not_those_of_single_tasks(script, import_script, re
     results += [result("mujoco-shared", task, 200.0) for task in overridden for _ in range(2)]
     own, shared = script.comparison(results)[-2:]
     assert own.startswith("| ppo_plus's settings | 6 of 6 | 12 | 2.00 [")
-    assert shared.startswith("| ppo_plus's settings, those that tasks share | 6 of 6 | 12 | 1.50 [")
+    assert shared.startswith("| ppo_plus's shared settings | 6 of 6 | 12 | 1.50 [")
 
 
 OWN = ["Ant-v5", "Swimmer-v5"]
@@ -72,10 +72,10 @@ def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_scr
     for task in OWN:
         results += [result("mujoco-shared", task, 300.0)] * 5
     hopper, shared, own, shared_of_held_out, own_of_held_out = script.each_task(results)[2:]
-    assert hopper.startswith("| Hopper-v5 | yes | ppo_plus's settings, those that tasks share | 2.00 [")
-    assert shared.startswith("| Ant-v5 | no | ppo_plus's settings, those that tasks share | 1.50 [")
+    assert hopper.startswith("| Hopper-v5 | yes | ppo_plus's shared settings | 2.00 [")
+    assert shared.startswith("| Ant-v5 | no | ppo_plus's shared settings | 1.50 [")
     assert own.startswith("| Ant-v5 | no | ppo_plus's settings | 2.00 [")
-    assert shared_of_held_out.startswith("| Swimmer-v5 | yes | ppo_plus's settings, those that tasks share | 1.50 [")
+    assert shared_of_held_out.startswith("| Swimmer-v5 | yes | ppo_plus's shared settings | 1.50 [")
     # They were looked for on the task itself.
     assert own_of_held_out.startswith("| Swimmer-v5 | no | ppo_plus's settings | 2.00 [")
 

@@ -96,5 +96,5 @@ def test_settings_of_the_levels(screening):
 
 
 def test_names_of_runs(screening):
-    assert screening.AGAIN.name([1, 1, *[-1] * 6]) == "initial std 0.17, advantages anew"
+    assert screening.AGAIN.name([1, 1, *[-1] * 6]) == "initial std 0.17, recomputed advantages"
     assert screening.AGAIN.name([-1] * 8) == "base"

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 from parametrization import sample
-from resumable_envs import Fading, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
+from resumable_envs import Fading, Pictures, bits, carried, check_goes_on, made, vectorized
 from sb3_contrib.common.wrappers import ActionMasker, TimeFeatureWrapper
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, StickyActionEnv, WarpFrame
 from stable_baselines3.common.monitor import Monitor
 
 from ppo_plus import Resumable
-from ppo_plus.envs.resumable.known_envs import LASTING, MADE, VEC_WRAPPERS, WORLDS, WRAPPERS, class_name
-from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.envs.resumable.known_envs import STATELESS, VEC_WRAPPERS, WORLDS, WRAPPERS, changing
 
 ENVS = {
     "CartPole-v1": {},
@@ -69,30 +68,6 @@ def test_blackjack_whose_observations_are_tuples():
     assert bits(theirs) == bits(ours)
 
 
-def test_seeds_and_options_of_a_reset_in_between():
-    env = vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=12, domain_randomize=True), n=1)
-    env.seed(1)
-    env.reset()
-    gone(env, actions_of(env, 15))
-    # These colors are of an earlier episode, and the generator is another one from here on.
-    env.seed(2)
-    env.set_options({"randomize": False})
-    env.reset()
-    actions = actions_of(env, 5)
-    gone(env, actions)
-    other = vectorized(lambda: gym.make("CarRacing-v3", max_episode_steps=12, domain_randomize=True), n=1)
-    assert set_state(other, carried(get_state(env))) is None
-    actions = actions_of(env, 30, seed=5)
-    assert gone(other, actions)[0] == gone(env, actions)[0]
-
-
-def test_a_frozen_lake_with_another_map():
-    assert set(MADE) == {"gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv"}
-    env, other = (Resumable(gym.make("FrozenLake-v1", desc=None, map_name=None)) for _ in range(2))
-    env.reset(seed=0)
-    assert "made with another map" in other.set_episode_state(env.get_episode_state())
-
-
 def test_the_world_is_new_without_a_change_to_the_first_episode():
     """BipedalWalker's later ones alone differ, by rounding; see WORLDS."""
     plain, resumable = (gym.make(env_id) for env_id in ("BipedalWalker-v3",) * 2)
@@ -145,7 +120,6 @@ WRAPPED = {
             wrappers.TransformObservation(env, lambda obs: obs["image"], env.observation_space["image"]), (4, 4)
         ),
     ),
-    "Resumable": ("Pendulum-v1", Resumable),
     "StickyAction": ("Pendulum-v1", lambda env: wrappers.StickyAction(env, 0.4, (2, 5))),
     "TimeAwareObservation": ("Pendulum-v1", wrappers.TimeAwareObservation),
     "TimeLimit": ("Pendulum-v1", lambda env: wrappers.TimeLimit(env, 7)),
@@ -176,7 +150,10 @@ def in_wrapper(name):
 
 
 def test_all_known_wrappers_are_tested():
-    assert {name.rpartition(".")[2] for name in WRAPPERS} == set(WRAPPED)
+    modules = [importlib.import_module(name.rstrip(".")) for name in STATELESS]
+    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    stateless = {each.__name__ for each in classes if f"{each.__module__}.".startswith(STATELESS)}
+    assert {name.rpartition(".")[2] for name in WRAPPERS} | stateless == set(WRAPPED)
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -190,11 +167,11 @@ def test_every_known_wrapper_resumes(name):
 def test_known_wrappers_change_listed_attributes_only(name):
     """What a step or a reset changes is among the attributes that are listed."""
     env = in_wrapper(name)
-    listed = set(WRAPPERS[class_name(env)])
-    # What a reset sets for good; and Resumable, which is what this is about, and starts anew.
-    known = {"env", "checked_reset", "checked_step", "checked_data_reuse", "_previous_data", "_has_reset", "_episode"}
-    # What is only written to before it is read.
-    known |= {"_cached_spec", "results_writer", "stacked_obs"}
+    listed = set(changing(env))
+    # What a reset sets for good.
+    known = {"env", "checked_reset", "checked_step", "checked_data_reuse", "_previous_data", "_has_reset"}
+    # What is only written to before it is read, and a point in time.
+    known |= {"_cached_spec", "results_writer", "stacked_obs", "episode_start_time"}
     snapshots = []
     env.reset(seed=0)
     assert listed <= set(vars(env))
@@ -220,6 +197,6 @@ def test_many_wrappers_around_each_other():
 
 
 def test_names_in_the_tables_are_those_of_classes():
-    for name in [*WRAPPERS, *VEC_WRAPPERS, *LASTING, *WORLDS, *MADE]:
+    for name in [*WRAPPERS, *VEC_WRAPPERS, *WORLDS]:
         module, _, attribute = name.rpartition(".")
         assert isinstance(getattr(importlib.import_module(module), attribute), type), name

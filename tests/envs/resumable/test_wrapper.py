@@ -194,7 +194,7 @@ def test_copies_are_independent():
     other = pickle.loads(pickle.dumps(copy.deepcopy(env)))
     other.step(1)
     assert len(env._episode.actions) == 0
-    assert other._layers.base is other.unwrapped
+    assert other._base is other.unwrapped
 
 
 def test_ppo_plus_wraps_what_it_makes():

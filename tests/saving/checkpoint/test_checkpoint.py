@@ -1,5 +1,6 @@
 """An interrupted and resumed run ends as an uninterrupted one, bit for bit: weights, optimizer, logs."""
 
+import io
 import math
 import random
 import shutil
@@ -19,8 +20,8 @@ from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint, random_state
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.encode import Undescribable
 from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.values import Undescribable
 
 TOTAL = 400
 
@@ -393,18 +394,6 @@ def test_a_trained_model_leaves_what_is_behind_it(tmp_path):
     assert steps_of(tmp_path) == [256] and steps_of(tmp_path / "earlier_1") == [384, 320]
 
 
-def test_the_files_of_all_processes_are_moved(tmp_path):
-    for rank in (0, 1):
-        checkpoint.write(tmp_path, made(num_timesteps=100, rank=rank))
-    assert checkpoint.set_aside(tmp_path, 100) is None
-    place = checkpoint.set_aside(tmp_path, 0)
-    assert sorted(path.name for path in place.iterdir()) == [
-        "checkpoint_000000000100.zip",
-        "checkpoint_000000000100_rank1.zip",
-    ]
-    assert not checkpoint.files(tmp_path) and not checkpoint.files(tmp_path, 1)
-
-
 def test_training_continues_if_writing_fails(tmp_path, monkeypatch):
     folder = tmp_path / "a file, not a folder"
     folder.write_text("")
@@ -448,7 +437,7 @@ def test_a_checkpoint_can_be_moved(tmp_path):
 def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     now, taken = [0.0], []
 
-    def take(model, folder, logs, moment):
+    def take(model, folder, logs):
         now[0] += 1.0
         taken.append(model.num_timesteps)
         return {"num_timesteps": model.num_timesteps, "env": {"reason": None}}
@@ -472,36 +461,33 @@ def made(**parts):
     return {**dict.fromkeys(checkpoint.PARTS), "logs": {}, **parts}
 
 
-@pytest.mark.parametrize("change", [{"more": 1}, {"num_timesteps": ...}])
-def test_a_checkpoint_with_other_parts_is_damaged(change, tmp_path):
-    parts = made(num_timesteps=100, rank=0) | change
+def test_a_checkpoint_without_a_part_is_damaged(tmp_path):
     path = checkpoint.write(tmp_path, made(num_timesteps=100, rank=0))
-    container.write(path, "checkpoint", {name: each for name, each in parts.items() if each is not ...})
-    with pytest.raises(Damaged, match="is not a valid checkpoint.*it has other parts"):
+    container.write(path, "checkpoint", {name: 0 for name in checkpoint.PARTS if name != "num_timesteps"})
+    with pytest.raises(Damaged, match="is not a valid checkpoint.*it does not have the parts call,"):
         checkpoint.read(tmp_path)
 
 
 class Second(Ranks):
-    """The second of two processes, where the first one finds the same files."""
+    """The second of two processes, which sees no file itself."""
 
-    def __init__(self):
+    def __init__(self, folder):
         super().__init__(1, 2)
+        self.first = folder
 
     def lead(self, value):
-        return [path.name for path in checkpoint.files(self.folder)]
-
-    def gather_values(self, value):
-        return [True, value]
+        return checkpoint.files(self.first)[0].read_bytes()
 
 
-def test_files_of_another_attempt_are_not_mixed(tmp_path):
-    """Two processes were killed when one had written its file; the other's is of an earlier attempt."""
-    ranks = Second()
-    ranks.folder = tmp_path
-    for steps, rank, moment in [(100, 0, "one"), (100, 1, "one"), (200, 0, "two"), (200, 1, "before")]:
-        checkpoint.write(tmp_path, made(num_timesteps=steps, rank=rank, ranks=2, moment=moment))
-    found = checkpoint.read_in_all_processes(tmp_path, ranks)
-    assert (found["num_timesteps"], found["rank"], found["moment"]) == (100, 1, "one")
+def test_processes_read_their_parts_of_the_first_ones_file(tmp_path):
+    (tmp_path / "other").mkdir()
+    file = io.BytesIO()
+    container.write(file, "checkpoint", made(num_timesteps=100, rank=1, env="second"))
+    others = {"others": [np.frombuffer(file.getvalue(), np.uint8)]}
+    checkpoint.write(tmp_path, made(num_timesteps=100, rank=0, env="first") | others)
+    found = checkpoint._read_in_all_processes(tmp_path / "other", Second(tmp_path))
+    assert [each["env"] for each in found] == ["first", "second"]
+    assert all(each["logs"]["folder"] == tmp_path / "other" for each in found)
 
 
 def test_files_written_after_an_error_count_for_keep(tmp_path):

@@ -1,6 +1,5 @@
 """Values are described and restored bit for bit, and a description from a stranger runs nothing."""
 
-import enum
 import functools
 import json
 import sys
@@ -23,9 +22,8 @@ import ppo_plus
 from ppo_plus import AdaptivePenalty, Carry, ColoredNoise, KLState, MlpLstmPolicy, cosine, linear
 from ppo_plus.formulas.schedules import make_schedule
 from ppo_plus.saving.format import names
-from ppo_plus.saving.format.decode import restore
-from ppo_plus.saving.format.encode import MAX_DEPTH, Undescribable, describe
 from ppo_plus.saving.format.names import Damaged, Refused, register
+from ppo_plus.saving.format.values import MAX_DEPTH, Undescribable, describe, restore
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +63,7 @@ def same(one, other):
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()))
-    | st.binary() | st.complex_numbers(allow_nan=False),
+    | st.binary(),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
@@ -101,17 +99,16 @@ def test_arrays_and_scalars_come_back(data):
         array = np.frombuffer(data.draw(st.binary(min_size=n_bytes, max_size=n_bytes)), dtype).reshape(shape)
     found = again({"a": array, "b": [array.T, array.dtype]})
     assert same(found["a"], array) and same(found["b"], [array.T, array.dtype]) and found["a"].flags.writeable
-    if dtype.kind in "biufc" and array.size:
+    if dtype.kind in "biuf" and array.size and array.flat[0] == array.flat[0]:
         assert same(again(array.flat[0]), array.flat[0])
 
 
-TENSORS = [*map(th.tensor, (1, True, -0.0, float("nan"), 1 + 2j))] + [
+TENSORS = [*map(th.tensor, (1, True, -0.0, float("nan")))] + [
     th.ones(2, 3).to(dtype)
     for dtype in (
-        *(th.bfloat16, th.float16, th.float64, th.int8, th.uint64, th.complex128, th.complex64),
-        *(th.float8_e4m3fn, th.float8_e5m2fnuz),
+        *(th.bfloat16, th.float16, th.float64, th.int8, th.uint64),
     )
-] + [th.zeros(0, 2), th.zeros(0, dtype=th.complex128), th.arange(6).reshape(2, 3).T, th.arange(3)[1:]]  # fmt: skip
+] + [th.zeros(0, 2), th.arange(6).reshape(2, 3).T, th.arange(3)[1:]]  # fmt: skip
 
 
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda each: f"{each.dtype} {tuple(each.shape)}")
@@ -132,30 +129,10 @@ def test_what_is_described_does_not_change_with_the_value():
     assert [each.sum() for each in restore(description, arrays)] == [3, 3]
 
 
-@pytest.mark.parametrize("bits", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
-def test_generators_continue(bits):
-    generator = np.random.Generator(getattr(np.random, bits)(3))
-    generator.random(5), generator.integers(5, dtype=np.uint32)
-    found = again({"g": generator})["g"]
-    assert found.integers(9, dtype=np.uint32) == generator.integers(9, dtype=np.uint32)
-    assert found.random(700).tolist() == generator.random(700).tolist()
-
-
-def test_the_legacy_generator_continues():
-    generator = np.random.RandomState(3)
-    generator.randn(3)
-    assert again(generator).randn(700).tolist() == generator.randn(700).tolist()
-
-
 SPACES = {
     **ACTIONS,
     **OBSERVATIONS,
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
-    "unbounded_int": spaces.Box(-np.inf, np.inf, (2,), np.int32),
-    "text": spaces.Text(5, min_length=2, charset="zab"),
-    "sequence": spaces.Sequence(spaces.Discrete(2), stack=True),
-    "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
-    "one_of": spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1)]),
     "small": spaces.Discrete(3, start=-1, dtype=np.int8) if sys.version_info >= (3, 11) else spaces.Discrete(3),
     "nested": spaces.Dict([("b", spaces.Dict(c=spaces.Discrete(2))), ("a", spaces.Tuple([spaces.Discrete(4)]))]),
 }
@@ -170,7 +147,7 @@ def everything_in(space):
     return type(space), [
         (name, str(each.dtype), each.tolist()) if isinstance(each, np.ndarray) else (name, type(each), each)
         for name, each in vars(space).items()
-        if name not in ("_np_random", "low_repr", "high_repr")
+        if name not in ("_np_random", "low_repr", "high_repr", "bounded_below", "bounded_above")
     ]
 
 
@@ -194,7 +171,6 @@ OBJECTS = [
     FloatSchedule(ConstantSchedule(0.2)),
     KLState(*map(th.tensor, (True, 1.0, 0.5))),
     Carry({"actor": (th.tensor(1.0),)}, {}),
-    slice(1, None, 2),
     th.float16,
     th.device("cuda:1"),
     np.dtype("float32"),
@@ -244,10 +220,6 @@ class Mine(th.nn.Module):
     pass
 
 
-class Color(enum.IntEnum):
-    RED = 3
-
-
 class Pair(typing.NamedTuple):
     a: int
     b: list
@@ -283,8 +255,8 @@ counts.n = 3
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [(Mine, Mine), (my_schedule, my_schedule), (Color.RED, Color), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
-    ids=["class", "function", "enum", "named tuple", "dataclass"],
+    [(Mine, Mine), (my_schedule, my_schedule), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
+    ids=["class", "function", "named tuple", "dataclass"],
 )
 def test_unregistered_names_raise_an_error_with_the_remedy(value, named):
     description = describe([value])
@@ -343,7 +315,9 @@ UNDESCRIBABLE = {
     "deep": (deep, "nested"),
     "objects": (np.array([object()]), "objects or structures"),
     "structure": (np.zeros(2, [("a", "f4")]), "objects or structures"),
-    "matrix": (np.ma.array([1.0]), "objects or structures"),
+    "matrix": (np.ma.array([1.0]), "cannot be described"),
+    "complex tensor": (th.ones(1, dtype=th.complex64), "not a plain tensor"),
+    "complex number": (1j, "cannot be described"),
     "datetime": (np.datetime64("2020"), "not a plain number"),
     "type of structures": (np.dtype([("a", "f4")]), "not a plain type"),
     "sparse": (th.eye(2).to_sparse(), "not a plain tensor"),
@@ -510,35 +484,6 @@ def test_a_deep_description_raises_an_error():
         description = [description]
     with pytest.raises(Damaged, match="deep"):
         restore(description, {})
-
-
-@pytest.mark.parametrize(
-    ("bits", "where", "value"),
-    [
-        (np.random.MT19937, ("state", "pos"), 10**6),
-        (np.random.MT19937, ("state", "pos"), -1),
-        (np.random.MT19937, ("state", "key"), [0]),
-        (np.random.Philox, ("buffer_pos",), -5),
-        (np.random.Philox, ("buffer_pos",), 100),
-        (np.random.Philox, ("state", "counter"), [1]),
-        (np.random.SFC64, ("state", "state"), [1, 2]),
-        (np.random.PCG64, ("state", "state"), "x"),
-    ],
-)
-def test_a_generator_does_not_read_beyond_its_state(bits, where, value):
-    assert_refused(np.random.Generator(bits(1)), where, value)
-    if bits is np.random.MT19937:  # which the old generator is
-        assert_refused(np.random.RandomState(bits(1)), where, value)
-
-
-def assert_refused(generator, where, value):
-    description, arrays = describe(generator)
-    (part,) = description.values()
-    for key in where[:-1]:
-        part = part[key]
-    part[where[-1]] = value
-    with pytest.raises(Damaged):
-        restore(description, arrays)
 
 
 def test_arrays_that_are_said_to_be_huge_are_never_made():

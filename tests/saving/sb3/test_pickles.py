@@ -23,8 +23,8 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.saving.format.encode import describe
 from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.values import describe
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.saving.sb3.zip import read_sb3_zip
 from ppo_plus.saving.statistics import read_statistics, write_statistics
@@ -109,6 +109,9 @@ BAD = {
     "deep": b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".",
     "no end": b"\x80\x02]",
     "nothing": b"",
+    "a huge memo": b"\x80\x02]r" + struct.pack("<I", 2**31) + b".",
+    "a call of what is no class": b"\x80\x02K\x01K\x01\x85R.",
+    "a name that is built": b"\x80\x02ctorch.nn.modules.linear\nLinear\n}b.",
     "an empty stack": b"\x80\x02.",
     "no mark": b"\x80\x02e.",
     "no memo": b"\x80\x02h\x05.",

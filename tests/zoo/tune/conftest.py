@@ -35,12 +35,12 @@ def postgres(server):
     return server.url
 
 
-@pytest.fixture(params=["sqlite", "journal", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def url(request, tmp_path):
     """URL of each kind of storage."""
     if request.param == "postgres":
         return request.getfixturevalue("postgres")
-    return f"{'sqlite:///' if request.param == 'sqlite' else 'journal:'}{tmp_path / 'study'}"
+    return f"sqlite:///{tmp_path / 'study'}"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from ppo_plus.zoo.tune import stages, worker
 from ppo_plus.zoo.tune.jobs import is_done
 from ppo_plus.zoo.tune.report import write_report
-from ppo_plus.zoo.tune.stages import Study, create, stage_names
+from ppo_plus.zoo.tune.stages import Study, create
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -29,7 +29,7 @@ def study(folder):
 
 def scores(study):
     """The scores of each stage, in the order in which its jobs were made."""
-    return {name: [trial.values[0] for trial in jobs.trials()] for name, jobs in stage_names(study)}
+    return {name: [trial.values[0] for trial in jobs.trials()] for name, jobs in study.stages().items()}
 
 
 def test_it_is_reported(study, folder):

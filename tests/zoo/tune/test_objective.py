@@ -8,10 +8,11 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.tune import objective
-from ppo_plus.zoo.tune.objective import Diverged, mean_of_last, resolve, score
+from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.plan import Plan
 
 SMALL = Experiment("CartPole-v1", 512, hyperparams={"n_steps": 128, "n_epochs": 1, "compile": False})
@@ -48,9 +49,16 @@ def test_each_evaluation_follows_an_update(monkeypatch):
     assert updates == [1]
 
 
+class Stop(BaseCallback):
+    """Ends training before the first update."""
+
+    def _on_step(self):
+        return False
+
+
 def test_no_update_no_score():
     with pytest.raises(Diverged, match="no update"):
-        mean_of_last([], 3)
+        run(SMALL.replace(callback=(Part("Stop", Stop, {}),)))
 
 
 class NaNWhileEvaluated(gym.Wrapper):

@@ -34,9 +34,3 @@ def test_pruners():
 def test_unknown_names(argument):
     with pytest.raises(ValueError, match="'best' must be one of"):
         check_search(Plan(1000, **argument))
-
-
-def test_a_sampler_without_its_package(monkeypatch):
-    monkeypatch.setattr(search, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match="pip install cmaes"):
-        check_search(Plan(1000, sampler="cmaes"))

@@ -4,14 +4,9 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus.zoo.tune.attributes import BUDGET, CANDIDATE, JOB, SCORES, SEED, SETTINGS
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.stages import (
-    BUDGET,
-    CANDIDATE,
-    SCORES,
-    SEED,
-    SETTINGS,
     Study,
     create,
     make_study,
@@ -19,7 +14,6 @@ from ppo_plus.zoo.tune.stages import (
     prepare_confirmation,
     prepare_race,
     prepare_screening,
-    stage_names,
 )
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.task import make_task
@@ -68,7 +62,7 @@ def test_from_stage_to_stage(study):
     assert confirmation.trials()[2].user_attrs[SETTINGS] == {"trial": 4}
     # Asked again, they are the same.
     assert len(prepare_confirmation(study, PLAN, 6).study().trials) == 40
-    assert [name for name, _ in stage_names(study)] == ["screening", "race", "confirmation"]
+    assert list(study.stages()) == ["screening", "race", "confirmation"]
 
 
 def test_a_trial_that_fails_in_the_race_is_out(study):
@@ -106,7 +100,7 @@ def test_the_settings_file_decides(study):
     while (run := confirmation.claim()) is not None:
         luck = run.user_attrs[SEED] / 1e8
         confirmation.tell(run, TrialState.COMPLETE, returns[run.user_attrs[CANDIDATE]] + luck)
-    verdict = decide(study, PLAN)
+    verdict = decide(study)
     assert list(verdict.baselines) == ["default", "settings file"]
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
     assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].low

@@ -8,7 +8,7 @@ from ppo_plus.zoo.experiment import Experiment, load_experiment
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.plan import Plan, rollout_size
 from ppo_plus.zoo.tune.space import read_space, setting
-from ppo_plus.zoo.tune.task import TuningTask, largest_divisor, make_task, tell_budget
+from ppo_plus.zoo.tune.task import TuningTask, largest_divisor, make_task
 
 CARTPOLE = load_experiment("CartPole-v1")
 SPACE = read_space()
@@ -35,10 +35,9 @@ def test_candidates_fit(n_steps, batch_size, use_sde, target_kl, n_envs):
 
 
 def test_a_budget_that_grows_says_so(capsys):
-    tell_budget(20_480, make_task(CARTPOLE, {"gamma": {"choices": [0.9]}}, Plan(20_480)))
+    make_task(CARTPOLE, {"gamma": {"choices": [0.9]}}, Plan(20_480))
     assert capsys.readouterr().err == ""
     task = make_task(CARTPOLE, SPACE, Plan(20_000))
-    tell_budget(20_000, task)
     assert f"runs get {task.plan.n_timesteps:,} timesteps instead of 20,000" in capsys.readouterr().err
     odd = CARTPOLE.with_hyperparams({"n_steps": 125})
     with pytest.raises(ValueError, match="n_timesteps=20000 becomes 256000.*give n_timesteps=128000"):
@@ -54,18 +53,11 @@ def test_every_choice_of_n_steps_fits_the_interval():
         assert setting(task.candidate({"n_steps": n_steps}), "n_steps") == n_steps
 
 
-def test_rollouts_must_fit_between_evaluations(capsys):
+def test_rollouts_must_fit_between_evaluations():
     with pytest.raises(ValueError, match=r"n_steps: none of \[500, 5000\] fits: with n_envs=8, rollouts must divide"):
         make_task(CARTPOLE, {"n_steps": {"choices": [500, 5000]}}, Plan(20_480))
-    with pytest.raises(ValueError, match=r"n_steps: nothing between 300 and 400 fits"):
-        make_task(CARTPOLE, {"n_steps": {"low": 300, "high": 400}}, Plan(20_480))
     task = make_task(CARTPOLE, {"n_steps": {"choices": [64, 500]}}, Plan(20_480))
     assert set(task.search_space().dimensions["n_steps"].values) == {64, 32, 2048}
-    tell_budget(20_480, task)
-    why = "n_steps times n_envs must divide the 2,048 timesteps"
-    assert f"n_steps=500 of the search space will not be tried with n_envs=8: {why}" in capsys.readouterr().err
-    # The default has 2048 with its one environment; with eight, a candidate would get another one.
-    assert make_task(CARTPOLE, {"n_steps": {"choices": [64, 2048]}}, Plan(20_480)).left_out() == [2048]
 
 
 def test_the_discount_reaches_the_normalization():

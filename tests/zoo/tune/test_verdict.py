@@ -20,10 +20,10 @@ from ppo_plus.zoo.cli.train import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.tune import statistics
-from ppo_plus.zoo.tune.export import export, retrain_command
+from ppo_plus.zoo.tune.attributes import SCORES, SETTINGS
 from ppo_plus.zoo.tune.plan import Plan
+from ppo_plus.zoo.tune.report import export, retrain_command
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
 from ppo_plus.zoo.tune.task import make_task
 from ppo_plus.zoo.tune.verdict import ERROR_RATE, Finalist, compare
 

@@ -1,4 +1,4 @@
-"""Attributes of objects as plain values, which a file can contain, and back."""
+"""Attributes and random generators of objects as plain values, which a file can contain, and back."""
 
 import copy
 import hashlib
@@ -13,18 +13,20 @@ from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
+from ppo_plus.envs.lean_vec_env import IMMUTABLE
+from ppo_plus.generators import make_bit_generator
+
 #: Plain values, which a file can contain.
 State = dict[str, Any]
 
-#: Attributes that are points in time, and the clock they were read from.
-CLOCKS = {"t_start": time.time, "episode_start_time": time.perf_counter}
+#: The attribute in which monitors keep when they started; its state is the time since.
+CLOCK = "t_start"
 #: Objects among the attributes, and which of their own attributes change.
 _PARTS = {
     GymRunningMeanStd: ("mean", "var", "count"),
     RunningMeanStd: ("mean", "var", "count"),
     StackedObservations: ("stacked_obs", "sub_stacked_observations"),
 }
-IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.values()} - {np.void, np.object_})
 
 
 class NotResumableError(RuntimeError):
@@ -54,12 +56,10 @@ def plain(value: Any) -> Any:
 
 
 def get_attributes(owner: Any, names: Iterable[str]) -> State:
-    """Those attributes that an object has, as plain values; points in time as the seconds since."""
+    """Those of the attributes that an object has, as plain values."""
     values = vars(owner)
     return {
-        name: CLOCKS[name]() - values[name] if name in CLOCKS else _packed(values[name])
-        for name in names
-        if name in values
+        name: time.time() - values[name] if name == CLOCK else _packed(values[name]) for name in names if name in values
     }
 
 
@@ -68,7 +68,7 @@ def set_attributes(owner: Any, names: Iterable[str], state: State) -> None:
     for name in names:
         if name in state:
             value = state[name]
-            setattr(owner, name, CLOCKS[name]() - value if name in CLOCKS else _restored(vars(owner).get(name), value))
+            setattr(owner, name, time.time() - value if name == CLOCK else _restored(vars(owner).get(name), value))
 
 
 def _packed(value: Any) -> Any:
@@ -90,6 +90,53 @@ def _restored(old: Any, value: Any) -> Any:
     if isinstance(old, list) and isinstance(value, np.ndarray):
         return value.tolist()
     return copy.deepcopy(value)
+
+
+def get_generator(env: Any) -> State | None:
+    """The generator ``np_random`` of an environment; ``None``: it has not made one."""
+    generator = env._np_random
+    return generator and {"seed": env._np_random_seed, "state": generator.bit_generator.state}
+
+
+def set_generator(env: Any, state: State | None) -> None:
+    """Put back what :func:`get_generator` returned.
+
+    :raises ValueError: it is not a valid state of one of NumPy's generators
+    """
+    if state is None:
+        env._np_random = None
+        return
+    bits, generator = make_bit_generator(state["state"]), env._np_random
+    if generator is not None and type(generator.bit_generator) is type(bits):
+        # The same object, which others may have, too.
+        generator.bit_generator.state = state["state"]
+    else:
+        env._np_random = np.random.Generator(bits)
+    env._np_random_seed = state["seed"]
+
+
+def has_state(owner: Any) -> bool:
+    """Whether its class has ``get_state`` and ``set_state``; a wrapper also passes on those of what it wraps."""
+    return all(callable(getattr(type(owner), name, None)) for name in ("get_state", "set_state"))
+
+
+def own_state(owner: Any) -> Any:
+    """What ``get_state`` returns.
+
+    :raises NotResumableError: it raises an error, or returns something else than plain values
+    """
+    try:
+        return plain(owner.get_state())
+    except NotResumableError as error:
+        raise NotResumableError(f"{type(owner).__name__}.get_state() returned {error}") from None
+    except Exception as error:
+        raise NotResumableError(f"{type(owner).__name__}.get_state() raised {error!r}") from error
+
+
+def lacks_state(owners: list[Any]) -> str:
+    """The reason why these cannot resume."""
+    names = [type(owner).__name__ for owner in owners]
+    return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'} no get_state and set_state"
 
 
 def fingerprint(value: Any) -> str:

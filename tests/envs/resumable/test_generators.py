@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
-from resumable_envs import Pictures, actions_of, bits, carried, gone, vectorized
+from resumable_envs import actions_of, bits, carried, gone, vectorized
 
 from ppo_plus import Resumable
 from ppo_plus.envs.resumable.state import get_state, set_state
@@ -16,14 +16,6 @@ def test_without_any_seed():
     assert set_state(other, carried(get_state(env))) is None
     actions = actions_of(env, 100, seed=1)
     assert gone(other, actions)[0] == gone(env, actions)[0]
-
-
-def test_the_generator_of_the_action_space_resumes():
-    env, other = (vectorized(Pictures) for _ in range(2))
-    env.action_space.seed(3)
-    env.reset()
-    set_state(other, carried(get_state(env)))
-    assert bits(other.action_space.sample()) == bits(env.action_space.sample())
 
 
 def test_a_generator_of_another_kind_resumes():

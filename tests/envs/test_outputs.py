@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ppo_plus.envs.supervised.faults import InvalidOutput, check_obs, check_reward
+from ppo_plus.envs.outputs import InvalidOutput, check_obs, check_reward
 
 BOX = spaces.Box(-np.inf, np.inf, (2,))
 KIND = spaces.Discrete(3)

@@ -1,24 +1,25 @@
-"""How long a compiled form is good for. Nothing is compiled here: a form compiles when it is first called."""
+"""When a compiled form is made again. Nothing is compiled here: a form compiles when it is first called."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch as th
 
-from ppo_plus.compiling.cache import Cache
+from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.compiling.compiled import MAX_TRACES
 
 
 @pytest.fixture
 def get():
     """The compiled form of a function that reads an attribute of an object, and the object."""
-    cache, owner = Cache(), SimpleNamespace(scale=2.0)
+    compilation, owner = Compilation(), SimpleNamespace(scale=2.0)
+    compilation.decision = CompileStatus(True, "compile=True")
 
     def scaled(x):
         return owner.scale * x
 
     def current():
-        return cache.get("scaled", scaled, strict=False, reads=scaled)
+        return compilation.compiled("scaled", scaled, reads=scaled)
 
     return current, owner
 

@@ -1,0 +1,101 @@
+"""Checks of what environments return: shapes, kinds of numbers, infos."""
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from ppo_plus.require import LARGEST, is_finite, why_not_finite
+
+#: What to do about the old gym's interface where its code cannot be changed.
+CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
+RESET = (
+    "reset() must return (observation, info), as in Gymnasium, and not an observation alone, as in the old gym: "
+    f"return observation, {{}}, {CONVERT}"
+)
+
+
+class InvalidOutput(ValueError):
+    """An environment returned something invalid.
+
+    :param reason: what it did, as the predicate of a sentence about it
+    :param not_finite: whether it is NaN or infinity
+    """
+
+    def __init__(self, reason: str, not_finite: bool = False):
+        super().__init__(reason)
+        self.not_finite = not_finite
+
+
+def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
+    """Check the observation of one environment.
+
+    :param values: whether to check also its dtype and its numbers, and not only its shape
+    :raises InvalidOutput: it does not have the shape and dtype of its space, or is not finite
+    """
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            if not isinstance(obs, dict) or key not in obs:
+                raise InvalidOutput(f"returned {name} without {key!r}, which its space {space} has")
+            check_obs(obs[key], sub, values, f"{name}[{key!r}]")
+        return
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space):
+            raise InvalidOutput(f"returned {name} that is not a tuple of {len(space)} parts, like its space {space}")
+        for i, (part, sub) in enumerate(zip(obs, space, strict=True)):
+            check_obs(part, sub, values, f"{name}[{i}]")
+        return
+    try:
+        array = np.asarray(obs)
+    except ValueError:
+        raise InvalidOutput(f"returned {name} of unequal rows, but its space {space} has {space.shape}") from None
+    if not _fits(array.shape, space.shape or ()):
+        raise InvalidOutput(f"returned {name} of shape {array.shape}, but its space {space} has {space.shape}")
+    if values and array.dtype != space.dtype and not _can_represent(space.dtype, array):
+        raise InvalidOutput(
+            f"returned {name} of dtype {array.dtype}, whose values {space.dtype} of its space cannot represent: "
+            f"{array!r:.200}"
+        )
+    if values and not is_finite(array):
+        raise InvalidOutput(f"returned {name} that is {why_not_finite(array)}: {array!r:.200}", not_finite=True)
+
+
+def check_shape(obs: Any, space: spaces.Space, n_envs: int, name: str = "observation") -> None:
+    """:raises ValueError: observations of ``n_envs`` environments do not have the shape of their space"""
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.items():
+            check_shape(obs[key], sub, n_envs, f"{name}[{key!r}]")
+        return
+    expected = (n_envs, *(space.shape or ()))
+    if np.shape(obs)[:1] != (n_envs,) or not _fits(np.shape(obs)[1:], expected[1:]):
+        raise ValueError(
+            f"env returned {name} of shape {np.shape(obs)} for {n_envs} environments, but its space {space} asks for "
+            f"{expected}: fix its observation_space, or what it returns"
+        )
+
+
+def check_info(info: Any) -> None:
+    """:raises TypeError: the second value of a reset is not a dict; an observation of two numbers can be unpacked"""
+    if not isinstance(info, dict):
+        raise TypeError(RESET)
+
+
+def check_reward(reward: Any) -> float:
+    """:raises InvalidOutput: a reward is not finite"""
+    reward = float(reward)
+    if not abs(reward) <= LARGEST:
+        raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
+    return reward
+
+
+def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether the shapes are the same, where a single number may also come as an array of one, and the reverse."""
+    return found == expected or math.prod(found) == math.prod(expected) == 1
+
+
+def _can_represent(dtype: Any, array: np.ndarray) -> bool:
+    """Whether a dtype can represent the values of an array, apart from the rounding of floats."""
+    if array.dtype.kind not in "biuf":
+        return False
+    return np.dtype(dtype).kind == "f" or bool((array.astype(dtype) == array).all())

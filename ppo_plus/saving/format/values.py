@@ -1,0 +1,406 @@
+"""Values as a description and named arrays, and back. Nothing in a description is ever run.
+
+A description is JSON: numbers, text, ``null``, lists and objects mean themselves, and an object with a single key that
+begins with ``!`` is what JSON has no form for: ``{"!tuple": [1, 2]}``, ``{"!array": "weights"}``,
+``{"!ppo_plus:Linear": {"start": 0.1, "end": 0.0}}``. A dict of the user's with such a key, or with other keys than
+text, is written as ``{"!dict": [[key, value], ...]}``. Numbers are kept bit for bit, and numbers by the million are in
+separate arrays.
+"""
+
+import base64
+import dataclasses
+import functools
+import math
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from torch import nn
+
+from ppo_plus.saving.format.names import Damaged, find, find_class_of_objects, is_registered, name_of, reading_a_value
+
+#: How deeply values may be nested.
+MAX_DEPTH = 64
+#: Integers up to here are numbers in every reader of JSON.
+_PLAIN_INT = 2**53
+
+
+class Undescribable(TypeError):
+    """Raised for a value that has no description; the message has its path, the value and the remedy."""
+
+
+def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]]:
+    """A value as JSON and arrays. Values that several places share are written several times.
+
+    :param value: anything made of plain Python, NumPy, torch, spaces, and classes and functions that have names
+    :param name: what to call it in messages
+    :return: the description, and the arrays that it names
+    :raises Undescribable: something in it has no description
+    """
+    writer = _Writer()
+    return writer.write(value, name), writer.arrays
+
+
+def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
+    """What was described; tensors are on the CPU.
+
+    :param description: from :func:`describe`
+    :param arrays: from there; they become part of the value
+    :raises Damaged: it is not a description
+    :raises Refused: it asks for what files may not have (:mod:`ppo_plus.saving.format.names`)
+    """
+    with reading_a_value(), np.errstate(all="ignore"):
+        return _Reader(arrays).read(description)
+
+
+class _Writer:
+    """Writes one value; ``arrays`` are those in it."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, th.Tensor] = {}
+        self._open: list[int] = []
+
+    def write(self, value: Any, path: str) -> Any:
+        if id(value) in self._open:
+            raise _undescribable(path, value, "contains itself: take the reference out")
+        if len(self._open) >= MAX_DEPTH:
+            raise _undescribable(path, value, f"is nested more than {MAX_DEPTH} deep: make it flatter")
+        self._open.append(id(value))
+        try:
+            return self._write(value, path)
+        finally:
+            self._open.pop()
+
+    def _write(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if _is_json(value):
+            return value
+        if kind is list:
+            return self.items(value, path)
+        if kind is dict and not any(type(key) is not str or key.startswith("!") for key in value):
+            return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
+        form = _FORMS.get(kind) or next(
+            (_FORMS[base] for base in (np.dtype, np.generic) if isinstance(value, base)), None
+        )
+        if form is not None:
+            return {f"!{form.tag}": form.write(self, value, path)}
+        if isinstance(value, type) or _is_function(value):
+            return {"!name": _named(value, path)}
+        state = object_state(value)
+        if state is None:
+            raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
+        return {f"!{_named(kind, path)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+
+    def items(self, value: Any, path: str) -> list[Any]:
+        return [self.write(each, f"{path}[{i}]") for i, each in enumerate(value)]
+
+    def unordered(self, value: Any, path: str) -> list[Any]:
+        return sorted(self.items(value, path), key=repr)
+
+    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
+        titles = (repr(key) if isinstance(key, (str, int)) else f"key {i}" for i, key in enumerate(value))
+        return [
+            [self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")]
+            for title, (key, each) in zip(titles, value.items(), strict=True)
+        ]
+
+    def dtype(self, value: np.dtype[Any], path: str) -> str:
+        if value.kind not in ARRAY_KINDS or value.subdtype is not None:
+            raise _undescribable(path, value, "is not a plain type of numbers: take it out")
+        return dtype_name(value)
+
+    def scalar(self, value: np.generic, path: str) -> list[Any]:
+        number = value.item()
+        if value.dtype.kind not in "biuf" or type(number) not in (bool, int, float):
+            raise _undescribable(path, value, "is not a plain number: convert it")
+        return [dtype_name(value.dtype), self.write(number, path)]
+
+    def array(self, value: np.ndarray, path: str) -> Any:
+        if value.dtype.kind not in ARRAY_KINDS or not value.dtype.itemsize:
+            raise _undescribable(path, value, "contains objects or structures: convert it to numbers")
+        name = dtype_name(value.dtype)
+        data = np.array(value, order="C")
+        if name in NATIVE:
+            return self._keep(th.from_numpy(data.view(name)), path)
+        flat = data.reshape(*data.shape, 1).view(np.uint8)
+        return [self._keep(th.from_numpy(flat), path), name]
+
+    def tensor(self, value: th.Tensor, path: str) -> str:
+        if value.layout != th.strided or value.dtype not in STORED:
+            raise _undescribable(path, value, "is not a plain tensor: convert it")
+        return self._keep(value.detach().cpu().clone(memory_format=th.contiguous_format), path)
+
+    def _keep(self, data: th.Tensor, path: str) -> str:
+        name, i = path, 1
+        while name in self.arrays:
+            name, i = f"{path}~{i}", i + 1
+        self.arrays[name] = data
+        return name
+
+
+class _Reader:
+    """Reads one value; ``arrays`` are those that have not been used."""
+
+    def __init__(self, arrays: Mapping[str, th.Tensor]):
+        self.arrays = dict(arrays)
+        self._depth = 0
+
+    def read(self, written: Any) -> Any:
+        if written is None or type(written) in (bool, int, float, str):
+            return written
+        self._depth += 1
+        if self._depth > MAX_DEPTH + 5:  # a pair or a list inside a tag is one level more
+            raise Damaged("it is nested too deep")
+        try:
+            if type(written) is list:
+                return self.items(written)
+            if not any(key.startswith("!") for key in written):
+                return {key: self.read(each) for key, each in written.items()}
+            ((tag, content),) = written.items()
+            tag = tag.removeprefix("!")
+            if ":" not in tag:
+                return _READERS[tag](self, content)
+            cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
+            return make_object(cls, {key: self.read(each) for key, each in content.items()})
+        finally:
+            self._depth -= 1
+
+    def items(self, content: list[Any]) -> list[Any]:
+        if type(content) is not list:
+            raise Damaged(f"{str(content)[:50]!r} is not a list")
+        return [self.read(each) for each in content]
+
+    def pairs(self, content: list[Any]) -> list[tuple[Any, Any]]:
+        pairs = [(self.read(key), self.read(each)) for key, each in content]
+        if len(dict(pairs)) != len(pairs):
+            raise Damaged("a dict has a key twice")
+        return pairs
+
+    def partial(self, content: list[Any]) -> Any:
+        function, args, keywords = self.items(content)
+        return functools.partial(function, *args, **keywords)
+
+    def scalar(self, content: list[Any]) -> Any:
+        dtype = find_dtype(content[0])
+        if dtype.kind not in "biuf":
+            raise Damaged(f"{content[0]!r} is not a number")
+        return dtype.type(self.read(content[1]))
+
+    def array(self, content: Any) -> np.ndarray:
+        name, dtype = (content, None) if isinstance(content, str) else content
+        data = self.tensor(name).numpy()
+        if dtype is None:
+            return data
+        if data.dtype != np.uint8 or not data.ndim:
+            raise Damaged(f"{name!r} is not made of bytes")
+        return data.view(find_dtype(dtype)).reshape(data.shape[:-1])
+
+    def tensor(self, name: str) -> th.Tensor:
+        if name not in self.arrays:
+            # Once only: many uses of one array could be more than fits in memory.
+            raise Damaged(f"it uses the array {name[:100]!r}, which is missing or has been used before")
+        return self.arrays.pop(name)
+
+    def parameter(self, content: list[Any]) -> nn.Parameter:
+        data, requires_grad = self.items(content)
+        return nn.Parameter(data, requires_grad=bool(requires_grad))
+
+
+class _Form(NamedTuple):
+    """How values of a type are written under a tag, and read from what is there."""
+
+    tag: str
+    write: Callable[[_Writer, Any, str], Any]
+    read: Callable[[_Reader, Any], Any]
+
+
+_FORMS: dict[type, _Form] = {
+    int: _Form("int", lambda _, value, path: hex(value), lambda _, content: int(content, 16)),
+    float: _Form(
+        "float",
+        lambda _, value, path: repr(value),
+        lambda _, content: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content],
+    ),
+    bytes: _Form(
+        "bytes",
+        lambda _, value, path: base64.b64encode(value).decode(),
+        lambda _, content: base64.b64decode(content, validate=True),
+    ),
+    tuple: _Form("tuple", _Writer.items, lambda reader, content: tuple(reader.items(content))),
+    set: _Form("set", _Writer.unordered, lambda reader, content: set(reader.items(content))),
+    frozenset: _Form("frozenset", _Writer.unordered, lambda reader, content: frozenset(reader.items(content))),
+    dict: _Form("dict", _Writer.pairs, lambda reader, content: dict(reader.pairs(content))),
+    OrderedDict: _Form("OrderedDict", _Writer.pairs, lambda reader, content: OrderedDict(reader.pairs(content))),
+    deque: _Form(
+        "deque",
+        lambda writer, value, path: {"maxlen": value.maxlen, "items": writer.items(value, path)},
+        lambda reader, content: deque(reader.items(content["items"]), maxlen=content["maxlen"]),
+    ),
+    functools.partial: _Form(
+        "partial",
+        lambda writer, value, path: writer.items([value.func, list(value.args), value.keywords], f"{path}.partial"),
+        _Reader.partial,
+    ),
+    np.dtype: _Form("dtype", _Writer.dtype, lambda _, content: find_dtype(content)),
+    np.generic: _Form("scalar", _Writer.scalar, _Reader.scalar),
+    np.ndarray: _Form("array", _Writer.array, _Reader.array),
+    th.Tensor: _Form("tensor", _Writer.tensor, _Reader.tensor),
+    nn.Parameter: _Form(
+        "parameter",
+        lambda writer, value, path: [{"!tensor": writer.tensor(value, path)}, value.requires_grad],
+        _Reader.parameter,
+    ),
+    th.dtype: _Form("torch.dtype", lambda _, value, path: str(value), lambda _, content: _TORCH_TYPES[content]),
+    th.device: _Form("device", lambda _, value, path: str(value), lambda _, content: th.device(content)),
+}
+_READERS = {form.tag: form.read for form in _FORMS.values()} | {"name": lambda _, content: find(content)}
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value is its own description."""
+    if type(value) is int:
+        return abs(value) <= _PLAIN_INT
+    return value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value))
+
+
+def _is_function(value: Any) -> bool:
+    # A method of an object carries the object with it.
+    owner = getattr(value, "__self__", None)
+    return isinstance(value, (FunctionType, BuiltinFunctionType)) and (owner is None or isinstance(owner, ModuleType))
+
+
+def _named(value: Any, path: str) -> str:
+    """The name of a class or a function."""
+    name = name_of(value)
+    if name.startswith("ppo_plus.") and not is_registered(value):
+        raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
+    if not isinstance(value, type) and not is_registered(value) and "<" in name:
+        what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
+        raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")
+    return name
+
+
+_REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"
+
+
+def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
+    what = getattr(value, "__qualname__", None) or " ".join(repr(value).split())
+    return Undescribable(f"{path} ({what[:200]}) {problem}")
+
+
+# --- types of numbers -------------------------------------------------------------------------------------------------
+
+#: Kinds of NumPy's types that files contain; others are objects, structures and times.
+ARRAY_KINDS = "biufcSU"
+#: Torch's types that are stored.
+STORED = frozenset(
+    {
+        *(th.bool, th.int8, th.int16, th.int32, th.int64, th.uint8, th.uint16, th.uint32, th.uint64),
+        *(th.float16, th.bfloat16, th.float32, th.float64),
+    }
+)
+_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
+#: NumPy's types that torch stores.
+NATIVE = frozenset(str(each).removeprefix("torch.") for each in STORED - {th.bfloat16})
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The name of a NumPy type: ``"float32"``, or with the order of its bytes ``">f4"``."""
+    return dtype.name if dtype.isnative and dtype.name in NATIVE else dtype.str
+
+
+def find_dtype(name: str) -> np.dtype:
+    """NumPy's type of a name.
+
+    :raises ValueError: there is none, or none that files contain
+    """
+    if name not in NATIVE and not re.fullmatch(rf"[<>|][{ARRAY_KINDS}]\d{{1,6}}", name):
+        raise ValueError(f"{name[:50]!r} is not a type of numbers")
+    return np.dtype(name)
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+#: Spaces by their names in files: the class, and the values that make a space again, without its generator.
+SPACES: dict[str, tuple[type, tuple[str, ...]]] = {
+    name_of(cls): (cls, fields)
+    for cls, fields in {
+        spaces.Box: ("low", "high", "dtype"),
+        spaces.Dict: ("spaces",),
+        spaces.Discrete: ("n", "start", "dtype"),
+        spaces.MultiBinary: ("n",),
+        spaces.MultiDiscrete: ("nvec", "start", "dtype"),
+        spaces.Tuple: ("spaces",),
+    }.items()
+}
+#: The attributes of every module, with the values of a new one.
+_NEW = vars(nn.Module())
+#: Those that are saved; the others are hooks.
+_SAVED = ("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_PARTS: dict[str, Any] = {"_parameters": nn.Parameter, "_buffers": th.Tensor, "_modules": nn.Module}
+#: Methods by which a class would be pickled in its own way.
+_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def object_state(value: Any) -> dict[str, Any] | None:
+    """The values from which :func:`make_object` makes an object again; ``None``: there are none that describe it."""
+    cls = type(value)
+    if name_of(cls) in SPACES:
+        return {name: getattr(value, name) for name in SPACES[name_of(cls)][1]}
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return dict(zip(cls._fields, value, strict=True))
+    if isinstance(value, nn.Module):
+        # What torch keeps elsewhere is lost: hooks, and the memory of recurrent layers.
+        has_hooks = any(vars(value).get(name) != new for name, new in _NEW.items() if name not in _SAVED)
+        is_described = not has_hooks and not isinstance(value, nn.RNNBase)
+        state = {name: each for name, each in vars(value).items() if name not in _NEW or name in _SAVED}
+        return state if is_described else None
+    is_plain = (
+        cls.__new__ is object.__new__
+        and all(getattr(cls, name, None) is getattr(object, name, None) for name in _PICKLING)
+        and not any(vars(each).get("__slots__") for each in cls.__mro__)
+        and bool(cls.__dictoffset__)
+    )
+    return dict(vars(value)) if is_plain else None
+
+
+def make_object(cls: type, state: dict[str, Any]) -> Any:
+    """An object of a class; dataclasses and spaces check their values as they always do.
+
+    :raises Exception: of any kind, if they do not make an object
+    """
+    made: Any
+    if name_of(cls) in SPACES:
+        return _make_space(cls, state)
+    if issubclass(cls, tuple):
+        return cls(**state)
+    if issubclass(cls, nn.Module):
+        valid = all(isinstance(each, (_PARTS[part], type(None))) for part in _PARTS for each in state[part].values())
+        if not valid or any(name in _NEW and name not in _SAVED for name in state) or issubclass(cls, nn.RNNBase):
+            raise ValueError(f"this is not a {cls.__name__}")
+        made = object.__new__(cls)
+        nn.Module.__init__(made)
+    elif dataclasses.is_dataclass(cls):
+        fields = {each.name: each.init for each in dataclasses.fields(cls)}
+        if not state.keys() <= fields.keys():
+            raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
+        made = cls(**{name: each for name, each in state.items() if fields[name]})
+    else:
+        made = object.__new__(cls)
+    vars(made).update(state)
+    return made
+
+
+def _make_space(cls: type, state: Mapping[str, Any]) -> spaces.Space:
+    values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
+    if cls is spaces.Dict:
+        # Pairs, since Gymnasium would sort the keys of a dict.
+        values["spaces"] = list(values["spaces"].items())
+    if cls is spaces.Discrete and values.get("dtype") == np.int64:
+        del values["dtype"]  # older Gymnasium has no other
+    return cls(**values)  # type: ignore[no-any-return]
