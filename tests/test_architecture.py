@@ -119,7 +119,7 @@ def late():
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("formulas.")])
-def test_formulas_know_of_nothing_but_torch(module):
+def test_formulas_import_nothing_but_torch(module):
     foreign = {name.split(".")[0] for name in imports_of(module)} - sys.stdlib_module_names - {"ppo_plus"}
     assert foreign <= {"torch"}
     assert all(other.startswith("formulas.") for other in ours(module))

@@ -12,10 +12,10 @@ from envs import ACTIONS, VECTOR, MaskedEnv, RandomEnv, vec
 from gymnasium import spaces
 from networks import without_kinks
 from optimizers import scheduled
-from products import sample
-from simulators import TensorTwin
+from parametrization import sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from tensor_envs import TensorTwin
 
 from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
@@ -83,7 +83,7 @@ def test_compiled_and_eager_train_the_same(case):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpGruPolicy"])
-def test_environments_in_tensors_are_trained_in_compiled(policy):
+def test_tensor_environments_are_trained_compiled(policy):
     models = []
     for compile in (False, True):
         env = TensorTwin(4, ACTIONS["mixed"], "method")
@@ -517,7 +517,7 @@ def no_compiler():
     ("name", "failing", "reason", "warnings"),
     [("compile_graph", no_graph, "no such operation", 2), ("find_compiler", no_compiler, "no g[+][+]", 1)],
 )
-def test_what_cannot_be_compiled_trains_as_uncompiled(monkeypatch, name, failing, reason, warnings):
+def test_code_that_cannot_be_compiled_trains_eagerly(monkeypatch, name, failing, reason, warnings):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     monkeypatch.setattr(f"ppo_plus.compiling.compiled.{name}", failing)
     results = []

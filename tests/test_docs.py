@@ -274,7 +274,7 @@ def tables():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_tables_are_what_was_measured(page, tables):
+def test_tables_show_the_measurements(page, tables):
     text = page.read_text(encoding="utf-8")
     assert tables.fill(text) == text, "write the tables anew: python docs/tables.py"
 

@@ -10,9 +10,9 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, equal_actions, vec
 from gymnasium import spaces
-from products import all_pairs
-from simulators import TensorTwin
+from parametrization import all_pairs
 from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import TensorTwin
 
 from ppo_plus import ColoredNoise, PPO_Plus
 
@@ -108,7 +108,7 @@ def test_ratio_is_one_and_a_loaded_model_acts_alike_under_masks(kind, masks, exp
 @pytest.mark.parametrize(
     ("kind", "memory", "exploration", "masks"), all_pairs(SEEING, MEMORIES, EXPLORATIONS, [False, True])
 )
-def test_ratio_is_one_and_kl_zero_where_actor_and_critic_see_different_entries(kind, memory, exploration, masks):
+def test_ratio_is_one_with_separate_actor_and_critic_keys(kind, memory, exploration, masks):
     keys = {"actor_keys": ["choice", "vector"], "critic_keys": ["choice", "choices", "image"], "ortho_init": False}
     if memory:
         keys |= {"lstm_hidden_size": 12}

@@ -9,6 +9,7 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, RandomEnv, equal_actions, vec
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from models import make_model
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -22,9 +23,7 @@ every_kind = pytest.mark.parametrize("kind", MIXED)
 
 
 def make(env, policy="MlpPolicy", **kwargs):
-    return PPO_Plus(
-        policy, env, **({"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs)
-    )
+    return make_model(env=env, policy=policy, **{"n_steps": 16, "batch_size": 16} | kwargs)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_the_noise_of_gsde_is_that_of_each_part():
             th.testing.assert_close(z[:, part], policy.exploration.sample(own, features, log_std)[0])
 
 
-def test_a_buffer_written_for_sb3_is_refused_by_name():
+def test_a_buffer_written_for_sb3_raises_an_error_with_its_name():
     with pytest.raises(ValueError, match="rollout_buffer_class=.*RolloutBuffer.* cannot store actions of Dict"):
         make(vec(ACTIONS["mixed"]), rollout_buffer_class=SB3RolloutBuffer)
 
@@ -124,7 +123,7 @@ def test_squashing_needs_a_box_somewhere():
         make(vec(space), policy_kwargs={"squash_output": True})
 
 
-def test_networks_of_ones_own_give_means_and_logits_in_order():
+def test_custom_networks_give_means_and_logits_in_order():
     env = vec(ACTIONS["tuple"], OBSERVATIONS["box"])
     actor = th.nn.Linear(5, 3 + 2)
     model = make(env, policy_kwargs={"actor": actor, "critic": th.nn.Linear(5, 1)}).learn(32)

@@ -27,7 +27,7 @@ def test_each_name_is_that_of_its_module(name):
     assert pickle.loads(f"cppo_plus\n{name}\n.".encode()) is getattr(ppo_plus, name)
 
 
-def test_star():
+def test_star_import_gives_all_public_names():
     names = {}
     exec("from ppo_plus import *", names)
     assert set(ppo_plus.MODULES) <= set(names)

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, VECTOR, FaultyEnv, RandomEnv, StillEnv, equal_actions, vec
 from gymnasium import spaces
-from products import in_turn, sample
+from models import make_model, weights
+from parametrization import in_turn, sample
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -40,14 +42,8 @@ from ppo_plus.update import flat
 NAN, INF = float("nan"), float("inf")
 
 
-def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
-    """Two environments, rollouts of 16 transitions, four minibatches."""
-    kwargs = {"n_steps": 8, "batch_size": 4, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
-
-
-def weights(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+#: Four minibatches in each epoch.
+make = partial(make_model, batch_size=4)
 
 
 def logged(model):
@@ -125,7 +121,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
-def test_a_bad_argument_is_refused_by_name_and_value_before_any_step(name, value):
+def test_a_bad_argument_raises_an_error_before_any_step(name, value):
     env = vec(ACTIONS["discrete"])
     with pytest.raises((ValueError, TypeError)) as refusal:
         make(env=env, **{name: value}).learn(16)
@@ -148,7 +144,7 @@ def test_a_bad_argument_is_refused_by_name_and_value_before_any_step(name, value
         ({"env": RandomEnv(ACTIONS["discrete"]), "n_steps": 1}, "n_steps=1 times n_envs=1"),
     ],
 )
-def test_arguments_that_exclude_each_other_are_refused(kwargs, message):
+def test_arguments_that_exclude_each_other_raise_an_error(kwargs, message):
     with pytest.raises(ValueError, match=message):
         make(**kwargs)
 
@@ -166,7 +162,7 @@ def test_arguments_that_exclude_each_other_are_refused(kwargs, message):
     ],
     ids=str,
 )
-def test_an_unsupported_space_is_refused_by_name(name, space):
+def test_an_unsupported_space_raises_an_error_with_its_name(name, space):
     env = RandomEnv(**{"action_space": ACTIONS["discrete"], name: space})
     with pytest.raises(ValueError, match=f"{name}={re.escape(str(space))}"):
         make(env=env, policy="MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
@@ -175,25 +171,25 @@ def test_an_unsupported_space_is_refused_by_name(name, space):
 @pytest.mark.parametrize(
     ("policy", "observation"), [("CnnPolicy", "box"), ("MultiInputPolicy", "box"), ("MlpPolicy", "dict")]
 )
-def test_a_policy_that_does_not_fit_the_observations_is_refused_by_name(policy, observation):
+def test_a_policy_for_other_observations_raises_an_error(policy, observation):
     with pytest.raises(ValueError, match=policy):
         make(env=vec(ACTIONS["discrete"], OBSERVATIONS[observation]), policy=policy)
 
 
 @pytest.mark.parametrize("env", [5, None])
-def test_something_else_in_place_of_an_environment_is_refused(env):
+def test_a_wrong_type_of_environment_raises_an_error(env):
     with pytest.raises((ValueError, TypeError), match=f"env={env}"):
         PPO_Plus("MlpPolicy", env)
 
 
 @pytest.mark.parametrize("total_timesteps", [0, -1, NAN, "many", None])
-def test_learn_refuses_a_bad_number_of_steps(total_timesteps):
+def test_a_bad_number_of_steps_raises_an_error(total_timesteps):
     with pytest.raises((ValueError, TypeError), match=f"total_timesteps={total_timesteps!r}"):
         make().learn(total_timesteps)
 
 
 @pytest.mark.parametrize(("name", "value"), [("gamma", 2.0), ("batch_size", 1), ("clip_range", -1.0), ("n_epochs", 0)])
-def test_an_attribute_changed_for_the_worse_is_refused_by_learn(name, value):
+def test_an_invalid_attribute_makes_learn_raise_an_error(name, value):
     model = make()
     setattr(model, name, value)
     with pytest.raises(ValueError, match=f"{name}={value!r}"):
@@ -202,7 +198,7 @@ def test_an_attribute_changed_for_the_worse_is_refused_by_learn(name, value):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_single_transition_per_minibatch_is_fine_without_its_normalization(batch_size):
+def test_minibatches_of_one_work_without_their_normalization(batch_size):
     for mode in (False, "rollout"):
         model = make(batch_size=batch_size, normalize_advantage=mode).learn(16)
         assert th.isfinite(weights(model)).all()
@@ -296,7 +292,7 @@ def test_a_callback_can_change_the_discount():
     np.testing.assert_allclose(rollout.advantages, rollout.rewards - rollout.values, atol=1e-6)
 
 
-def test_the_learning_rate_can_be_changed_like_every_other_argument():
+def test_the_learning_rate_can_be_changed_between_calls():
     model = make(learning_rate=1e-3).learn(16)
     model.learning_rate = 0.0
     before = weights(model)
@@ -344,7 +340,7 @@ def test_a_callback_can_change_the_clip_range():
         model.learn(16)
 
 
-def test_a_schedule_that_turns_nan_during_training_stops_it_with_finite_weights():
+def test_a_schedule_that_becomes_nan_stops_training():
     model = make(vf_coef=lambda progress: NAN if 0.331 < progress < 0.339 else 0.5)
     with pytest.raises(ValueError, match="vf_coef.*nan"):
         model.learn(48)
@@ -366,7 +362,7 @@ def n_steps_taken(model):
     return int(next(iter(model.policy.optimizer.state.values()))["step"])
 
 
-def test_stop_ends_the_update_before_the_step_of_the_first_minibatch_beyond_the_limit():
+def test_early_stop_comes_before_the_step_beyond_the_limit():
     model = make(Recording, target_kl=1e-12)
     history = learn(model, 1)
     # The first minibatch has KL 0; after its step the second one is beyond any such target.
@@ -404,7 +400,7 @@ def test_stopping_one_update_does_not_stop_the_next():
 
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
-def test_kl_is_the_exact_divergence_of_the_new_policy_from_the_old_one(kind):
+def test_kl_is_the_exact_divergence_of_new_from_old_policy(kind):
     model = make(Recording, env=vec(ACTIONS[kind]), learning_rate=1e-2, normalize_advantage=False).learn(16)
     batch, coefficients, _ = model.record[-1]
     old = model.policy.action_dist.to_torch(batch.old_params)
@@ -415,7 +411,7 @@ def test_kl_is_the_exact_divergence_of_the_new_policy_from_the_old_one(kind):
 
 
 @pytest.mark.parametrize(("target", "betas"), [(1e-9, [2.0, 4.0, 8.0]), (1e3, [0.5, 0.25, 0.125])])
-def test_penalty_coefficient_is_doubled_above_and_halved_below_the_band(target, betas):
+def test_penalty_is_doubled_above_and_halved_below_the_band(target, betas):
     model = make(target_kl=target, kl_control="penalty", learning_rate=1e-2)
     assert learn(model, 3)["train/kl_coef"] == betas
 
@@ -441,7 +437,7 @@ def test_clipping_can_be_off_under_a_penalty(kl_control):
 
 
 @pytest.mark.parametrize(("target", "factor"), [(1e-9, 1 / 1.5), (1e3, 1.5)])
-def test_adaptive_lr_scales_a_decaying_schedule_and_leaves_its_shape_alone(target, factor):
+def test_adaptive_lr_scales_a_decaying_schedule(target, factor):
     schedule = linear(1e-2, 1e-3)
     model = make(target_kl=target, kl_control="adaptive_lr", learning_rate=schedule)
     history = learn(model, 3)
@@ -459,7 +455,7 @@ def test_adaptive_lr_scale_is_bounded():
 
 
 @pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr"])
-def test_what_a_control_remembers_survives_saving(kl_control, tmp_path):
+def test_the_state_of_a_control_is_saved_and_loaded(kl_control, tmp_path):
     model = make(target_kl=1e3, kl_control=kl_control)
     learn(model, 1)
     model.save(tmp_path / "model")
@@ -468,14 +464,14 @@ def test_what_a_control_remembers_survives_saving(kl_control, tmp_path):
     assert learn(loaded, 1)[name] == pytest.approx([expected])
 
 
-def test_a_penalty_that_replaces_another_control_starts_with_its_own_coefficient():
+def test_a_new_penalty_control_starts_with_its_own_coefficient():
     model = make()
     learn(model, 1)
     model.kl_control, model.target_kl = "penalty", 1e3
     assert learn(model, 1)["train/kl_coef"] == [0.5]
 
 
-def test_the_scale_of_a_control_goes_with_it():
+def test_replacing_a_control_removes_its_scale():
     model = make(target_kl=1e3, kl_control="adaptive_lr", learning_rate=1e-3)
     assert learn(model, 1)["train/lr_scale"] == [1.5]
     model.kl_control = "stop"
@@ -497,7 +493,7 @@ class HalveEachMinibatch(KLControl):
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_a_control_of_ones_own_may_change_the_learning_rate_at_each_minibatch(is_packed, monkeypatch):
+def test_a_custom_control_may_change_the_rate_per_minibatch(is_packed, monkeypatch):
     if not is_packed:
         monkeypatch.setattr(flat, "ELEMENTWISE", ())
     kwargs = {"policy_kwargs": {"optimizer_class": th.optim.SGD}, "max_grad_norm": 1e9, "n_epochs": 1}
@@ -517,7 +513,7 @@ class StopAtThird(KLControl):
         return state._replace(beta=state.beta + 1, running=state.running & (state.beta + 1 < 3))
 
 
-def test_a_control_of_ones_own_may_stop_the_update_without_a_target():
+def test_a_custom_control_may_stop_the_update_without_a_target():
     model = make(kl_control=StopAtThird())
     history = learn(model, 1)
     assert n_steps_taken(model) == 2
@@ -542,7 +538,7 @@ def test_rollout_normalizes_once_over_all_minibatches():
     assert loss.item() == pytest.approx(-model.record[0][0].advantages.mean().item(), abs=1e-6)
 
 
-def test_false_leaves_advantages_as_they_are():
+def test_false_leaves_advantages_unchanged():
     model = make(Recording, normalize_advantage=False, n_epochs=1).learn(16)
     batch, _, diagnostics = model.record[0]
     # The ratio is 1 on the first minibatch.
@@ -550,7 +546,7 @@ def test_false_leaves_advantages_as_they_are():
 
 
 @pytest.mark.parametrize(("mode", "is_invariant"), [(True, True), ("rollout", False), (False, False)])
-def test_only_normalization_within_the_minibatch_ignores_the_scale_of_its_advantages(mode, is_invariant):
+def test_only_minibatch_normalization_removes_the_scale(mode, is_invariant):
     model = make(Recording, normalize_advantage=mode, learning_rate=1e-2).learn(16)
     batch, coefficients, diagnostics = model.record[-1]
     scaled = model.compute_loss(batch._replace(advantages=10 * batch.advantages + 3), coefficients).diagnostics
@@ -592,7 +588,7 @@ def faulty(*args, **kwargs):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_number_from_the_environment_that_is_not_finite_is_named_with_environment_and_step(what, value, at):
+def test_numbers_that_are_not_finite_name_environment_and_step(what, value, at):
     model = make(env=faulty(what, at, value))
     before = weights(model)
     with pytest.raises(FloatingPointError, match=rf"(?s){what}.*{value}.*environment 1 at step {at}\b"):
@@ -605,7 +601,7 @@ def test_a_bad_first_observation_is_named():
         make(env=faulty("observation", 0)).learn(32)
 
 
-def test_a_bad_observation_in_a_later_rollout_is_named_by_the_step_of_the_run():
+def test_a_bad_observation_later_is_named_by_the_step_of_the_run():
     # The fourth step of the second rollout.
     env = faulty("reward", 12)
     with pytest.raises(FloatingPointError, match=r"reward.*environment 1 at step 12\b"):
@@ -627,7 +623,7 @@ def test_a_bad_entry_of_a_dict_observation_is_named_by_its_key():
         make(env=env, policy="MultiInputPolicy").learn(32)
 
 
-def test_a_bad_final_observation_is_named_with_environment_and_step():
+def test_a_bad_final_observation_names_environment_and_step():
     env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"], max_steps=None), lambda: FaultyEnv("final", 0)])
     with pytest.raises(FloatingPointError, match=r"(?s)observation.*environment 1 at step 5\b"):
         make(env=env).learn(32)
@@ -646,7 +642,7 @@ class ReusedMemory(DummyVecEnv):
         return obs, rewards, dones, infos
 
 
-def test_final_observations_are_kept_until_the_end_of_the_rollout():
+def test_final_observations_are_kept_for_the_whole_rollout():
     rewards = []
     for vec_class in (DummyVecEnv, ReusedMemory):
         env = vec_class([lambda: RandomEnv(ACTIONS["discrete"], max_steps=3)])
@@ -684,7 +680,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_and_counted(kind):
     assert not th.equal(weights(model), before)
 
 
-def test_what_was_skipped_is_not_in_the_averages():
+def test_skipped_minibatches_are_not_in_the_averages():
     model = make(Broken)
     model.bad = (0, 7)
     assert np.isfinite(learn(model, 1)["train/loss"]).all()
@@ -697,11 +693,11 @@ def test_the_gradient_that_is_left_was_applied():
     assert all(th.isfinite(p.grad).all() for p in model.policy.parameters())
 
 
-def test_nothing_is_logged_about_skipping_when_nothing_was_skipped():
+def test_without_skipped_minibatches_none_are_logged():
     assert "train/skipped_minibatches" not in learn(make(), 1).updates[0]
 
 
-def test_ten_bad_minibatches_in_a_row_stop_training_with_the_weights_before_them():
+def test_ten_bad_minibatches_in_a_row_stop_training():
     model = make(Broken, n_epochs=3)
     model.bad = range(1, 100)
     with pytest.raises(FloatingPointError, match="10 minibatches in a row"):
@@ -728,7 +724,7 @@ def test_nine_bad_minibatches_in_a_row_do_not_stop_training():
     assert n_steps_taken(model) == 2
 
 
-def test_an_update_without_a_single_good_minibatch_changes_nothing():
+def test_an_update_of_bad_minibatches_changes_nothing():
     model = make(Broken, n_epochs=1)
     model.bad = range(4)
     before = weights(model)
@@ -779,19 +775,19 @@ EXPLORATIONS = [{}, {"use_sde": True}, {"exploration": ColoredNoise(1.0, horizon
 
 
 @pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_noise_is_held_for_a_rollout(kind):
+def test_noise_is_kept_for_a_rollout(kind):
     actions, _ = explore(kind)
     assert changes(actions) == [8]
 
 
 @pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_noise_is_renewed_every_n_steps_of_a_rollout(kind):
+def test_noise_is_resampled_every_n_steps_of_a_rollout(kind):
     actions, _ = explore(kind, sde_sample_freq=3)
     assert changes(actions) == [3, 6, 8, 11, 14]
 
 
 @pytest.mark.parametrize("kind", sample(EVERY_KIND, 3))
-def test_noise_is_renewed_for_each_environment_at_its_episode_start_and_not_between(kind):
+def test_noise_is_resampled_only_at_episode_starts(kind):
     actions, starts = explore(kind, sde_sample_freq="episode", max_steps=(3, 5, 100))
     for parity, length in enumerate((3, 5, 100)):
         # Episodes run on from one rollout into the next.
@@ -814,7 +810,7 @@ def test_environments_do_not_share_noise(kind):
 
 
 @pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
-def test_reset_noise_renews_what_predict_holds(kind, exploration):
+def test_reset_noise_resamples_the_noise_of_predict(kind, exploration):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind], n_envs=N_NOISY)
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}
     model = make(env=env, policy_kwargs=policy_kwargs, **exploration)
@@ -826,7 +822,7 @@ def test_reset_noise_renews_what_predict_holds(kind, exploration):
     assert not equal_actions(model.predict(obs)[0], second)
 
 
-def test_predict_renews_noise_where_episodes_start():
+def test_predict_resamples_noise_where_episodes_start():
     model = make(env=vec(ACTIONS["box"], n_envs=3), use_sde=True)
     obs = model.get_env().reset()
     before = model.predict(obs)[0]
@@ -852,7 +848,7 @@ def test_predicting_does_not_disturb_the_noise_of_training():
 
 
 @pytest.mark.parametrize(("kind", "exploration"), in_turn(EVERY_KIND, EXPLORATIONS))
-def test_a_copy_of_a_policy_that_has_acted_and_learned_acts_alike(kind, exploration):
+def test_a_copy_of_a_trained_policy_acts_alike(kind, exploration):
     env = vec(ACTIONS["box" if kind == "box_squashed" else kind])
     policy_kwargs = {"squash_output": True} if kind == "box_squashed" else {}
     model = make(env=env, policy_kwargs=policy_kwargs, n_epochs=1, **exploration).learn(16)
@@ -878,7 +874,7 @@ class NoNoise(NoiseProcess):
 
 
 @pytest.mark.parametrize("kind", ["box", "multibinary"])
-def test_a_noise_process_of_ones_own_decides_the_actions(kind):
+def test_a_custom_noise_process_decides_the_actions(kind):
     model = make(env=vec(ACTIONS[kind]), exploration=NoNoise(), sde_sample_freq="episode", learning_rate=0.0).learn(16)
     obs = th.from_numpy(model.rollout_buffer.observations).flatten(0, 1)
     mode = model.policy.get_distribution(obs).mode().detach().numpy()
@@ -903,7 +899,7 @@ class WithPlus(PPO_Plus):
         return super().compute_loss(batch, coefficients).plus("bias", 0.5 * bias.sum())
 
 
-def test_a_term_of_ones_own_is_descended_and_logged():
+def test_a_custom_loss_term_is_descended_and_logged():
     options = {
         "policy_kwargs": {"optimizer_class": th.optim.SGD},
         "max_grad_norm": 1e9,
@@ -918,7 +914,7 @@ def test_a_term_of_ones_own_is_descended_and_logged():
     assert logged(more)["train/loss"] == pytest.approx(logged(plain)["train/loss"] + 0.5 * before)
 
 
-def test_a_loss_of_ones_own_needs_no_diagnostics_without_kl_control():
+def test_a_custom_loss_needs_no_diagnostics_without_kl_control():
     class Regression(PPO_Plus):
         def compute_loss(self, batch, coefficients):
             values, _ = self.policy.evaluate(batch.observations)
@@ -969,7 +965,7 @@ NETWORKS = {
 @pytest.mark.parametrize("use_sde", [False, True])
 @pytest.mark.parametrize("networks", NETWORKS)
 @pytest.mark.parametrize("kind", ["box_3d", "discrete"])
-def test_networks_of_ones_own_learn_and_are_saved(kind, networks, use_sde, tmp_path):
+def test_custom_networks_learn_and_are_saved(kind, networks, use_sde, tmp_path):
     actor, critic = NETWORKS[networks]
     action_space = spaces.Box(-1.0, 1.0, (3,)) if kind == "box_3d" else ACTIONS["discrete"]
     model = make(env=vec(action_space), use_sde=use_sde, policy_kwargs={"actor": actor, "critic": critic})
@@ -996,7 +992,7 @@ def test_a_module_is_copied_and_keeps_its_own_weights():
     assert th.equal(actor[2].weight, given["2.weight"])
 
 
-def test_an_own_actor_decides_the_actions():
+def test_a_custom_actor_decides_the_actions():
     class Always(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1023,7 +1019,7 @@ def test_an_own_actor_decides_the_actions():
     ],
     ids=["input", "output", "between", "last", "factory", "batch_dimension", "tuple"],
 )
-def test_a_network_of_the_wrong_size_is_refused_by_name(name, network):
+def test_a_network_of_the_wrong_size_raises_an_error(name, network):
     with pytest.raises(ValueError, match=f"{name} "):
         make(policy_kwargs={name: network})
 
@@ -1031,12 +1027,12 @@ def test_a_network_of_the_wrong_size_is_refused_by_name(name, network):
 @pytest.mark.parametrize(
     "network", ["linear", 5, lambda *dims: None, nn.Sequential()], ids=["str", "int", "none", "empty"]
 )
-def test_something_else_in_place_of_a_network_is_refused_by_name(network):
+def test_a_wrong_type_of_network_raises_an_error(network):
     with pytest.raises((ValueError, TypeError), match="actor"):
         make(policy_kwargs={"actor": network})
 
 
-def test_net_arch_beside_own_networks_is_refused():
+def test_net_arch_with_custom_networks_raises_an_error():
     with pytest.raises(ValueError, match=r"net_arch=\[8\]"):
         make(policy_kwargs={"actor": sequential, "critic": sequential, "net_arch": [8]})
 
@@ -1123,7 +1119,7 @@ def test_whatever_makes_an_optimizer_is_accepted(optimizer_class):
     assert not th.equal(weights(model.learn(16)), before)
 
 
-def test_what_makes_no_optimizer_is_refused():
+def test_a_class_that_is_not_an_optimizer_raises_an_error():
     with pytest.raises(ValueError, match="optimizer_class=.*ReLU.* must be an optimizer of torch"):
         make(policy_kwargs={"optimizer_class": nn.ReLU})
 
@@ -1172,7 +1168,7 @@ class RaisesOnce(PPO_Plus):
         return super().compute_loss(batch, coefficients)
 
 
-def test_an_exception_during_training_leaves_ordinary_parameters_and_training_can_go_on():
+def test_training_can_continue_after_an_exception():
     model = make(RaisesOnce)
     before = weights(model)
     with pytest.raises(KeyboardInterrupt):
@@ -1240,7 +1236,7 @@ def test_images_are_learned_from_without_normalizing_them_too():
 
 
 @pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode))
-def test_vector_environments_of_gymnasium_give_the_transitions_of_a_dummy_vec_env(mode):
+def test_gymnasium_vector_envs_give_the_rows_of_a_dummy_vec_env(mode):
     """Rows in which such an environment only resets take no part: what is left is what SB3 would have seen."""
 
     def episodes(env, n_rows):
@@ -1270,7 +1266,7 @@ def test_vector_environments_of_gymnasium_give_the_transitions_of_a_dummy_vec_en
     np.testing.assert_array_equal(buffer.observations[kept][:n], dummy.observations[:n])
 
 
-def test_a_vector_environment_of_gymnasium_is_learned_from_and_evaluated():
+def test_a_gymnasium_vector_env_is_learned_from_and_evaluated():
     env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     model = make(env=env, n_steps=32, batch_size=32, normalize_advantage="rollout").learn(512)
     assert model.rollout_buffer.valid is not None
@@ -1309,7 +1305,7 @@ class At(BaseCallback):
         return True
 
 
-def test_evaluating_amid_stacked_frames_bootstraps_from_what_was_seen():
+def test_evaluation_within_stacked_frames_keeps_the_last_frames():
     env = VecFrameStack(vec(ACTIONS["discrete"], n_envs=1), 2)
     model = make(env=env, n_steps=8, policy_kwargs={"ortho_init": False})
     seen = []
@@ -1331,7 +1327,7 @@ def test_the_environment_may_be_replaced_in_a_rollout(step):
     assert model.num_timesteps == 32
 
 
-def test_integer_actions_stay_whole_in_a_buffer_written_for_sb3():
+def test_integer_actions_are_not_rounded_in_buffers_for_sb3():
     box = spaces.Box(-10, 10, (2,), np.int32)
     model = make(Recording, env=vec(box), rollout_buffer_class=SB3RolloutBuffer).learn(16)
     assert model.record[0][2]["approx_kl"].item() == pytest.approx(0.0, abs=1e-6)
@@ -1369,7 +1365,7 @@ def test_another_control_of_the_same_class_takes_over():
         ("action_mask_key", "mask"),
     ],
 )
-def test_what_a_model_is_built_with_cannot_change(name, value):
+def test_arguments_that_the_model_is_built_with_cannot_change(name, value):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     before, rollouts = getattr(model, name), []
 

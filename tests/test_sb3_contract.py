@@ -13,6 +13,8 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, POLICIES, VECTOR, RandomEnv, equal_actions, vec
 from gymnasium import spaces
+from models import make_model as make
+from models import weights
 from networks import TowerPolicy, TwoTowers
 from stable_baselines3 import PPO
 from stable_baselines3 import ppo as sb3_ppo
@@ -29,12 +31,6 @@ from torch import nn
 from ppo_plus import ActorCriticPolicy, ColoredNoise, EarlyStop, PPO_Plus, RolloutBuffer, linear, register
 
 
-def make(cls=PPO_Plus, env=None, policy="MlpPolicy", **kwargs):
-    """Two environments, rollouts of 16 transitions, two minibatches, two epochs."""
-    kwargs = {"n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return cls(policy, vec(ACTIONS["discrete"]) if env is None else env, **kwargs)
-
-
 def make_for(kind, observation="box", **kwargs):
     """A model for an action space and an observation space by name."""
     if kind == "box_squashed":
@@ -45,10 +41,6 @@ def make_for(kind, observation="box", **kwargs):
 
 def monitored(n_envs=2):
     return VecMonitor(vec(ACTIONS["discrete"], n_envs=n_envs, max_steps=3))
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
 every_kind = pytest.mark.parametrize("kind", [*ACTIONS, "box_squashed"])
@@ -121,7 +113,7 @@ def test_locals_have_sb3s_shapes(kind):
 
 
 @every_kind
-def test_actions_in_locals_are_flat_and_internal_and_clipped_actions_are_the_environments(kind):
+def test_locals_have_the_internal_and_the_environments_actions(kind):
     hooks = Hooks()
     model = make_for(kind).learn(16, hooks)
     actions, clipped = hooks.step_locals["actions"], hooks.step_locals["clipped_actions"]
@@ -277,7 +269,7 @@ class Recording(PPO_Plus):
         return outcome
 
 
-def test_logged_numbers_are_means_over_all_minibatches_of_all_epochs():
+def test_logged_numbers_are_means_over_all_minibatches():
     # The last minibatch is smaller; it counts as one, as in SB3.
     model = make(Recording, env=vec(ACTIONS["box"]), batch_size=6, n_epochs=3, learning_rate=1e-2).learn(16)
     assert len(model.record) == 9
@@ -297,7 +289,7 @@ def test_grad_norm_is_the_norm_before_clipping():
     assert model.logger.name_to_value["train/grad_norm"] > 1e-2
 
 
-def test_action_std_is_that_of_the_actions_and_std_that_of_the_weights():
+def test_action_std_is_of_the_actions_and_std_of_the_weights():
     model = make(env=vec(ACTIONS["box"]), use_sde=True, learning_rate=0.0).learn(16)
     logs = model.logger.name_to_value
     obs = th.from_numpy(model.rollout_buffer.observations).flatten(0, 1)
@@ -355,18 +347,18 @@ def test_learn_returns_the_model_and_completes_rollouts():
 
 
 @pytest.mark.parametrize(("reset", "expected"), [(True, 16), (False, 32)])
-def test_steps_are_counted_anew_unless_asked_otherwise(reset, expected):
+def test_steps_are_counted_from_zero_unless_asked_otherwise(reset, expected):
     assert make().learn(16).learn(16, reset_num_timesteps=reset).num_timesteps == expected
 
 
-def test_going_on_without_a_reset_is_one_long_run():
+def test_continuing_without_a_reset_is_one_long_run():
     one = weights(make().learn(48))
     model = make().learn(16)
     other = weights(model.learn(32, reset_num_timesteps=False))
     assert th.equal(one, other)
 
 
-def test_going_on_does_not_reset_the_environment():
+def test_continuing_does_not_reset_the_environment():
     env = vec(ACTIONS["discrete"], max_steps=None, p_end=0.0)
     make(env=env).learn(16).learn(16, reset_num_timesteps=False)
     assert [each.n_resets for each in env.envs] == [1, 1]
@@ -401,7 +393,7 @@ def test_it_learns_across_processes():
         env.close()
 
 
-def test_normalized_environments_are_saved_and_loaded_with_their_statistics(tmp_path):
+def test_normalization_statistics_are_saved_and_loaded(tmp_path):
     model = make(env=VecNormalize(vec(ACTIONS["discrete"]))).learn(32)
     model.save(tmp_path / "model")
     model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
@@ -471,7 +463,7 @@ def test_predicted_actions_are_in_the_action_space(kind, deterministic):
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_one_observation_and_a_batch_of_it_are_told_apart(observation):
+def test_one_observation_and_a_batch_of_it_are_distinguished(observation):
     model = make_for("discrete", observation)
     space = OBSERVATIONS[observation]
     space.seed(0)
@@ -511,18 +503,18 @@ def test_predict_goes_through_an_episode_of_a_gym_environment():
         ((np.zeros(5, np.float32), {}), "info"),
     ],
 )
-def test_predict_refuses_an_observation_that_does_not_fit(observation, message):
+def test_predict_raises_an_error_for_another_observation_shape(observation, message):
     with pytest.raises(ValueError, match=message):
         make().predict(observation)
 
 
-def test_predict_refuses_a_dict_without_all_keys():
+def test_predict_raises_an_error_for_a_dict_without_all_keys():
     model = make_for("discrete", "dict")
     with pytest.raises(ValueError, match="vector"):
         model.predict({"image": IMAGE.sample()})
 
 
-def test_the_state_is_handed_through():
+def test_predict_returns_the_given_state():
     state = (np.zeros(3),)
     assert make().predict(VECTOR.sample(), state=state)[1] is state
 
@@ -592,7 +584,7 @@ def test_a_saved_model_is_loaded_with_all_it_was_made_with(form, tmp_path):
     assert (loaded.num_timesteps, loaded._n_updates) == (16, model._n_updates)
 
 
-def test_a_loaded_model_goes_on_as_the_saved_one_would(tmp_path):
+def test_a_loaded_model_continues_as_the_saved_one_would(tmp_path):
     options = {"env": vec(ACTIONS["box"]), "use_sde": True, "learning_rate": "lin_1e-2", "target_kl": 0.5}
     model = make(kl_control="adaptive_lr", **options).learn(16)
     model.save(tmp_path / "model")
@@ -605,7 +597,7 @@ def test_a_loaded_model_goes_on_as_the_saved_one_would(tmp_path):
     assert th.equal(*results)
 
 
-def test_load_changes_what_it_is_told_to(tmp_path):
+def test_load_replaces_given_arguments(tmp_path):
     make().save(tmp_path / "model")
     loaded = PPO_Plus.load(
         tmp_path / "model", env=vec(ACTIONS["discrete"], n_envs=3), device="cpu", gamma=0.5, learning_rate="lin_1e-2"
@@ -622,13 +614,13 @@ def test_load_replaces_custom_objects(tmp_path):
     assert PPO_Plus.load(tmp_path / "model", device="cpu", custom_objects=custom_objects).lr_schedule(1.0) == 0.5
 
 
-def test_load_refuses_an_environment_with_other_spaces(tmp_path):
+def test_load_raises_an_error_for_other_spaces(tmp_path):
     make().save(tmp_path / "model")
     with pytest.raises(ValueError, match="spaces do not match"):
         PPO_Plus.load(tmp_path / "model", env=vec(ACTIONS["box"]), device="cpu")
 
 
-def test_load_and_resume_take_arguments_and_attributes_that_there_are(tmp_path):
+def test_load_and_resume_take_only_known_names(tmp_path):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     model.save(tmp_path / "model")
     model.save(tmp_path / "pickled", pickle=True)
@@ -645,7 +637,7 @@ def test_load_and_resume_take_arguments_and_attributes_that_there_are(tmp_path):
         assert (changed.gamma, changed._stats_window_size, changed.num_timesteps) == (0.9, 7, 64)
 
 
-def test_load_checks_what_it_is_told_to_change(tmp_path):
+def test_load_checks_given_arguments(tmp_path):
     make().save(tmp_path / "model")
     with pytest.raises(ValueError, match="gamma=2"):
         PPO_Plus.load(tmp_path / "model", device="cpu", gamma=2)
@@ -665,7 +657,7 @@ def test_parameters_of_one_model_can_be_set_in_another(tmp_path):
     assert th.equal(weights(source), weights(other))
 
 
-def test_parameters_that_do_not_fit_are_refused():
+def test_parameters_that_do_not_fit_raise_an_error():
     with pytest.raises(ValueError, match="do not match"):
         make().set_parameters({"policy": make().get_parameters()["policy"]}, exact_match=True)
 
@@ -689,12 +681,12 @@ def test_set_env_may_bring_normalization_with_it():
     assert np.any(stored != np.rint(stored))
 
 
-def test_set_env_refuses_another_number():
+def test_set_env_raises_an_error_for_another_number():
     with pytest.raises(ValueError, match=r"n_envs=3, and the model was made for n_envs=2: .*PPO_Plus.load\(path"):
         make().set_env(vec(ACTIONS["discrete"], n_envs=3))
 
 
-def test_set_env_refuses_other_spaces():
+def test_set_env_raises_an_error_for_other_spaces():
     with pytest.raises(ValueError, match="spaces do not match"):
         make().set_env(vec(ACTIONS["box"]))
 
@@ -719,7 +711,7 @@ def test_sb3s_policy_classes_are_accepted(policy, observation, tmp_path):
 
 
 @every_kind
-def test_a_policy_class_with_a_network_of_its_own_that_was_written_for_sb3_learns(kind, tmp_path):
+def test_a_policy_class_written_for_sb3_learns(kind, tmp_path):
     action_space = ACTIONS["box" if kind == "box_squashed" else kind]
     model = make(env=vec(action_space), policy=TowerPolicy, use_sde=True)
     before = {name: weight.clone() for name, weight in model.policy.state_dict().items()}
@@ -732,7 +724,7 @@ def test_a_policy_class_with_a_network_of_its_own_that_was_written_for_sb3_learn
     assert th.equal(weights(PPO_Plus.load(tmp_path / "model", device="cpu")), weights(model))
 
 
-def test_such_a_policy_class_makes_sb3s_first_rollout():
+def test_a_policy_class_written_for_sb3_makes_sb3s_first_rollout():
     results = []
     for cls in (PPO, PPO_Plus):
         hooks = Hooks()
@@ -752,7 +744,7 @@ class Features(BaseFeaturesExtractor):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_features_extractor_of_ones_own_learns(share):
+def test_a_custom_features_extractor_learns(share):
     kwargs = {"features_extractor_class": Features, "features_extractor_kwargs": {"features_dim": 7}}
     model = make(policy_kwargs=kwargs | {"share_features_extractor": share})
     before = model.policy.pi_features_extractor.layer.weight.detach().clone()
@@ -782,7 +774,7 @@ def negated(base):
         (SB3DictRolloutBuffer, "dict_for_sb3"),
     ],
 )
-def test_a_rollout_buffer_class_of_ones_own_is_used(base, observation):
+def test_a_custom_rollout_buffer_class_is_used(base, observation):
     space = OBSERVATIONS.get(observation, spaces.Dict(vector=VECTOR, image=IMAGE))
     policy = POLICIES.get(observation[:4], "MlpPolicy")
     found = []
@@ -817,7 +809,7 @@ def test_sb3s_buffer_normalizes_over_the_rollout_as_well():
 
 
 @pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr"])
-def test_a_buffer_class_without_old_parameters_is_refused_where_the_exact_kl_is_needed(kl_control):
+def test_the_exact_kl_needs_a_buffer_with_old_parameters(kl_control):
     with pytest.raises(ValueError, match="rollout_buffer_class"):
         make(rollout_buffer_class=SB3RolloutBuffer, kl_control=kl_control, target_kl=0.1)
 

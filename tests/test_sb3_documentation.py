@@ -99,7 +99,7 @@ class StopAfter(BaseCallback):
         self.events.append("training_end")
 
 
-def test_own_callback_stops_training():
+def test_a_custom_callback_stops_training():
     callback = StopAfter(100)
     model = PPO("MlpPolicy", "CartPole-v1", **SMALL).learn(1_000, callback=callback)
     assert model.num_timesteps == 100
@@ -201,7 +201,7 @@ def test_policy_class_written_for_sb3(tmp_path):
     assert np.array_equal(loaded.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
 
 
-def test_own_logger(tmp_path):
+def test_custom_logger(tmp_path):
     model = PPO("MlpPolicy", "CartPole-v1", **SMALL)
     model.set_logger(configure(str(tmp_path), ["csv", "json"]))
     model.learn(128)

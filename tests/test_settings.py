@@ -17,12 +17,6 @@ from ppo_plus.rollout.buffer import least_bytes
 from ppo_plus.settings import MAX_THREADS
 
 
-def make_model(**kwargs):
-    return PPO_Plus(
-        **{"policy": "MlpPolicy", "env": RandomEnv(ACTIONS["discrete"]), "n_steps": 8, "batch_size": 4} | kwargs
-    )
-
-
 def make(env=None, policy="MlpPolicy", **kwargs):
     env = RandomEnv(ACTIONS["discrete"]) if env is None else env
     return PPO_Plus(policy, env, **{"n_steps": 8, "batch_size": 4, "device": "cpu"} | kwargs)
@@ -40,7 +34,7 @@ def make(env=None, policy="MlpPolicy", **kwargs):
         (1, 1, 64, "minibatches have 1: use batch_size=1, or n_steps=64"),
     ],
 )
-def test_minibatches_of_another_size_than_asked_for_are_warned_of_once(n_envs, n_steps, batch_size, message):
+def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, message):
     env = vec(ACTIONS["discrete"], n_envs=n_envs)
     with pytest.warns(UserWarning, match=re.escape(f"batch_size={batch_size} does not divide")) as caught:
         model = make(env, n_steps=n_steps, batch_size=batch_size, n_epochs=1, normalize_advantage=False)
@@ -61,7 +55,7 @@ def test_minibatches_of_another_size_than_asked_for_are_warned_of_once(n_envs, n
     ],
     ids=str,
 )
-def test_following_either_advice_leaves_nothing_to_warn_of(sizes):
+def test_following_either_advice_ends_the_warning(sizes):
     with pytest.warns(UserWarning) as caught:
         make(**sizes)
     for name, value in re.findall(r"(batch_size|n_steps)=(\d+)", str(caught[0].message).rpartition(": use ")[2]):
@@ -84,7 +78,7 @@ def test_a_number_between_quotation_marks_is_called_text(name):
         make(**{name: "64"})
 
 
-def test_more_threads_than_any_machine_has_are_refused():
+def test_more_threads_than_any_machine_has_raise_an_error():
     for n_threads in (MAX_THREADS + 1, 1_000_000):
         with pytest.raises(ValueError, match=f"n_threads={n_threads} must be at most {MAX_THREADS}"):
             make(n_threads=n_threads)
@@ -96,12 +90,12 @@ def test_a_model_of_a_larger_machine_can_be_made_here():
 
 
 @pytest.mark.parametrize("n_steps", [99_999_999_999, np.int64(99_999_999_999), 10**30])
-def test_rollouts_larger_than_the_memory_are_refused(n_steps):
+def test_rollouts_larger_than_the_memory_raise_an_error(n_steps):
     with pytest.raises(ValueError, match=rf"n_steps={n_steps} times n_envs=1 .* GB of memory: use fewer steps"):
         make(n_steps=n_steps)
 
 
-def test_the_memory_of_a_transition_counts_its_observation_and_action():
+def test_memory_of_a_transition_counts_observation_and_action():
     numbers = 4 * 6
     assert least_bytes(spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2,))) == 4 * 3 + 4 * 2 + numbers
     assert least_bytes(IMAGE, spaces.Discrete(5)) == 3 * 36 * 36 + 4 + numbers
@@ -127,7 +121,7 @@ def test_the_memory_of_a_transition_counts_its_observation_and_action():
 )
 def test_an_unknown_argument_is_answered_with_the_nearest_name(name, advice):
     with pytest.raises(TypeError, match=re.escape(f"{name}=5 is not an argument of PPO_Plus: {advice}")):
-        make_model(**{name: 5})
+        make(**{name: 5})
 
 
 def test_the_signature_is_that_of_the_constructor():
@@ -143,7 +137,7 @@ class WithOwnArgument(PPO_Plus):
         super().__init__(*args, **kwargs)
 
 
-def test_a_subclass_may_have_arguments_of_its_own():
+def test_a_subclass_may_have_more_arguments():
     assert WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), bonus=2.0).bonus == 2.0
     with pytest.raises(TypeError, match=r"gama=0.9 is not an argument of PPO_Plus: did you mean gamma\?"):
         WithOwnArgument("MlpPolicy", RandomEnv(ACTIONS["discrete"]), gama=0.9)
@@ -164,31 +158,31 @@ class OldGym:
         (lambda: RandomEnv(ACTIONS["discrete"]), "must be a Gymnasium environment"),
     ],
 )
-def test_something_else_in_place_of_an_environment_is_a_type_error(env, advice):
+def test_a_wrong_type_of_environment_is_a_type_error(env, advice):
     with pytest.raises(TypeError, match=advice):
-        make_model(env=env)
+        PPO_Plus("MlpPolicy", env)
 
 
-def test_so_it_is_where_the_environment_is_exchanged():
+def test_a_wrong_type_of_new_environment_is_a_type_error():
     with pytest.raises(TypeError, match="is a class: pass an environment"):
-        make_model().set_env(RandomEnv)
+        make().set_env(RandomEnv)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", th.device("cuda")])
-def test_a_gpu_that_is_not_there_is_warned_of(device, monkeypatch):
+def test_a_missing_gpu_gives_a_warning(device, monkeypatch):
     monkeypatch.setattr(th.cuda, "is_available", lambda: False)
     with pytest.warns(
         UserWarning, match=f"device='{device}': torch finds no GPU here, so training runs on the CPU"
     ) as w:
-        assert make_model(device=device).device.type == "cpu"
+        assert make(device=device).device.type == "cpu"
     assert w[0].filename == __file__
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", th.device("cpu")])
-def test_a_device_that_is_there_is_not_warned_of(device):
+def test_an_existing_device_gives_no_warning(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_model(device=device)
+        make(device=device)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +195,8 @@ def test_a_device_that_is_there_is_not_warned_of(device):
         ([CallbackList([]), "eval"], "must be a list of callback objects, which 'eval' is not"),
     ],
 )
-def test_something_else_in_place_of_a_callback_is_refused_before_any_step(callback, advice):
-    model = make_model()
+def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):
+    model = make()
     with pytest.raises(TypeError, match=advice):
         model.learn(8, callback=callback)
     assert model.num_timesteps == 0
@@ -210,4 +204,4 @@ def test_something_else_in_place_of_a_callback_is_refused_before_any_step(callba
 
 @pytest.mark.parametrize("callback", [None, [], CallbackList([]), [CallbackList([])], lambda here, everywhere: True])
 def test_callbacks_are_accepted(callback):
-    assert make_model().learn(8, callback=callback).num_timesteps == 8
+    assert make().learn(8, callback=callback).num_timesteps == 8

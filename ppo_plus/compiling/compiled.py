@@ -91,7 +91,7 @@ class Compiled:
             self._static_form = form
 
         check_static()
-        strides = list(map(th.Tensor.stride, static_tensors))
+        layout = _layout(static_tensors) if may_move else []
 
         def call(*varying: Any) -> Any:
             nonlocal varying_form
@@ -243,6 +243,11 @@ def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:
     return [
         tensor.clone() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors)
     ]
+
+
+def _layout(tensors: list[th.Tensor]) -> list[Any]:
+    """What replacing the data of a tensor may change; faster than :func:`_signature`."""
+    return [(tensor.stride(), tensor.dtype) for tensor in tensors]
 
 
 def _signature(tensors: list[th.Tensor]) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -46,7 +47,11 @@ def plan(import_script):
 
 @pytest.fixture(scope="module")
 def script(import_script):
-    return import_script("learning_returns")
+    """The script, which reads the file of settings once and not for each of hundreds of runs."""
+    script = import_script("learning_returns")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "read_mapping", cache(script.read_mapping))
+        yield script
 
 
 def test_low_seeds_of_every_cell_come_first_and_nothing_twice(plan):
@@ -71,7 +76,7 @@ def test_a_queue_does_what_is_left_and_continues_after_failures(campaign, plan, 
 
 
 @pytest.mark.slow
-def test_a_lock_is_held_by_one_process_and_ends_with_it(campaign, tmp_path):
+def test_a_lock_belongs_to_one_process_and_ends_with_it(campaign, tmp_path):
     path = tmp_path / "running" / "a.lock"
     assert not campaign.is_claimed(path)
     other = subprocess.Popen(
@@ -113,7 +118,7 @@ def test_every_planned_run_can_be_built(script, plan):
     assert made(script.Job("trpo", "Hopper-v5", 0)).hyperparams["gamma"] == 0.99
 
 
-def test_every_result_has_the_settings_that_its_contender_has_now(script):
+def test_results_have_the_settings_of_their_contenders(script):
     """A result is known by its place: one of other settings would count as one of these."""
     for result in script.results():
         job = script.Job(result["arm"], result["task"], result["seed"])
@@ -122,7 +127,8 @@ def test_every_result_has_the_settings_that_its_contender_has_now(script):
         planned, had = script.settings_of(job), result["settings"]
         for name in script.REMOVED:
             assert planned.pop(name, None) == had.pop(name, None), job
-        assert script.experiment(job, planned) == script.experiment(job, had), job
+        # Building experiments takes long, and most settings are equal.
+        assert planned == had or script.experiment(job, planned) == script.experiment(job, had), job
 
 
 def test_episodes_are_in_the_order_of_their_ends(script):

@@ -30,7 +30,7 @@ def test_vault_keeps_gymnasiums_rules_and_offers_masks(script):
     assert is_masking_supported(DummyVecEnv([script.Vault]))
 
 
-def test_who_remembers_the_sign_opens_the_vault_every_time(script):
+def test_remembering_the_sign_opens_the_vault_every_time(script):
     env = script.Vault()
     for seed in range(20):
         env.reset(seed=seed)

@@ -24,7 +24,7 @@ def results_of(runs):
 
 
 @pytest.mark.slow
-def test_jobs_run_in_other_processes_and_results_keep_their_order(runs, tmp_path):
+def test_jobs_run_in_other_processes_in_order_of_results(runs, tmp_path):
     path = tmp_path / "new" / "results.json"
     arguments = runs.parser("doc", ["task"]).parse_args(["--jobs", "1", "--json", str(path)])
     expected = results_of(runs)
@@ -89,13 +89,13 @@ def test_ctrl_c_ends_all_and_keeps_what_is_done(runs, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--jobs", "--seeds"])
-def test_fewer_than_one_is_refused(runs, option, capsys):
+def test_fewer_than_one_worker_raises_an_error(runs, option, capsys):
     with pytest.raises(SystemExit, match="2"):
         runs.parser("doc", ["task"], seeds=3).parse_args([option, "0"])
     assert f"argument {option}: it must be a positive whole number, not '0'" in capsys.readouterr().err
 
 
-def test_what_is_no_number_is_no_result(runs, tmp_path):
+def test_a_result_of_nan_raises_an_error(runs, tmp_path):
     with pytest.raises(ValueError, match="nan"):
         runs.save([runs.Result("task", "a", 0, 1000, 200.0, math.nan)], tmp_path / "results.json")
 
@@ -105,7 +105,7 @@ def test_a_goal_that_was_never_reached_is_null(runs, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["score"] is None
 
 
-def test_what_is_in_a_file_can_be_gone_on_with(runs, tmp_path):
+def test_results_in_a_file_can_be_resumed(runs, tmp_path):
     path, never = tmp_path / "results.json", runs.Result("task", "c", 0, 1000, 200.0, math.inf)
     assert runs.done_before(path) == []
     before = [*results_of(runs), never]
@@ -115,7 +115,7 @@ def test_what_is_in_a_file_can_be_gone_on_with(runs, tmp_path):
     assert runs.run([], arguments, before) == before
 
 
-def test_a_file_of_other_versions_is_not_gone_on_with(runs, tmp_path, monkeypatch):
+def test_a_file_of_other_versions_is_not_resumed(runs, tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     runs.save(results_of(runs), path)
     text = path.read_text()
@@ -127,7 +127,7 @@ def test_a_file_of_other_versions_is_not_gone_on_with(runs, tmp_path, monkeypatc
     assert path.read_text() == text
 
 
-def test_scripts_are_asked_only_for_what_they_have(runs):
+def test_scripts_have_only_options_that_they_need(runs):
     arguments = runs.parser("doc", ["one", "two"], 3, ["a", "b"]).parse_args(["--without", "a"])
     assert (arguments.only, arguments.without, arguments.seeds) == (["one", "two"], ["a"], 3)
     assert not hasattr(runs.parser("doc", ["one"]).parse_args([]), "only")

@@ -8,7 +8,7 @@ import pytest
 import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import sample
+from parametrization import sample
 
 from ppo_plus.compiling.graphs import LOOP, SMALL_PRODUCT, materialize_scalars, small_addmm, small_mm
 from ppo_plus.compiling.torch_private import compile_graph, trace

@@ -1,11 +1,11 @@
 """Processes that train one model together learn what one process does: real ones, by torchrun."""
 
 import pytest
+import rank_training
 import torch as th
-import trained_by_ranks
 from compiled import needs_compiler
+from rank_training import CASES, learned_by_one
 from torchrun import torchrun
-from trained_by_ranks import CASES, learned_by_one
 
 N_RANKS = 2
 
@@ -14,7 +14,7 @@ N_RANKS = 2
 def parts(tmp_path_factory):
     """For each case, what each process wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = torchrun(N_RANKS, trained_by_ranks.__file__, folder)
+    done = torchrun(N_RANKS, rank_training.__file__, folder)
     assert done.returncode == 0, done.stderr[-5000:]
 
     def read(case):

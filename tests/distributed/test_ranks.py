@@ -7,7 +7,7 @@ from torchrun import torchrun
 
 from ppo_plus.distributed.ranks import Ranks
 
-SCRIPT = Path(__file__).parents[1] / "helpers" / "ranks_of_all_kinds.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "rank_checks.py"
 
 
 def test_two_processes():

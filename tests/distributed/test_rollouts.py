@@ -32,7 +32,7 @@ def updates(monkeypatch):
 @pytest.mark.parametrize(
     ("size", "waited", "share"), [(2, 3, None), (2, 5, "56%"), (4, 11, None), (4, 13, "76%"), (1, 0, None)]
 )
-def test_processes_that_only_wait_are_told(updates, size, waited, share):
+def test_ranks_that_mostly_wait_get_a_warning(updates, size, waited, share):
     """One process needs at most the time that all of them compute, here 4 seconds each."""
     expected = [] if share is None else [f"{size} processes waited for each other for {share} of an update"]
     assert updates(Ranks(0, size), 4, waited, n_updates=4) == expected

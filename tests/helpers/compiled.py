@@ -1,4 +1,4 @@
-"""What the tests of compiled training share."""
+"""Comparisons of compiled with eager training, and a stand-in for the compiler that is fast."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""What tests do with storages of studies."""
+"""Closes the storages of studies."""
 
 
 def close(storage):

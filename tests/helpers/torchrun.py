@@ -1,4 +1,4 @@
-"""Tests of several processes that train together: real ones, started by torchrun."""
+"""Starts several processes that train together with torchrun."""
 
 import os
 import subprocess

@@ -9,7 +9,7 @@ import optree
 import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, RandomEnv, vec
-from memories import SMALL, STRUCTURES, NoTraining, make
+from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import TwoTowers
 from optimizers import scheduled
 from sb3_contrib import RecurrentPPO
@@ -47,7 +47,7 @@ def test_initial_weights_and_first_rollout_are_recurrent_ppos(structure):
 
 
 def test_names_of_gru_layers():
-    names = {name.split(".")[0] for name, _ in make(policy="MlpGruPolicy").policy.named_parameters()}
+    names = {name.split(".")[0] for name, _ in make_recurrent(policy="MlpGruPolicy").policy.named_parameters()}
     assert {"gru_actor", "gru_critic"} < names
 
 
@@ -60,18 +60,18 @@ def test_a_custom_policy_gets_memory(mixin):
     class TowersWithMemory(mixin, Towers):
         pass
 
-    model = make(policy=TowersWithMemory).learn(32)
+    model = make_recurrent(policy=TowersWithMemory).learn(32)
     assert model.policy.mlp_extractor.policy_tower[0].in_features == SMALL["lstm_hidden_size"]
     assert model.policy.remembers and not Towers.remembers
 
 
 def test_own_actor_and_critic_see_what_is_remembered():
     policy_kwargs = dict(actor=th.nn.Linear(12, 3), critic=lambda n_in, n_out: th.nn.Linear(n_in, n_out))
-    make(memory=policy_kwargs).learn(32)
+    make_recurrent(memory=policy_kwargs).learn(32)
 
 
 def test_a_saved_policy_remembers_its_arguments(tmp_path):
-    model = make(memory=STRUCTURES["shared"] | dict(lstm_kwargs=dict(bias=False)))
+    model = make_recurrent(memory=STRUCTURES["shared"] | dict(lstm_kwargs=dict(bias=False)))
     model.policy.save(tmp_path / "policy")
     loaded = type(model.policy).load(tmp_path / "policy", device="cpu")
     obs = np.stack([model.observation_space.sample() for _ in range(3)])
@@ -128,7 +128,7 @@ def test_a_custom_recurrent_policy_raises_an_error():
 
 @pytest.mark.parametrize(("policy", "n_parts"), [("MlpLstmPolicy", 2), ("MlpGruPolicy", 1)])
 def test_predict_remembers_through_its_state_only(policy, n_parts):
-    model = make(policy=policy, memory=dict(n_lstm_layers=3))
+    model = make_recurrent(policy=policy, memory=dict(n_lstm_layers=3))
     first, second = (np.stack([model.observation_space.sample() for _ in range(4)]) for _ in range(2))
     _, state = model.predict(first, deterministic=True)
     assert [part.shape for part in state] == [(3, 4, 12)] * n_parts
@@ -145,7 +145,7 @@ def test_predict_remembers_through_its_state_only(policy, n_parts):
 
 
 def test_sb3s_evaluate_policy_passes_the_state_on():
-    model = make(env=vec(ACTIONS["discrete"], env_class=Echo, n_envs=2, max_steps=6))
+    model = make_recurrent(env=vec(ACTIONS["discrete"], env_class=Echo, n_envs=2, max_steps=6))
     weights = model.policy.state_dict()
     # The LSTM that counts: its first cell grows by about one each step, and forgets at the start of an episode only.
     for name in weights:
@@ -194,7 +194,7 @@ def rollout(model):
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
 def test_the_loss_is_that_of_each_episode_by_itself(policy, structure):
     """Values and log-probabilities, computed episode by episode with torch's own layers, and the loss from them."""
-    model = make(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24, ent_coef=0.01)
+    model = make_recurrent(policy=policy, memory=STRUCTURES[structure], n_envs=3, n_steps=24, ent_coef=0.01)
     model.train = lambda: None
     model.learn(72)
     del model.train
@@ -257,7 +257,9 @@ def by_episode(policy, observations, memory, starts):
 def test_gradient_of_the_loss_by_finite_differences(policy, exploration, kind):
     memory = dict(squash_output=True) if kind == "box_squashed" else {}
     action = "box" if kind == "box_squashed" else kind
-    model = make(action, policy, memory=memory, use_sde=exploration == "gsde", ent_coef=0.01, sequence_length=4)
+    model = make_recurrent(
+        action, policy, memory=memory, use_sde=exploration == "gsde", ent_coef=0.01, sequence_length=4
+    )
     model.train = lambda: None
     model.learn(32)
     model.policy.double()
@@ -297,7 +299,7 @@ def test_gradient_of_the_loss_by_finite_differences(policy, exploration, kind):
 
 @pytest.mark.parametrize(("n_steps", "sequence_length", "batch_size"), [(16, 4, 16), (16, 16, 32), (12, 1, 6)])
 def test_an_epoch_has_every_sequence_once(n_steps, sequence_length, batch_size):
-    model = make(n_envs=3, n_steps=n_steps, sequence_length=sequence_length, batch_size=batch_size)
+    model = make_recurrent(n_envs=3, n_steps=n_steps, sequence_length=sequence_length, batch_size=batch_size)
     model.train = lambda: None
     model.learn(3 * n_steps)
     buffer, seen = model.rollout_buffer, []
@@ -322,7 +324,7 @@ def test_memory_is_kept_between_rollouts_and_noise_renewals():
         model.learn(32)
     for a, b in zip(together.collector.carry.memory["actor"], apart.collector.carry.memory["actor"], strict=True):
         th.testing.assert_close(a, b)
-    model = make("box", use_sde=True, sde_sample_freq=-1)
+    model = make_recurrent("box", use_sde=True, sde_sample_freq=-1)
     carries = []
 
     class Watch(BaseCallback):
@@ -344,7 +346,7 @@ def test_memory_is_kept_between_rollouts_and_noise_renewals():
 def test_timeouts_and_the_last_value_see_what_is_remembered():
     """The value of an episode's final observation is that under the memory of this episode."""
     env = vec(ACTIONS["discrete"], env_class=Echo, n_envs=2, max_steps=5)
-    model = make(env=env, n_steps=8, batch_size=8)
+    model = make_recurrent(env=env, n_steps=8, batch_size=8)
     model.train = lambda: None
     finals, rewards, observations = {}, [], []
 
@@ -383,7 +385,7 @@ def replayed_value(policy, episode):
 
 @pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
 def test_a_checkpoint_resumes_within_its_episodes(policy, tmp_path):
-    model = make("box", policy, use_sde=True, sde_sample_freq="episode").learn(32)
+    model = make_recurrent("box", policy, use_sde=True, sde_sample_freq="episode").learn(32)
     model.save(tmp_path / "model")
     env = copy.deepcopy(model.env)
     loaded = PPO_Plus.load(tmp_path / "model", env=env, device="cpu", force_reset=False)
@@ -400,7 +402,7 @@ def test_a_checkpoint_resumes_within_its_episodes(policy, tmp_path):
 
 
 def test_a_copy_of_a_model_continues_alike():
-    model = make().learn(32)
+    model = make_recurrent().learn(32)
     twin = copy.deepcopy(model)
     for each in (model, twin):
         th.manual_seed(5)
@@ -453,7 +455,7 @@ def test_steps_that_only_reset_are_not_part_of_the_loss():
 )
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        make(**kwargs)
+        make_recurrent(**kwargs)
 
 
 def test_arguments_of_memory_without_it_raise_an_error():
@@ -468,13 +470,13 @@ def test_arguments_of_memory_without_it_raise_an_error():
     ("n_steps", "batch_size", "expected"), [(2048, 64, 16), (100, 50, 10), (12, 64, 4), (7, 14, 7), (1, 8, 1)]
 )
 def test_automatic_length_of_sequences(n_steps, batch_size, expected):
-    model = make(n_steps=n_steps, batch_size=batch_size, sequence_length="auto", n_envs=8)
+    model = make_recurrent(n_steps=n_steps, batch_size=batch_size, sequence_length="auto", n_envs=8)
     assert model.settings.steps_per_sequence == expected
 
 
 def test_small_steps_use_one_thread():
     # 64 transitions of this many weights would be worth several threads, 4 of them are not.
-    model = make(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
+    model = make_recurrent(n_steps=64, batch_size=64, sequence_length=16, memory=dict(lstm_hidden_size=256))
     n_weights = sum(weight.numel() for weight in model.policy.parameters())
     assert 4 * n_weights < WORTH_THREADS < 64 * n_weights
     assert model._choose_threads() == 1
@@ -482,7 +484,9 @@ def test_small_steps_use_one_thread():
 
 def test_evaluation_passes_masks_and_memory():
     """Environments that raise on forbidden actions, and a policy that depends on its state."""
-    model = make(env=vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True, sde_sample_freq="episode").learn(32)
+    model = make_recurrent(
+        env=vec(ACTIONS["discrete"], env_class=MaskedEnv), use_sde=True, sde_sample_freq="episode"
+    ).learn(32)
     states = []
     predict = model.policy.predict
 

@@ -8,7 +8,7 @@ import torch as th
 from compiled import assert_trained_alike, needs_compiler
 from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, equal_actions, vec
 from gymnasium import spaces
-from memories import SMALL
+from models import SMALL
 from networks import TwoTowers
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3Policy

@@ -145,7 +145,7 @@ def test_minibatches_are_copies():
 
 
 @pytest.mark.parametrize("n_added", [0, 4])
-def test_an_incomplete_rollout_is_not_handed_out(n_added):
+def test_an_incomplete_rollout_raises_an_error(n_added):
     buffer, steps = filled()
     buffer.reset()
     for step in steps[:n_added]:
@@ -203,7 +203,7 @@ def test_real_actions_of_an_integer_space_are_stored_as_reals():
     assert epoch(buffer)[0].actions.tolist() == [[0.75, -1.25]]
 
 
-def test_an_environment_that_turns_from_integers_to_floats_is_an_error_not_a_truncation():
+def test_floats_after_integers_raise_an_error_and_are_not_cut():
     buffer = RolloutBuffer(2, BOX, DISCRETE)
     _, *rest = random_steps(1, 1)[0][0]
     buffer.add(np.array([[1]]), *rest)
@@ -226,7 +226,7 @@ def test_the_buffer_copies_what_it_is_given():
     assert reward.tolist() == [9, 9]
 
 
-def test_what_is_assigned_to_an_entry_of_observations_is_trained_on():
+def test_observations_assigned_by_key_are_trained_on():
     buffer, steps = filled(obs_space=spaces.Dict(a=BOX, b=BOX))
     untouched = buffer.on_device().observations["b"].clone()
     buffer.observations["a"] = 0 * buffer.observations["a"] + 3
@@ -242,7 +242,7 @@ def test_what_is_assigned_to_an_entry_of_observations_is_trained_on():
         buffer.observations["c"] = buffer.observations["a"]
 
 
-def test_memory_is_used_again_by_the_next_rollout():
+def test_the_next_rollout_reuses_the_memory():
     buffer, _ = filled(seed=0)
     names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns", "params")
     before = {name: getattr(buffer, name) for name in names}
@@ -255,7 +255,7 @@ def test_memory_is_used_again_by_the_next_rollout():
     assert all(map(th.equal, stored_fields(epoch(buffer)[0]), stored_fields(epoch(fresh)[0])))
 
 
-def test_a_rollout_may_bring_observations_of_another_dtype_or_shape():
+def test_observations_of_a_rollout_may_change_dtype_and_shape():
     # As after load(), with another wrapper around the environment.
     buffer, steps = filled(1, 1, obs_space=spaces.Box(0, 9, (2,), np.int64))
     for obs in (np.float32([[0.5, 1.5]]), np.float32([[0.5, 1.5, 2.5]]), np.array([[1, 2]])):
@@ -277,7 +277,7 @@ def test_advantages_and_returns_are_sb3s(n_steps):
 
 
 @pytest.mark.parametrize("buffer_class", [RolloutBuffer, adapt_buffer_class(sb3.RolloutBuffer)], ids=["ours", "sb3"])
-def test_bootstrap_adds_the_discounted_value_where_a_time_limit_cut(buffer_class):
+def test_bootstrap_adds_the_discounted_value_at_time_limits(buffer_class):
     buffer, steps = filled(buffer_class=buffer_class, gamma=0.5)
     buffer.bootstrap_timeouts([0, 4], [2, 0], th.tensor([10.0, -20.0]))
     expected = np.stack([step[2] for step in steps])
@@ -358,7 +358,7 @@ class Theirs(sb3.RolloutBuffer):
         super().add(obs, action, reward + self.bonus, episode_start, value, log_prob)
 
 
-def test_a_buffer_written_for_sb3_works_here_but_keeps_no_distribution_parameters():
+def test_a_buffer_written_for_sb3_has_no_distribution_parameters():
     adapted = adapt_buffer_class(Theirs)
     buffer, steps = filled(buffer_class=adapted, bonus=2.0)
     assert isinstance(buffer, Theirs)
@@ -370,7 +370,7 @@ def test_a_buffer_written_for_sb3_works_here_but_keeps_no_distribution_parameter
     assert sum(len(batch.actions) for batch in batches) == 15
 
 
-def test_a_buffer_written_for_sb3_keeps_sampled_actions_of_integers():
+def test_a_buffer_written_for_sb3_keeps_sampled_integer_actions():
     buffer = adapt_buffer_class(Theirs)(1, BOX, spaces.Box(-3, 5, (2,), np.int64), device="cpu", n_envs=2)
     (obs, _, *step) = random_steps(1, 2)[0][0]
     sampled = np.array([[0.4, -1.6], [2.5, 7.1]], np.float32)
@@ -397,7 +397,7 @@ def test_adapting_keeps_our_classes_and_is_done_once():
 
 
 @pytest.mark.parametrize("other", [sb3.ReplayBuffer, dict])
-def test_what_is_no_rollout_buffer_is_refused(other):
+def test_a_class_that_is_not_a_rollout_buffer_raises_an_error(other):
     with pytest.raises(TypeError, match="rollout_buffer_class=.* must be a subclass of ppo_plus.RolloutBuffer"):
         adapt_buffer_class(other)
 
@@ -429,13 +429,13 @@ def test_masks_stay_with_their_transitions():
         assert dict(rows) == masks and len(rows) == 15
 
 
-def test_masks_of_the_last_rollout_are_not_those_of_the_next():
+def test_masks_are_cleared_before_the_next_rollout():
     buffer, _ = filled_with_masks()
     refill(buffer, *random_steps(5, 3, seed=1))
     assert buffer.masks is None and next(iter(buffer.get())).masks is None
 
 
-def test_a_buffer_written_for_sb3_refuses_masks():
+def test_a_buffer_written_for_sb3_raises_an_error_for_masks():
     buffer_class = adapt_buffer_class(sb3.RolloutBuffer)
     buffer, steps = filled(buffer_class=buffer_class)
     buffer.reset()

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import torch as th
 from envs import ACTIONS, vec
-from memories import SMALL
+from models import SMALL
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus
@@ -62,7 +62,7 @@ def test_environments_may_return_the_same_arrays_in_each_step():
     assert rollouts[0].episode_starts.any()
 
 
-def test_what_is_pickled_is_the_state_between_rollouts():
+def test_pickling_keeps_the_state_between_rollouts():
     collector, _ = collected()
     copied = pickle.loads(pickle.dumps(collector))
     np.testing.assert_array_equal(copied.obs, collector.obs)
@@ -72,7 +72,7 @@ def test_what_is_pickled_is_the_state_between_rollouts():
     assert (copied.n_steps, copied._timeouts, copied._plan, copied._incoming) == (0, [], None, None)
 
 
-def test_an_interruption_leaves_what_was_given_alone():
+def test_an_interruption_leaves_the_given_arrays_alone():
     collector, _ = collected()
     given = collector._incoming
     collector.interrupt()
@@ -80,7 +80,7 @@ def test_an_interruption_leaves_what_was_given_alone():
     np.testing.assert_array_equal(collector._incoming, given)
 
 
-def test_episodes_begin_anew_after_an_interruption():
+def test_episodes_restart_after_an_interruption():
     collector, model = collected()
     collector.interrupt()
     collector.start(collector._plan, model.env, 5)

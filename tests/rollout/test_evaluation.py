@@ -9,6 +9,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
 from gymnasium import spaces
+from models import make_model, weights
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
@@ -34,12 +35,7 @@ RETURN = 1 + 2 + 3 + 4
 
 def make(env=None, **kwargs):
     env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4) if env is None else env
-    kwargs = {"policy": "MlpPolicy", "n_steps": 8, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cpu"} | kwargs
-    return PPO_Plus(env=env, **kwargs)
-
-
-def weights(model):
-    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
+    return make_model(env=env, **kwargs)
 
 
 class At(BaseCallback):
@@ -134,7 +130,7 @@ class ObservationIsReward(RandomEnv):
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["bare", "normalized"])
-def test_another_environment_is_seen_through_the_statistics_of_training(wrap):
+def test_another_environment_uses_the_training_statistics(wrap):
     def env():
         return DummyVecEnv([lambda: ObservationIsReward(spaces.Discrete(50), max_steps=20)])
 
@@ -158,7 +154,7 @@ def test_another_environment_is_seen_through_the_statistics_of_training(wrap):
     assert found != (play(lambda obs: obs), 0.0)
 
 
-def test_images_are_seen_through_the_statistics_of_training():
+def test_images_are_evaluated_with_normalized_rewards():
     space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
     def env():
@@ -176,7 +172,7 @@ STACKS = {
 
 
 @pytest.mark.parametrize("order", STACKS)
-def test_an_environment_that_is_wrapped_like_the_training_environment_is_evaluated(order):
+def test_an_environment_with_the_same_wrappers_is_evaluated(order):
     model, other = (make(env=STACKS[order](vec(ACTIONS["discrete"], env_class=CountingEnv))) for _ in range(2))
     assert model.learn(16).evaluate(1, env=other.get_env()) == (RETURN, 0.0)
 
@@ -187,7 +183,7 @@ def test_an_environment_is_normalized_around_its_stacked_frames():
     assert model.evaluate(1, env=other) == (RETURN, 0.0)
 
 
-def test_an_environment_that_cannot_be_normalized_like_the_training_environment_is_refused():
+def test_an_environment_with_other_wrappers_raises_an_error():
     model = make(env=STACKS["stack_of_normalized"](vec(ACTIONS["discrete"], env_class=CountingEnv))).learn(16)
     other = VecFrameStack(vec(ACTIONS["discrete"], env_class=CountingEnv), 2)
     with pytest.raises(ValueError, match="VecNormalize"):
@@ -198,13 +194,13 @@ def test_an_environment_that_cannot_be_normalized_like_the_training_environment_
 
 
 @pytest.mark.parametrize("n_eval_episodes", [0, -1, 2.5, "3", None])
-def test_a_bad_number_of_episodes_is_refused(n_eval_episodes):
+def test_a_bad_number_of_episodes_raises_an_error(n_eval_episodes):
     with pytest.raises((ValueError, TypeError), match=f"n_eval_episodes={n_eval_episodes!r}"):
         make().evaluate(n_eval_episodes)
 
 
 @pytest.mark.parametrize("env", [CountingEnv(ACTIONS["box"]), CountingEnv(observation_space=spaces.Box(-1, 1, (2,)))])
-def test_an_environment_with_other_spaces_is_refused(env):
+def test_an_environment_with_other_spaces_raises_an_error(env):
     with pytest.raises(ValueError, match="spaces do not match"):
         make().evaluate(1, env=env)
 
@@ -231,7 +227,7 @@ def trained(callback=None, env_of=lambda: vec(ACTIONS["box"], max_steps=5), **kw
     "exploration", [{}, {"use_sde": True}, {"use_sde": True, "sde_sample_freq": "episode"}], ids=str
 )
 @pytest.mark.parametrize("normalized", [False, True])
-def test_evaluating_on_another_environment_leaves_training_bitwise_the_same(normalized, exploration):
+def test_evaluating_another_environment_does_not_alter_training(normalized, exploration):
     def env_of():
         env = vec(ACTIONS["box"], max_steps=5)
         return VecNormalize(env) if normalized else env
@@ -248,7 +244,7 @@ def statistics(env):
 
 
 @pytest.mark.parametrize("other", [None, CountingEnv, lambda: VecNormalize(DummyVecEnv([CountingEnv]))])
-def test_statistics_of_the_training_environment_stay_as_they_are(other):
+def test_statistics_of_the_training_environment_do_not_change(other):
     env = VecNormalize(vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=4))
     model = make(env=env).learn(16)
     before = statistics(env)
@@ -277,7 +273,7 @@ def test_statistics_are_unfrozen_again_after_an_exception():
     assert model.num_timesteps == 32
 
 
-def test_the_policy_is_left_in_the_mode_it_was_in_while_collecting():
+def test_the_policy_stays_in_evaluation_mode_while_collecting():
     modes = []
 
     def evaluate(model):
@@ -317,7 +313,7 @@ def rollout_with_evaluation_after(step, **kwargs):
     return keep.rollouts[0]
 
 
-def test_the_training_environment_is_begun_anew_after_an_evaluation_on_it():
+def test_the_training_environment_is_reset_after_its_evaluation():
     rollout = rollout_with_evaluation_after(step=2)
     assert rollout["observations"][:, 0, 0].tolist() == [0, 1, 0, 1, 2, 3, 0, 1]
 
@@ -333,7 +329,7 @@ def test_rewards_of_the_evaluation_are_not_in_the_rollout():
     assert rollout["rewards"][:, 0].tolist() == [1, 2, 1, 2, 3, 4, 1, 2]
 
 
-def test_an_episode_that_an_evaluation_cuts_is_bootstrapped_from_its_last_observation():
+def test_an_episode_cut_by_an_evaluation_is_bootstrapped():
     class ValuesOfObservations(KeepBuffer):
         """The critic's view of the observations 0 to 4, before it learns."""
 
@@ -351,7 +347,7 @@ def test_an_episode_that_an_evaluation_cuts_is_bootstrapped_from_its_last_observ
     assert rewards[5] == pytest.approx(4 + 0.9 * keep.values[4])
 
 
-def test_a_terminated_episode_is_not_bootstrapped_when_an_evaluation_follows():
+def test_a_terminated_episode_is_not_bootstrapped():
     env = vec(ACTIONS["discrete"], env_class=CountingEnv, max_steps=None, p_end=1.0)
     rollout = rollout_with_evaluation_after(step=2, env=env)
     assert rollout["rewards"].tolist() == [[1, 1]] * 8
@@ -389,7 +385,7 @@ def test_an_evaluation_between_rollouts_restarts_the_episodes(hook):
     assert starts.tolist() == [step == 0 for step in seen]
 
 
-def test_noise_is_renewed_after_an_evaluation_on_the_training_environment():
+def test_noise_is_resampled_after_an_evaluation():
     carries = []
 
     class Look(At):
@@ -403,7 +399,7 @@ def test_noise_is_renewed_after_an_evaluation_on_the_training_environment():
 
 
 @pytest.mark.parametrize("inner", ["gym", "vec"])
-def test_a_part_of_the_training_environment_is_known_as_such(inner):
+def test_a_part_of_the_training_environment_is_recognized(inner):
     # What users hand over who kept the environment that they gave to the model.
     part = CountingEnv()
     env = part
@@ -446,7 +442,7 @@ def test_an_environment_that_never_ends_by_itself_can_be_limited():
 
 
 @pytest.mark.parametrize("what", ["observation", "reward"])
-def test_what_is_not_finite_is_no_return(what):
+def test_numbers_that_are_not_finite_raise_an_error(what):
     model = PPO_Plus("MlpPolicy", FaultyEnv("final", 99), n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(FloatingPointError, match=f"(?s){what}.* is not finite"):
         model.evaluate(2, env=FaultyEnv(what, 3))

@@ -3,7 +3,7 @@
 from ppo_plus.rollout.lazy import Lazy, LazyLocals
 
 
-def test_nobody_who_looks_sees_anything_but_the_value():
+def test_readers_see_nothing_but_the_value():
     made = []
     seen = LazyLocals(a=Lazy(lambda: made.append("a") or 1), b=2)
     assert made == []
@@ -14,7 +14,7 @@ def test_nobody_who_looks_sees_anything_but_the_value():
     assert seen.setdefault("a", 4) == 1 and seen.pop("a") == 1 and seen.pop("a", None) is None
 
 
-def test_what_it_is_updated_with_is_not_made():
+def test_updating_does_not_make_the_values():
     seen = LazyLocals()
     seen.update({"a": Lazy(lambda: 1 / 0)} | {"b": 1})
     assert seen["b"] == 1 and "a" in seen

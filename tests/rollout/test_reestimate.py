@@ -8,9 +8,9 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, RandomEnv, vec
-from failing import fine_and, supervised
-from memories import SMALL
-from products import sample
+from faulty_envs import fine_and, supervised
+from models import SMALL
+from parametrization import sample
 from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -255,7 +255,7 @@ def test_dropout_is_off_while_values_are_estimated_and_on_again():
     assert_steady(make("discrete", Asking, learning_rate=0.0, policy_kwargs=dict(critic=critic)).learn(T * N))
 
 
-def test_advantages_of_the_whole_rollout_are_normalized_anew():
+def test_rollout_advantages_are_normalized_again():
     model = make("discrete", normalize_advantage="rollout").learn(T * N)
     for _, advantages, *_ in model.epochs:
         assert advantages.mean().abs() < 1e-5 and abs(advantages.std() - 1) < 1e-5
@@ -266,14 +266,14 @@ def test_an_update_that_the_kl_control_stops_estimates_no_more():
     assert len(model.epochs) == 1
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_combinations_raise_an_error():
     with pytest.raises(ValueError, match="recompute_advantages=True needs a rollout that stays unchanged"):
         make("discrete", rollout_buffer_class=SB3Buffer)
     with pytest.raises(TypeError, match="recompute_advantages=1 must be True or False"):
         make("discrete", recompute_advantages=1)
 
 
-def test_a_loaded_model_goes_on_recomputing(tmp_path):
+def test_a_loaded_model_continues_recomputing(tmp_path):
     make("discrete", PPO_Plus).save(tmp_path / "model")
     assert PPO_Plus.load(tmp_path / "model").recompute_advantages is True
 

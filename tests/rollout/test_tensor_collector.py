@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS
-from products import in_turn
-from simulators import TensorTwin, Twin, twins
+from models import weights
+from parametrization import in_turn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import TensorTwin, Twin, twins
 
 from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
 
@@ -50,7 +51,7 @@ def assert_same(ours, theirs, exact=True):
 
 
 @pytest.mark.parametrize(("kind", "policy"), in_turn(ACTIONS, list(product(EXPLORATIONS, ["", "Lstm", "Gru"]))))
-def test_rollouts_advantages_and_weights_are_those_of_the_same_task_in_numpy(kind, policy):
+def test_training_is_that_of_the_same_task_in_numpy(kind, policy):
     exploration, memory = policy
     numpy, tensors = train_twins(ACTIONS[kind], exploration=exploration, memory=memory)
     assert_same(numpy, tensors)
@@ -75,17 +76,16 @@ def test_advantages_are_reestimated_as_in_numpy(memory):
     numpy, tensors = train_twins(ACTIONS["box"], memory=memory, **given)
     assert_same(numpy, tensors)
     plain, _ = train_twins(ACTIONS["box"], memory=memory, **given | {"recompute_advantages": False})
-    weights, others = (th.nn.utils.parameters_to_vector(each.policy.parameters()) for each in (numpy, plain))
-    assert not th.allclose(weights, others)
+    assert not th.allclose(weights(numpy), weights(plain))
 
 
 @pytest.mark.parametrize("freq", [-1, 3, "episode"])
-def test_noise_is_renewed_when_it_is_in_numpy(freq):
+def test_noise_is_resampled_when_it_is_in_numpy(freq):
     assert_same(*train_twins(ACTIONS["box"], exploration="gsde", sde_sample_freq=freq))
 
 
 @pytest.mark.parametrize("squash", [False, True])
-def test_dict_observations(squash):
+def test_dict_observations_are_those_of_numpy(squash):
     policy_kwargs = {"squash_output": squash}
     numpy, tensors = train_twins(ACTIONS["box_float64"], is_dict=True, policy_kwargs=policy_kwargs)
     # NumPy's tanh is another than torch's, by a bit.
@@ -113,7 +113,7 @@ def test_normalization_is_sb3s(is_dict, kwargs):
         np.testing.assert_allclose(each[0].var, each[1].var, rtol=1e-4)
 
 
-def test_episodes_that_are_cut_are_continued_by_the_value_of_their_final_observation():
+def test_truncated_episodes_are_bootstrapped():
     # Without terminations in time: the limit is all there is.
     numpy, tensors = train_twins(ACTIONS["discrete"], limit=3, n_updates=1, gae_lambda=0.0, gamma=0.5)
     assert_same(numpy, tensors)
@@ -121,7 +121,7 @@ def test_episodes_that_are_cut_are_continued_by_the_value_of_their_final_observa
     assert not np.array_equal(raw.rollout_buffer.rewards, tensors.rollout_buffer.rewards)
 
 
-def test_without_final_observations_the_value_before_stands_in_and_one_warning_says_so():
+def test_without_final_observations_the_value_before_is_used():
     env = TensorTwin(3, ACTIONS["discrete"], limit=3, final=False)
     model = make(env, gamma=0.5)
     with pytest.warns(UserWarning, match="ask for them") as caught:
@@ -145,7 +145,7 @@ def test_without_final_observations_the_value_before_stands_in_and_one_warning_s
     assert not np.array_equal(buffer.rewards[cut], raw[cut])
 
 
-def test_a_terminated_episode_is_not_continued_where_it_is_cut_as_well():
+def test_terminated_and_truncated_episodes_are_not_bootstrapped():
     class Both(TensorTwin):
         def step(self, actions):
             step = super().step(actions)
@@ -233,7 +233,7 @@ def test_the_host_asks_the_device_once_a_rollout(masks, wrap, monkeypatch):
     assert counts == [["cpu"]] * 2
 
 
-def test_what_an_interruption_cuts_goes_on_from_where_it_stood():
+def test_an_interrupted_rollout_matches_numpy():
     class Interrupting(BaseCallback):
         def _on_step(self):
             if self.n_calls == 5:
@@ -268,12 +268,12 @@ class Faulty(TensorTwin):
 @pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("at", [3, 16])
-def test_numbers_that_are_not_finite_stop_training_before_it_learns_from_them(what, at, wrap):
+def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
     model = make(wrap(as_vec_env(Faulty(what, at))))
-    before = th.nn.utils.parameters_to_vector(model.policy.parameters()).clone()
+    before = weights(model)
     with pytest.raises(FloatingPointError, match="environment 1"):
         model.learn(96)
-    assert th.equal(before, th.nn.utils.parameters_to_vector(model.policy.parameters()))
+    assert th.equal(before, weights(model))
     if wrap is VecNormalize:
         assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
 
@@ -285,7 +285,7 @@ def test_a_final_observation_that_is_not_finite_stops_training():
     make(Faulty("final", 3, limit=4, falls=False)).learn(96)
 
 
-def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
+def test_an_empty_mask_raises_an_error_with_the_environment():
     class Nothing(TensorTwin):
         def action_masks(self):
             masks = super().action_masks()
@@ -296,7 +296,7 @@ def test_a_mask_that_allows_nothing_is_an_error_that_names_the_environment():
         make(Nothing(3, ACTIONS["discrete"], "method", limit=9)).learn(96)
 
 
-def test_what_the_simulator_logs_is_averaged_and_logged():
+def test_simulator_logs_are_averaged_and_logged():
     class Keeping(BaseCallback):
         def _on_rollout_end(self):
             self.logged = self.logger.name_to_value["env/speed"]
@@ -317,7 +317,7 @@ def test_what_the_simulator_logs_is_averaged_and_logged():
     assert callback.logged == pytest.approx(np.mean(speeds), rel=1e-4)
 
 
-def test_a_model_goes_from_numpy_to_tensors_and_back():
+def test_a_model_can_switch_between_numpy_and_tensors():
     numpy, tensors = twins(ACTIONS["discrete"])
     model = make(numpy).learn(48)
     for env in (tensors, numpy):

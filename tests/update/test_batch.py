@@ -17,7 +17,7 @@ def sequences(n=3, length=2):
     return Batch(observations, numbers[:, None], **fields, carry=Carry(memory), episode_starts=starts, valid=valid)
 
 
-def test_what_is_remembered_goes_with_its_sequence():
+def test_memory_goes_with_its_sequence():
     batch = pick(sequences(), th.tensor([4, 5, 0, 1]))
     assert batch.returns.tolist() == batch.observations["a"].flatten().tolist() == [4, 5, 0, 1]
     assert batch.carry.memory["actor"][0].flatten().tolist() == [2, 0]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
+from models import make_model, weights
 from optimizers import OPTIONS, flat_state, network, optimizer_of, steps
-from torch import nn, optim
+from torch import optim
 
 from ppo_plus import PPO_Plus
 from ppo_plus.update.flat import ELEMENTWISE, packed
@@ -55,7 +56,7 @@ def test_packing_alone_changes_nothing(name):
 
 
 @PACKABLE
-def test_an_exception_leaves_values_and_state_where_they_were_at_that_moment(name):
+def test_an_exception_keeps_values_and_state_of_that_moment(name):
     plain, module = network(), network()
     plain_optimizer, optimizer = optimizer_of(name, plain), optimizer_of(name, module)
     pointers = [p.data_ptr() for p in module.parameters()]
@@ -107,7 +108,7 @@ def test_a_change_of_the_learning_rate_stays_inside():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_a_frozen_parameter_stays_as_it_is():
+def test_a_frozen_parameter_does_not_change():
     module = network()
     module.p1.requires_grad_(False)
     optimizer = optim.Adam(module.parameters(), lr=0.1)
@@ -150,7 +151,7 @@ def stepped_unevenly(module):
     [lambda module: NotElementwise(module.parameters()), two_groups, with_hook, with_another_step, stepped_unevenly],
     ids=["own_class", "two_groups", "hook", "another_step", "uneven_state"],
 )
-def test_what_cannot_be_packed_is_lent_as_it_is(make):
+def test_optimizers_that_cannot_be_packed_are_used_unchanged(make):
     module = network()
     optimizer = make(module)
     with packed(optimizer) as lent:
@@ -169,18 +170,11 @@ def test_parameters_of_another_precision_are_not_packed():
 
 def make(optimizer_class, **kwargs):
     env = vec(ACTIONS["box"])
-    policy_kwargs = {"optimizer_class": optimizer_class}
-    return PPO_Plus(
-        "MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu", policy_kwargs=policy_kwargs, **kwargs
-    )
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+    return make_model(env=env, policy_kwargs={"optimizer_class": optimizer_class}, **kwargs)
 
 
 @pytest.mark.parametrize("optimizer_class", ELEMENTWISE)
-def test_optimizer_state_goes_through_saving_and_on_into_the_next_update(optimizer_class, tmp_path):
+def test_optimizer_state_is_saved_and_used_in_the_next_update(optimizer_class, tmp_path):
     model = make(optimizer_class).learn(16)
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", device="cpu")

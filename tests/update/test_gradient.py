@@ -7,10 +7,10 @@ import pytest
 import torch as th
 from compiled import assert_trained_alike, needs_compiler, parameters
 from envs import ACTIONS, OBSERVATIONS, MaskedEnv, vec
-from memories import SMALL, STRUCTURES, NoTraining, make
+from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import without_kinks
 from optimizers import scheduled
-from products import all_pairs
+from parametrization import all_pairs
 
 from ppo_plus import PPO_Plus
 from ppo_plus.compiling.compiled import CompileError
@@ -47,7 +47,7 @@ def both_ways(model):
 def test_the_chain_rule_gives_the_whole_gradient(layer, structure, observation, frozen):
     policy = f"{'MultiInput' if observation == 'dict' else 'Mlp'}{layer}Policy"
     memory = STRUCTURES.get(structure, dict(share_features_extractor=False))
-    model = make("mixed", policy, observation=observation, memory=memory, n_steps=32, use_sde=True)
+    model = make_recurrent("mixed", policy, observation=observation, memory=memory, n_steps=32, use_sde=True)
     for name, weight in model.policy.named_parameters():
         weight.requires_grad_(not name.startswith(FROZEN[frozen]))
     (losses, grads), (losses_by_parts, grads_by_parts) = both_ways(model)
@@ -88,7 +88,7 @@ def test_compiled_and_eager_train_the_same(case, request):
     env_class = (MaskedEnv,) if "masks" in case else ()
     eager, compiled = (
         without_kinks(
-            make(
+            make_recurrent(
                 policy=policy,
                 env=vec(ACTIONS[action], OBSERVATIONS[observation], 4, *env_class),
                 **dict(n_steps=32, batch_size=64, n_epochs=3, compile=compile) | arguments,
@@ -105,7 +105,7 @@ def test_compiled_and_eager_train_the_same(case, request):
 def test_other_clipping_is_noticed():
     results = []
     for compile in (False, True):
-        model = make("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
+        model = make_recurrent("box", compile=compile, kl_control="penalty", target_kl=0.01).learn(64)
         # As many tensors as before, with another meaning.
         model.clip_range, model.clip_range_vf = None, 0.2
         results.append(parameters(model.learn(64)))
@@ -146,7 +146,7 @@ class Elsewhere(PPO_Plus):
 
 @needs_compiler
 @pytest.mark.usefixtures("traced")
-def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
+def test_a_loss_that_needs_the_encoder_elsewhere_runs_eagerly(monkeypatch):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 1)
     arguments = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", policy_kwargs=SMALL)
     eager = Elsewhere("MlpLstmPolicy", vec(ACTIONS["box"]), compile=False, **arguments).learn(32)
@@ -163,7 +163,7 @@ def test_a_loss_that_needs_the_encoder_elsewhere_runs_as_it_is(monkeypatch):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.slow
 @needs_compiler
-def test_rollouts_with_steps_to_leave_out_are_learned_from_as_uncompiled():
+def test_compiled_training_leaves_out_steps_that_only_reset():
     eager, compiled = (
         PPO_Plus(
             "MlpLstmPolicy",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
-from memories import SMALL
+from models import SMALL
 from optimizers import scheduled
 from torch import optim
 

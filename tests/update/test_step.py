@@ -61,7 +61,7 @@ NAN = float("nan")
     ("loss", "kl", "running", "applied"),
     [(1.0, 0.01, True, True), (1.0, 0.02, True, False), (1.0, 0.01, False, False), (NAN, 0.01, True, False)],
 )
-def test_a_step_is_applied_while_the_control_lets_it_and_numbers_are_finite(loss, kl, running, applied):
+def test_steps_need_the_controls_consent_and_finite_numbers(loss, kl, running, applied):
     asked = []
     losses = Losses(th.tensor(loss), {"approx_kl": th.tensor(kl)})
     state = EarlyStop().init()._replace(running=th.tensor(running), lr_scale=th.tensor(0.5))
@@ -90,13 +90,13 @@ class WrongDiagnostic(PPO_Plus):
         return losses._replace(diagnostics=losses.diagnostics | {"mine": 3.0})
 
 
-def test_a_diagnostic_that_is_no_tensor_is_named():
+def test_a_diagnostic_that_is_not_a_tensor_is_named():
     model = WrongDiagnostic("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=4, batch_size=8, compile=False)
     with pytest.raises(ValueError, match=r"diagnostics \['mine'\] that are not 0-d tensors"):
         model.learn(8)
 
 
-def test_means_are_over_the_minibatches_that_count_and_of_equal_names_the_last_is_meant():
+def test_means_are_over_applied_minibatches():
     nan = float("nan")
     rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
     records = Records(Columns((*FLAGS, "loss", "mine", "loss")), [th.tensor(row) for row in rows])

@@ -21,23 +21,23 @@ def remembering(control, running=False, beta=4.0, lr_scale=0.5):
     return updater
 
 
-def test_a_new_one_begins_as_the_control_does():
+def test_a_new_update_starts_with_the_controls_state():
     control = AdaptivePenalty()
     assert Updater().kl_state(control) == control.init()
 
 
-def test_a_control_that_stopped_the_last_update_runs_again_and_keeps_the_rest():
+def test_a_control_runs_again_after_it_stopped_an_update():
     state = remembering(AdaptivePenalty(band=2.0)).kl_state(AdaptivePenalty(band=2.0))
     assert state == KLState(th.tensor(True), th.tensor(4.0), th.tensor(0.5))
 
 
 @pytest.mark.parametrize("other", [AdaptivePenalty(band=3.0), EarlyStop()])
-def test_another_control_begins_anew(other):
+def test_another_control_starts_from_its_own_state(other):
     assert remembering(AdaptivePenalty(band=2.0)).kl_state(other) == other.init()
 
 
 @pytest.mark.parametrize("kl_control", ["penalty", "adaptive_lr", "stop"])
-def test_it_keeps_what_an_update_left(kl_control):
+def test_the_state_of_the_last_update_is_kept(kl_control):
     env = vec(ACTIONS["box"])
     model = PPO_Plus("MlpPolicy", env, n_steps=16, seed=0, device="cpu", kl_control=kl_control, target_kl=1e-7).learn(
         32

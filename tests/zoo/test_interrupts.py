@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from products import sample
+from parametrization import sample
 
 from ppo_plus.zoo import interrupts, tune
 from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted, without_password

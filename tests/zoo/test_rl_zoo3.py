@@ -14,7 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import yaml
-from products import sample
+from parametrization import sample
 
 from ppo_plus import PPO_Plus
 from ppo_plus.formulas.schedules import make_schedule

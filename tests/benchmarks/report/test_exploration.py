@@ -29,7 +29,7 @@ def test_an_arrival_with_the_last_rollout_counts(script):
     assert script.reached([51_200.0] * 5, 50_000) == "5 of 5; 50k [50, 50]"
 
 
-def test_of_few_runs_each_is_shown(script):
+def test_few_runs_are_shown_one_by_one(script):
     assert script.reached([51_200.0, float("inf")], 60_000) == "51k, never"
 
 

@@ -80,7 +80,7 @@ def test_each_task_is_compared_by_shared_settings_and_its_own(script, import_scr
     assert own_of_held_out.startswith("| Swimmer-v5 | no | ppo_plus's settings | 2.00 [")
 
 
-def test_gains_of_a_task_are_over_the_settings_that_it_would_have(script):
+def test_gains_of_a_task_are_over_the_shared_settings(script):
     found = [result("mujoco-shared", "Ant-v5", score) for score in (100.0, 200.0, 300.0)]
     found += [result("mujoco", "Ant-v5", score) for score in (400.0, 600.0)]
     found += [result("mujoco", "Hopper-v5", 1.0), result("mujoco", "Swimmer-v5", 1.0)]
@@ -109,7 +109,7 @@ def test_every_entry_with_a_goal_has_ten_runs_or_three_long_ones(script, import_
     }
 
 
-def test_pictures_show_every_contender_and_are_the_same_each_time(script, results, tmp_path):
+def test_pictures_show_every_contender_and_are_reproducible(script, results, tmp_path):
     paths = tmp_path / "curves.svg", tmp_path / "profile.svg"
     drawn = []
     for _ in range(2):

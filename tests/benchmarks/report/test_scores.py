@@ -10,7 +10,7 @@ def scores(import_script):
     return import_script("report.scores")
 
 
-def test_of_what_was_not_timed_there_is_no_speed(scores, tmp_path):
+def test_no_speed_without_timings(scores, tmp_path):
     path = tmp_path / "results.json"
     path.write_text('{"runs": [{"task": "task", "contender": "a", "seed": 0, "steps": 1000, "score": 2.5}]}')
     (result,) = scores.read(path)

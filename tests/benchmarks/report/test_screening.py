@@ -57,7 +57,7 @@ def test_an_effect_that_tasks_do_not_share_is_their_mean(design):
     assert design.effects(scores[:, [0]])[2, 0] == pytest.approx(0.3)
 
 
-def test_intervals_of_effects_hold_what_they_are_about(design):
+def test_intervals_of_effects_contain_the_true_effect(design):
     random = np.random.default_rng(0)
     found = np.array([design.effects(random.normal(10, 1, (len(design.levels), 1))) for _ in range(200)])
     assert 0.93 <= ((found[..., 1] <= 0) & (0 <= found[..., 2])).mean() <= 0.97
@@ -74,7 +74,7 @@ def test_few_runs_have_no_effects_yet(design):
     assert np.isnan(doubled.effects(np.vstack([scores] * 3))).all()
 
 
-def test_a_part_of_nothing_is_no_effect(design):
+def test_effects_need_positive_scores(design):
     with pytest.raises(ValueError, match="scores must be positive on average"):
         design.effects(np.full((len(design.levels), 1), -1.0))
 

@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
-from resuming import actions_of, bits, carried, gone, vectorized
+from resumable_envs import actions_of, bits, carried, gone, vectorized
 
 from ppo_plus import Resumable
 from ppo_plus.envs.resumable.state import get_state, set_state

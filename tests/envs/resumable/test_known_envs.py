@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
-from products import sample
-from resuming import Fading, Pictures, bits, carried, check_goes_on, made, vectorized
+from parametrization import sample
+from resumable_envs import Fading, Pictures, bits, carried, check_goes_on, made, vectorized
 from sb3_contrib.common.wrappers import ActionMasker, TimeFeatureWrapper
 from stable_baselines3.common.atari_wrappers import ClipRewardEnv, MaxAndSkipEnv, StickyActionEnv, WarpFrame
 from stable_baselines3.common.monitor import Monitor

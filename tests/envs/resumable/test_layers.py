@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from resuming import (
+from resumable_envs import (
     FORKED,
     Fading,
     Forgetful,

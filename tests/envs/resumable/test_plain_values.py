@@ -4,7 +4,7 @@ import pickle
 
 import gymnasium as gym
 from gymnasium import wrappers
-from resuming import Pictures, actions_of, carried, gone, vectorized
+from resumable_envs import Pictures, actions_of, carried, gone, vectorized
 from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Resumable

@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 import pytest
-from resuming import FORKED, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
+from resumable_envs import FORKED, Pictures, actions_of, bits, carried, check_goes_on, gone, made, vectorized
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,

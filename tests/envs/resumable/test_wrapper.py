@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
-from resuming import FORKED, Fading, Forgetful, Pictures, actions_of, bits, carried, gone, made, vectorized
+from resumable_envs import FORKED, Fading, Forgetful, Pictures, actions_of, bits, carried, gone, made, vectorized
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from failing import ACTIONS, FAULTS, KINDS, Failing, Masked, both, equal, fine_and, supervised
+from faulty_envs import ACTIONS, FAULTS, KINDS, Failing, Masked, both, equal, fine_and, supervised
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv

@@ -9,8 +9,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch as th
-from failing import ACTIONS, FAULTS, KINDS, Failing, Masked, Structured, both, each_fault, equal, fine_and, supervised
-from products import in_turn
+from faulty_envs import (
+    ACTIONS,
+    FAULTS,
+    KINDS,
+    Failing,
+    Masked,
+    Structured,
+    both,
+    each_fault,
+    equal,
+    fine_and,
+    supervised,
+)
+from parametrization import in_turn
 from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failing import ACTIONS, Failing, equal, fine_and, supervised
+from faulty_envs import ACTIONS, Failing, equal, fine_and, supervised
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 

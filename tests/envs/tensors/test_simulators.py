@@ -12,7 +12,7 @@ import torch as th
 from envs import ACTIONS
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from simulators import Managed, RslRl, TensorTwin
+from tensor_envs import Managed, RslRl, TensorTwin
 
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.envs.tensors.env import UNBOUNDED

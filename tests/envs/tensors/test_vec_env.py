@@ -5,10 +5,10 @@ import pytest
 import torch as th
 from envs import ACTIONS
 from gymnasium import spaces
-from simulators import TensorTwin, twins
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, sync_envs_normalization
+from tensor_envs import TensorTwin, twins
 
 from ppo_plus import PPO_Plus, RolloutBuffer, TensorEnv, as_vec_env
 from ppo_plus.envs.tensors.env import Transition

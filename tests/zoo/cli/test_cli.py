@@ -21,7 +21,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
-from products import sample
+from parametrization import sample
 
 from ppo_plus import PPO_Plus, __version__
 from ppo_plus.zoo import envs, interrupts

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState, create_trial
-from products import sample
+from parametrization import sample
 from storages import close
 
 from ppo_plus.zoo.interrupts import check, deferred

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from states import is_alive
+from process_states import is_alive
 
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.tune import processes
@@ -30,11 +30,11 @@ def url(tmp_path):
 
 def make(url, marker="nowhere", **fields):
     """A study of two trials of the environment that hangs."""
-    import_module("hanging")
+    import_module("tuning_envs")
     hyperparams = {"n_steps": 64, "batch_size": 64}
     experiment = Experiment("Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, **fields)
     space = {"learning_rate": {"low": 1e-4, "high": 1e-2}}
-    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "hanging"), ("hanging",))
+    task = TuningTask(experiment, space, PLAN, (*ALLOWED_PACKAGES, "tuning_envs"), ("tuning_envs",))
     study = Study("study", open_storage(url))
     create(study, task, 2)
     return study, task

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
-from states import is_alive, state
+from process_states import is_alive, state
 
 from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
@@ -307,12 +307,12 @@ TUNED = (
 def tuned(tmp_path_factory):
     """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
     update, the settings file's entry a low learning rate."""
-    import_module("aiming")
+    import_module("tuning_envs")
     folder = tmp_path_factory.mktemp("tuned")
     experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
     plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
     study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
-    allowed = {"packages": (*ALLOWED_PACKAGES, "aiming"), "gym_packages": ("aiming",)}
+    allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
     verdict = tune(experiment, TUNED_SPACE, study, plan, 3, folder, **allowed)
     return study, verdict, folder, make_task(experiment, TUNED_SPACE, plan, **allowed)
 

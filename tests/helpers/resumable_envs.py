@@ -1,4 +1,4 @@
-"""Environments that go on elsewhere, and whether they do: what the tests of resuming share."""
+"""Environments whose state can be saved and restored, and checks that they continue with the same steps."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What several processes do, by name: ``torchrun ... tests/helpers/ranks_of_all_kinds.py NAME ...``."""
+"""Checks that several processes run, by name: ``torchrun ... tests/helpers/rank_checks.py NAME ...``."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import RandomEnv, vec
-from failing import Failing
+from faulty_envs import Failing
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import ConvertCallback

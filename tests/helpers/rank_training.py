@@ -1,6 +1,6 @@
 """Models that several processes train together, and what one process makes of the same transitions.
 
-    torchrun --standalone --nproc-per-node 2 tests/helpers/trained_by_ranks.py FOLDER
+    torchrun --standalone --nproc-per-node 2 tests/helpers/rank_training.py FOLDER
 
 Each process writes, for each case, its rollout, its minibatches, and what it has learned.
 """

@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import all_pairs, covering, in_turn
+from parametrization import all_pairs, covering, in_turn
 
 axes = st.lists(st.integers(1, 5).map(range), min_size=2, max_size=4)
 

@@ -1,4 +1,4 @@
-"""States of processes, as Linux tells them."""
+"""States of processes, as Linux reports them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Environments that fail, beside fine ones, in this process and in processes of their own."""
+"""Environments that fail in a chosen way, alone and among others, in this process and in subprocesses."""
 
 import os
 import signal

@@ -1,0 +1,63 @@
+"""Random generators are made from their states, and states that are not valid raise an error."""
+
+import numpy as np
+import pytest
+
+from ppo_plus.generators import derived_seed, generator_facts, make_generator
+
+KINDS = ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"]
+
+
+def generator_of(kind):
+    """A generator that has drawn numbers of both kinds: half a word of the last one is left."""
+    generator = np.random.Generator(getattr(np.random, kind)(3))
+    generator.random(3)
+    generator.integers(5, dtype=np.uint32)
+    return generator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_made_from_a_state_draws_the_same(kind):
+    generator = generator_of(kind)
+    again = make_generator(np.random.Generator, generator_facts(generator))
+    for draw in (lambda each: each.integers(9, size=7, dtype=np.uint32), lambda each: each.normal(size=700)):
+        np.testing.assert_array_equal(draw(generator), draw(again))
+
+
+def test_a_random_state_keeps_its_second_normal_number():
+    generator = np.random.RandomState(3)
+    generator.normal()
+    again = make_generator(np.random.RandomState, generator_facts(generator))
+    np.testing.assert_array_equal(generator.normal(size=5), again.normal(size=5))
+
+
+INVALID = [
+    ("MT19937", "key", np.zeros(3, np.uint32)),
+    ("MT19937", "key", np.zeros(624)),
+    ("MT19937", "pos", 625),
+    ("Philox", "counter", np.zeros(3, np.uint64)),
+    ("SFC64", "state", [0, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), INVALID)
+def test_a_state_that_is_not_valid_raises_an_error(kind, name, value):
+    facts = generator_facts(generator_of(kind))
+    with pytest.raises(ValueError, match="not a valid state"):
+        make_generator(np.random.Generator, facts | {"state": facts["state"] | {name: value}})
+
+
+def test_a_position_beyond_the_buffer_raises_an_error():
+    with pytest.raises(ValueError, match="not a valid state"):
+        make_generator(np.random.Generator, generator_facts(generator_of("Philox")) | {"buffer_pos": 5})
+
+
+def test_another_kind_of_generator_is_named():
+    facts = generator_facts(generator_of("PCG64")) | {"bit_generator": "Dice"}
+    with pytest.raises(ValueError, match="bit_generator='Dice'"):
+        make_generator(np.random.Generator, facts)
+
+
+def test_derived_seeds_are_those_of_their_numbers():
+    assert derived_seed([1, 2]) == derived_seed([1, 2]) != derived_seed([2, 1])
+    assert derived_seed(None) != derived_seed(None)
