@@ -99,9 +99,7 @@ class Compiled:
                 if varying_form is None:
                     varying_form = tree_structure(varying)
                 # The compiled form checks nothing. It may have been replaced by the one of a later binding.
-                if self._static_form is not form or (
-                    may_move and strides != [each.stride() for each in static_tensors]
-                ):
+                if self._static_form is not form or (may_move and layout != _layout(static_tensors)):
                     check_static()
                 # Flattening by a known structure takes a tenth of the time.
                 tensors = [*static_tensors, *varying_form.flatten_up_to(varying)]
