@@ -649,3 +649,22 @@ def test_an_optimizer_gets_its_state_after_a_skipped_step():
             assert bool(record[columns.names.index("finite")]) == (first > 0)
             assert bool(weights.moments) == (first > 0)
     assert weights.optimizer.state[weights.targets[0]]["step"] == 2
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_weights_that_a_callback_moves_are_read_correctly():
+    def learn(compile):
+        model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, seed=0, compile=compile)
+
+        def move(locals_, globals_):
+            if model.num_timesteps == 48:
+                weight = model.policy.action_net.weight
+                weight.data = weight.data.t().contiguous().t()
+            return True
+
+        return model.learn(64, callback=move).rollout_buffer
+
+    eager, compiled = learn(False), learn(True)
+    np.testing.assert_array_equal(eager.actions, compiled.actions)
+    np.testing.assert_allclose(eager.params, compiled.params, atol=1e-5)

@@ -8,6 +8,7 @@ is compressed, so reading takes no more memory than a few times the file; the ar
 import io
 import json
 import platform
+import warnings
 import zipfile
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
@@ -119,9 +120,14 @@ def opened_to_write(path_or_file: PathOrFile) -> Any:
 
 
 def path_to_save(path: str | Path) -> Path:
-    """The path that SB3 saves to: with ``.zip`` if there is no suffix."""
+    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
     path = Path(path)
-    return path if path.suffix else path.with_name(f"{path.name}.zip")
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.zip")
+    if path.is_dir():
+        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
+        path = path.with_name(f"{path.name}_2")
+    return path
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
