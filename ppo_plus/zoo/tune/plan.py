@@ -79,19 +79,19 @@ class Plan:
     @property
     def screening_seeds(self) -> range:
         """The training seeds of every trial."""
-        return self._seeds(0, self.n_seeds)
+        return self._seed_range(0, self.n_seeds)
 
     @property
     def racing_seeds(self) -> range:
         """The further training seeds of the trials that race."""
-        return self._seeds(SEED_STRIDE * self.n_seeds, self.race_seeds)
+        return self._seed_range(SEED_STRIDE * self.n_seeds, self.race_seeds)
 
     @property
     def confirmation_seeds(self) -> range:
         """The training seeds of the confirmation. They start far from the others, which may become more."""
-        return self._seeds(CONFIRMATION_SEED, self.confirm_seeds)
+        return self._seed_range(CONFIRMATION_SEED, self.confirm_seeds)
 
-    def _seeds(self, start: int, n: int) -> range:
+    def _seed_range(self, start: int, n: int) -> range:
         return range(self.seed + start, self.seed + start + SEED_STRIDE * n, SEED_STRIDE)
 
     def n_racing(self, n_trials: int) -> int:
