@@ -297,7 +297,7 @@ TUNED_SPACE = {
 }
 #: The study of the next fixture, as a command.
 TUNED = (
-    "--env Aiming-v0 --gym-packages aiming -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
+    "--env Aiming-v0 --gym-packages tuning_envs -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
@@ -510,7 +510,7 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     winner = verdict.finalists[verdict.winner]
-    assert last_return(tmp_path / "logs") == winner.screening_scores[0]
+    assert last_return(tmp_path / "logs") == winner.trial.user_attrs[SCORES][0]
 
 
 @pytest.mark.slow
