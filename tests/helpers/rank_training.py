@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from ppo_plus import PPO_Plus, as_vec_env
 from ppo_plus.compiling import compiled
 from ppo_plus.compiling.torch_private import compile_graph
+from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.trees import tree_map
 
 
@@ -152,4 +153,5 @@ if __name__ == "__main__":
     th.set_num_threads(1)
     for number, case in enumerate(CASES):
         th.save(learn(case), folder / f"{number}-{rank}.pt")
-    th.distributed.destroy_process_group()
+    # Also ends the group's threads, which must not outlive the interpreter.
+    Ranks.present().leave()
