@@ -45,8 +45,10 @@ class CheckedEnvs:
             owner = getattr(getattr(owner, "env", None), "unwrapped", None)
         #: What has the list ``envs`` of single environments; ``None``: they cannot be reached.
         self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
-        #: Methods that the owner gets inside the context, unless a subclass has its own.
+        #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
         self._methods: dict[str, Any] = {}
+        #: Those of them that it has now.
+        self._lent: list[str] = []
         cls = type(owner)
         if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
             self._methods = {
@@ -57,10 +59,12 @@ class CheckedEnvs:
 
     def __enter__(self) -> None:
         if self._methods:
-            vars(self._owner).update(self._methods, current=None)
+            attributes = vars(self._owner)
+            self._lent = [name for name in self._methods if name not in attributes]
+            attributes.update({name: self._methods[name] for name in self._lent}, current=None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        for name in self._methods:
+        for name in self._lent:
             vars(self._owner).pop(name, None)
         if self._owner is None or not isinstance(error, Exception):
             return

@@ -203,6 +203,19 @@ def test_callbacks_find_and_exchange_the_environments_themselves():
     assert env.envs == made[:2]
 
 
+def test_methods_set_on_an_environment_are_called_and_stay():
+    env = DummyVecEnv([lambda: RandomEnv(ACTIONS["discrete"])])
+    n_steps, step_wait = [], env.step_wait
+
+    def counted():
+        n_steps.append(1)
+        return step_wait()
+
+    env.step_wait = counted
+    PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(16)
+    assert len(n_steps) == 16 and env.step_wait is counted
+
+
 def test_an_error_after_an_interruption_has_one_note():
     class FailsLater(RandomEnv):
         def reset(self, **kwargs):
