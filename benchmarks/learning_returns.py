@@ -147,7 +147,7 @@ def curve(done: np.ndarray, steps: int, width: int = BIN) -> dict[str, list[Any]
 
 
 def play(model: Any, training: Experiment, deterministic: bool) -> dict[str, Any]:
-    """Returns, as the environment gives them, of episodes in environments of their own, which normalize as training
+    """Returns, in the environment's own rewards, of episodes in separate environments, which normalize as training
     does at its end; equally many of each environment, so that short episodes count no more than long ones."""
     env = make_envs(training, N_EVAL_ENVS, evaluation=True)
     sync_envs_normalization(model.get_env(), env)

@@ -10,23 +10,6 @@ _BIT_GENERATORS = {
 }
 
 
-def generator_facts(generator: np.random.Generator | np.random.RandomState) -> dict[str, Any]:
-    """The state of a generator, without the seed that it was made from, which only ``spawn`` needs."""
-    if isinstance(generator, np.random.RandomState):
-        return dict(generator.get_state(legacy=False))
-    return dict(generator.bit_generator.state)
-
-
-def make_generator(cls: type, facts: dict[str, Any]) -> Any:
-    """A ``Generator`` or ``RandomState`` from what :func:`generator_facts` returned; raises as :func:`check_facts`."""
-    bits = make_bit_generator(facts)
-    if cls is np.random.Generator:
-        return np.random.Generator(bits)
-    generator = np.random.RandomState(bits)
-    generator.set_state(facts)
-    return generator
-
-
 def make_bit_generator(facts: dict[str, Any]) -> Any:
     """The bit generator of a generator from its state; raises as :func:`check_facts`."""
     check_facts(facts)

@@ -1,6 +1,7 @@
 """``PPO_Plus``: proximal policy optimization for Stable-Baselines3.
 
-This file only wires the rooms of the house together: it collects rollouts, trains on them and keeps SB3's contract.
+This file has the whole algorithm: it collects rollouts, trains on them and keeps SB3's interface. What it calls is in
+the packages beside it.
 """
 
 import io
@@ -76,8 +77,8 @@ ScheduleLike = float | str | Schedule
 class PPO_Plus(OnPolicyAlgorithm):
     r"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) for every action and observation space.
 
-    Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them keyword
-    arguments of its own. Arguments that may change over time take a number, a string (``"lin_3e-4"``,
+    Takes all arguments of SB3's ``PPO``, in its order and with its defaults and meaning, and after them further
+    keyword arguments. Arguments that may change over time take a number, a string (``"lin_3e-4"``,
     ``"cos_3e-4"``) or a function of the remaining progress, which falls from 1 to 0.
 
     :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, the same with memory (``"MlpLstmPolicy"``,
@@ -407,7 +408,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return total, callbacks
 
     def _plan_compiling(self, total_timesteps: int) -> None:
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
+        planned = self._gradient_steps(total_timesteps)
         foreign = None if self.policy.compilable else f"{self.policy_class.__name__} overrides methods of SB3's policy"
         self.compilation.plan(self.settings.compile, planned, self.device, foreign)
 
@@ -424,8 +425,11 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def pays_to_compile(self, total_timesteps: int) -> bool:
         """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
-        planned = self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
-        return is_worth_compiling(self.compilation.n_planned + planned, self.device)
+        return is_worth_compiling(self.compilation.n_planned + self._gradient_steps(total_timesteps), self.device)
+
+    def _gradient_steps(self, total_timesteps: float) -> int:
+        """Gradient steps that a call of ``learn`` takes with so many timesteps, over all processes."""
+        return self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
 
     def learn(
         self: SelfPPO_Plus,
@@ -452,7 +456,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         require_int("log_interval", log_interval, 1, or_none=True)
         with self._running(total_timesteps) as call:
             total_timesteps, callback = self._setup_learn(
-                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
+                total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
             # The loop is SB3's, and its names; a checkpoint keeps how many rollouts there have been.
             iteration = call.iteration

@@ -127,7 +127,7 @@ GOALS = {
 TASKS = tuple(GOALS["mujoco"])
 #: Where settings are looked for; the other tasks are held out.
 SCREENED = ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
-#: Tasks of which settings of their own were measured beside the shared ones, and the contender that has them: "mujoco"
+#: Tasks whose separate settings were measured beside the shared ones, and the contender that has them: "mujoco"
 #: where the gain was no chance, and they have become the task's entry.
 OVERRIDES = {"Ant-v5": "mujoco", "Swimmer-v5": "mujoco", "Humanoid-v5": "own-Humanoid-v5-01"}
 
@@ -298,7 +298,7 @@ STAGES: dict[str, list[Cell]] = {
     "table": [Cell("mujoco", task, range(20, 30)) for task in TASKS],
     # What the overrides of tasks gain.
     "overrides": [Cell(arm, task, range(20, 30)) for task, own in OVERRIDES.items() for arm in (shared_arm(task), own)],
-    # Settings of tasks that have entries of their own.
+    # Settings of tasks that have separate entries.
     "own-entry": [
         *(
             Cell(arm, task, range(1 if "Bipedal" in task else 4))

@@ -84,14 +84,16 @@ class Compiled:
         static_tensors, form = tree_flatten(static)
         n_static = len(static_tensors)
         varying_form: Any = None
+        layout: list[Any] = []
 
         def check_static() -> None:
+            nonlocal layout
             if self._static_form != form or self._signature[:n_static] != _signature(static_tensors):
                 self.reset()
             self._static_form = form
+            layout = _layout(static_tensors) if may_move else []
 
         check_static()
-        layout = _layout(static_tensors) if may_move else []
 
         def call(*varying: Any) -> Any:
             nonlocal varying_form

@@ -205,7 +205,8 @@ class Collector:
             raise
         self._memory = self.carry.memory
         step: Any = Step.unpacked(packed.cpu().numpy(), policy.family.action_dim)
-        step = step._replace(actions=step.actions.astype(policy.family.dtype, copy=False))
+        if step.actions.dtype != policy.family.dtype:
+            step = step._replace(actions=step.actions.astype(policy.family.dtype))
         return Decision(obs, starts, masks, obs_tensor, step, policy.family.to_env(step.actions))
 
     def _carry_now(self) -> Carry:

@@ -157,14 +157,13 @@ def prepared(
     """
     policy = rule.policy
     optimizer = policy.optimizer
-    function: Callable[..., Any]
+    function: Callable[..., Any] = rule
+    gradient: type[CompiledGradient] | None = None
     if policy.remembers:
         # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
-        function, n_mutable = rule.head_gradient, 2
+        function, gradient = rule.head_gradient, CompiledHeads
     elif rule.reduction is not None:
-        function, n_mutable = rule.gradient, 2
-    else:
-        function, n_mutable = rule, 3
+        function, gradient = rule.gradient, CompiledGradient
     if weights.vector is None:
         unable = (
             f"{type(optimizer).__name__} cannot be packed (see ppo_plus.update.flat.packed; weights "
@@ -175,7 +174,8 @@ def prepared(
         "the update",
         function,
         unable=unable,
-        n_mutable=n_mutable,
+        # Weights and buffers change in place, and in the whole rule the optimizer's state, too.
+        n_mutable=3 if gradient is None else 2,
         given=[*trainable(optimizer), *others_of(policy)()],
         compute_loss=rule.compute_loss,
         policy=policy,
@@ -186,11 +186,9 @@ def prepared(
     )
     if compiled is None:
         return EagerMinibatch(rule, weights, scheduled)
-    if policy.remembers:
-        return EagerMinibatch(rule, weights, scheduled, CompiledHeads(rule, compiled, weights))
-    if rule.reduction is not None:
-        return EagerMinibatch(rule, weights, scheduled, CompiledGradient(rule, compiled, weights))
-    return CompiledMinibatch(rule, compiled, weights, scheduled)
+    if gradient is None:
+        return CompiledMinibatch(rule, compiled, weights, scheduled)
+    return EagerMinibatch(rule, weights, scheduled, gradient(rule, compiled, weights))
 
 
 class EagerMinibatch:

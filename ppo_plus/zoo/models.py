@@ -102,7 +102,7 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
             there, here = saved.observation_space, normalize.observation_space
             raise Refused(f"the statistics are of observations {there}, not {here}")
     except (OSError, Refused):
-        raise  # with a message of their own
+        raise  # their messages are clear
     except Exception as error:
         raise ValueError(f"{source} is damaged, or not a VecNormalize ({type(error).__name__}: {error})") from None
     _require_finite(saved, source)

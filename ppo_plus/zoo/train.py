@@ -118,8 +118,7 @@ def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
 
 
 def train(run: Run) -> bool:
-    """Train, evaluate, save and plot. Ctrl-C ends the training early. What was learned until then is saved, as it is
-    after an error.
+    """Train, evaluate, save and plot. Ctrl-C or an error ends the training early; what was learned until then is saved.
 
     :return: whether the run was trained to its end
     :raises BlockingIOError: another process is training the run

@@ -91,7 +91,7 @@ class OwnControl(KLControl):
 
 
 class OwnPPO(PPO_Plus):
-    """Has attributes of its own."""
+    """Has further attributes."""
 
     def __init__(self, *args, lagrange=0.5, **kwargs):
         self.lagrange = lagrange

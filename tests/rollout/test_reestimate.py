@@ -1,4 +1,4 @@
-"""Advantages anew in each epoch: what a plain loop makes of the rollout with the weights of that moment."""
+"""Recomputed advantages are those of a plain loop over the rollout with the weights of that moment."""
 
 import copy
 
@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus import PPO_Plus, RolloutBuffer
 from ppo_plus.policy.observations import to_network
-from ppo_plus.rollout import reestimate as anew
+from ppo_plus.rollout import reestimate
 from ppo_plus.trees import tree_map
 
 T, N = 16, 2
@@ -237,7 +237,7 @@ def test_steps_in_which_an_environment_failed_stay_cut():
 def test_values_are_asked_for_in_parts_of_whole_sequences(monkeypatch):
     models = []
     for at_once in (1024, 6):
-        monkeypatch.setattr(anew, "AT_ONCE", at_once)
+        monkeypatch.setattr(reestimate, "AT_ONCE", at_once)
         models.append([make(case).learn(T * N) for case in ("discrete", "LSTM")])
     for one, other in zip(*models, strict=True):
         th.testing.assert_close(*map(parameters, (one, other)), rtol=1e-4, atol=1e-5)

@@ -50,7 +50,7 @@ def test_the_pure_function_and_the_step_in_place_agree(case):
                 np.random.seed(seed)
                 _, indices = next(each.rollout_buffer.minibatches(16, data))
                 if pure:
-                    # On copies, which it changes; the policy's own weights stay as they are meanwhile.
+                    # On copies, which it changes; the policy's weights stay unchanged meanwhile.
                     vector, moments = weights.vector.clone(), {k: v.clone() for k, v in weights.moments.items()}
                     others = [tensor.clone() for tensor in others_of(each.policy)()]
                     before = weights.vector.clone()

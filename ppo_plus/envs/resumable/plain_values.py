@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 #: The attribute in which monitors keep when they started; its state is the time since.
 CLOCK = "t_start"
-#: Objects among the attributes, and which of their own attributes change.
+#: Attributes that are objects, and which attributes of these change.
 _PARTS = {
     GymRunningMeanStd: ("mean", "var", "count"),
     RunningMeanStd: ("mean", "var", "count"),

@@ -5,11 +5,13 @@ import math
 import random
 import shutil
 
+import golden
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from envs import MaskedEnv
+from golden import Stop
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -70,12 +72,12 @@ CASES = {
     "stacked": (lambda: VecFrameStack(envs(), 3), {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}}),
     "MuJoCo": (lambda: envs("Swimmer-v5"), {}),
     "Box2D": (lambda: envs("LunarLander-v3", n_envs=1), {}),
-    "advantages anew": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
+    "recomputed advantages": (lambda: envs("Pendulum-v1"), {"recompute_advantages": True, "use_sde": True}),
     "keys": (lambda: envs(Search), {"policy": "MultiInputPolicy", "policy_kwargs": KEYS}),
     "keys, memory": (lambda: envs(Search), {"policy": "MultiInputLstmPolicy", "policy_kwargs": KEYS}),
     "dropout": (envs, {"policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.Tanh}, "ent_coef": "lin_0.01"}),
 }
-FAST = {"discrete", "normalized", "memory", "adaptive", "advantages anew"}
+FAST = {"discrete", "normalized", "memory", "adaptive", "recomputed advantages"}
 
 
 class Rows(KVWriter):
@@ -92,22 +94,12 @@ class Rows(KVWriter):
         pass
 
 
-class Stop(Exception):
-    """What interrupts a run."""
-
-
-class Interrupt(BaseCallback):
-    """Raises after so many calls, and counts them."""
-
-    def __init__(self, after):
-        super().__init__()
-        self.after = after
+class Interrupt(golden.Interrupt):
+    """Draws random numbers in each call, as callbacks may, and raises after so many."""
 
     def _on_step(self):
-        random.random(), np.random.random(), th.rand(1)  # draws of the user's own
-        if self.n_calls == self.after:
-            raise Stop
-        return True
+        random.random(), np.random.random(), th.rand(1)
+        return super()._on_step()
 
 
 def model_of(case, **kwargs):

@@ -110,7 +110,7 @@ BAD = {
     "no end": b"\x80\x02]",
     "nothing": b"",
     "a huge memo": b"\x80\x02]r" + struct.pack("<I", 2**31) + b".",
-    "a call of what is no class": b"\x80\x02K\x01K\x01\x85R.",
+    "a call of a number": b"\x80\x02K\x01K\x01\x85R.",
     "a name that is built": b"\x80\x02ctorch.nn.modules.linear\nLinear\n}b.",
     "an empty stack": b"\x80\x02.",
     "no mark": b"\x80\x02e.",
