@@ -940,10 +940,10 @@ ZOO = (
 DISTRIBUTED = (
     Fault(
         "first-update-is-measured",
-        "distributed/rollouts.py",
+        "distributed/shared.py",
         "self._n_updates == 2",
         "self._n_updates == 1",
-        "tests/distributed/test_rollouts.py",
+        "tests/distributed/test_shared.py",
     ),
     Fault(
         "ranks-share-a-seed",

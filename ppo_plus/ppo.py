@@ -23,16 +23,10 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
-from ppo_plus.distributed.gradients import (
-    Reduction,
-    average_buffers,
-    copy_lead,
-    explained_variance,
-    shared_epochs,
-    with_room,
-)
+from ppo_plus.distributed.gradients import copy_lead
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.rollouts import SharedRollouts
+from ppo_plus.distributed.shared import SharedTraining
+from ppo_plus.distributed.single import SingleProcess
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
@@ -197,7 +191,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.call = Call()
         #: The processes that train this model together.
         self.ranks = Ranks.present()
-        self.shared = SharedRollouts(self.ranks)
+        self.shared = SharedTraining(self.ranks) if self.ranks.several else SingleProcess()
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
@@ -490,8 +484,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         single = self.env and self.env.unwrapped
         if isinstance(single, SupervisedVecEnv) and single.restarts:
             self.logger.record("faults/env_restarts", max(single.n_restarts, self.shared.n_restarts))
-        if self.ranks.several:
-            self.logger.record("time/wait", self.shared.waited)
+        for name, value in self.shared.log().items():
+            self.logger.record(name, value)
         super().dump_logs(iteration)
 
     def _choose_threads(self) -> int:
@@ -528,7 +522,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
         :raises RanksError: their settings or networks differ
         """
-        if not self.ranks.several:
+        if not isinstance(self.shared, SharedTraining):
             return
         if not self.ranks.leads:
             # A file may have said otherwise.
@@ -607,10 +601,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         return self.num_timesteps // (self.n_envs * self.ranks.size)
 
     def _update_info_buffer(self, infos: Sequence[dict[str, Any]], dones: Any = None) -> None:
-        if self.ranks.several:
-            self.shared.record(infos, dones)
-        else:
-            super()._update_info_buffer(infos, dones)  # type: ignore[arg-type]
+        super()._update_info_buffer(*self.shared.record(infos, dones))  # type: ignore[arg-type]
 
     def _synchronize(self, keep_training: bool) -> bool:
         """End a rollout in all processes: share episodes, statistics and timesteps.
@@ -618,13 +609,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param keep_training: whether this process wants to continue
         :return: whether all of them do
         """
-        if not self.ranks.several:
-            return keep_training
-        assert self.env is not None
-        keep_training, episodes, self.num_timesteps = self.shared.synchronize(
+        keep_training, infos, self.num_timesteps = self.shared.synchronize(
             self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_settings()
         )
-        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training
 
@@ -640,8 +627,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self._normalize(self.rollout_buffer)
         numbers = at(self._current_progress_remaining, settings.schedules | {"learning_rate": self.lr_schedule})
         self.shared.scheduled = numbers
-        reduction = Reduction(self.ranks) if self.ranks.several else None
-        rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, reduction)
+        rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, self.shared.reduction)
         reads: dict[str, Any] = {"named": [self], "loss": settings.loss}
         with self.updater.start(rule, numbers, self.device, self.compilation, self._unable(), **reads) as update:
             for epoch in self._epochs():
@@ -652,22 +638,21 @@ class PPO_Plus(OnPolicyAlgorithm):
                 update.end_epoch()
                 if update.stopped:
                     break
-        average_buffers(self.ranks, policy)
+        self.shared.end_update(policy)
         self._n_updates += update.n_epochs
         self._log_update(update, numbers)
 
     def _epochs(self) -> Iterable[Iterable[Any]]:
         """Passes over the rollout in minibatches, which are pairs of the rollout and the rows of it."""
         settings, buffer = self.settings, self.rollout_buffer
-        rollout = buffer.on_device()
-        if self.ranks.several and settings.loss.normalize_advantage:
-            rollout = with_room(rollout)
+        normalizes = settings.loss.normalize_advantage
+        rollout = self.shared.prepare(buffer.on_device(), normalizes)
         if settings.recompute_advantages:
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
         if settings.recompute_advantages:
             epochs = reestimated(epochs, rollout, self.policy, buffer, self._estimate)
-        return shared_epochs(self.ranks, epochs, settings.loss.normalize_advantage)
+        return self.shared.epochs(epochs, normalizes)
 
     def _estimate(self, buffer: RolloutBuffer) -> None:
         """Fill advantages and returns of a copy of the rollout, given its values."""
@@ -690,7 +675,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
-        logged["explained_variance"] = explained_variance(self.ranks, buffer.values, buffer.returns)
+        values, returns = (th.as_tensor(each).cpu().numpy().flatten() for each in (buffer.values, buffer.returns))
+        logged["explained_variance"] = self.shared.explained_variance(values, returns)
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
         for name, value in logged.items():
             self.logger.record(f"train/{name}", value)

@@ -4,20 +4,16 @@ all their transitions: the moments of advantages, and the mean of losses and gra
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch as th
-from stable_baselines3.common.utils import explained_variance as sb3_explained_variance
 from torch import nn
 
 from ppo_plus.distributed.ranks import Ranks, RanksError
+from ppo_plus.distributed.single import Rows
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
 from ppo_plus.trees import tree_leaves
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.gradient import Gradient
-
-#: A minibatch: the rollout and the rows of it (``None``: all).
-Rows = tuple[Any, th.Tensor | None]
 
 
 class Reduction:
@@ -65,9 +61,6 @@ def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bo
     :param normalizes: whether the loss is to find :attr:`~ppo_plus.Batch.normalized` advantages, for which rollouts
         have a place (:func:`with_room`)
     """
-    if not ranks.several:
-        yield from epochs
-        return
     for epoch in epochs:
         minibatches = list(epoch)
         if not minibatches:
@@ -118,29 +111,6 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     assert data.normalized is not None
     data.normalized[indices] = values
     return data, indices
-
-
-def explained_variance(ranks: Ranks, values: Any, returns: Any) -> float:
-    r"""How much of the variance of returns the critic predicts, :math:`1 - Var[R - V] / Var[R]`, over all processes.
-
-    :return: NaN where returns do not vary
-    """
-    values, returns = (each.cpu().numpy() if isinstance(each, th.Tensor) else each for each in (values, returns))
-    if not ranks.several:
-        return float(sb3_explained_variance(values.flatten(), returns.flatten()))
-    own = Moments.of(th.from_numpy(np.stack([(returns - values).flatten(), returns.flatten()], axis=1)))
-    residual, whole = total(ranks.gather_values(own)).var.tolist()
-    return float("nan") if whole == 0 else 1 - residual / whole
-
-
-def average_buffers(ranks: Ranks, policy: nn.Module) -> None:
-    """Average the statistics that layers keep of the data, such as those of batch normalization, over all processes."""
-    if not ranks.several:
-        return
-    for buffer in policy.buffers():
-        if buffer.is_floating_point():
-            # Divided first, so that nothing becomes infinite.
-            ranks.sum(buffer.div_(ranks.size))
 
 
 def copy_lead(ranks: Ranks, policy: nn.Module, optimizer: th.optim.Optimizer) -> None:

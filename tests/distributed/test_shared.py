@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppo_plus.distributed import rollouts
+from ppo_plus.distributed import shared
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.distributed.rollouts import SharedRollouts
+from ppo_plus.distributed.shared import SharedTraining
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def updates(monkeypatch):
 
     def run(ranks, computed, waited, n_updates):
         clock = itertools.count(0, computed + waited)
-        monkeypatch.setattr(rollouts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        all_of_them = SharedRollouts(ranks)
+        monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        all_of_them = SharedTraining(ranks)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(n_updates):

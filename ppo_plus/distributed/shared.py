@@ -1,9 +1,9 @@
-"""What processes that train one model exchange after each rollout: episodes, normalization statistics, and whether to
-continue. A single process exchanges nothing."""
+"""Training by several processes: what they exchange after each rollout (episodes, normalization statistics, and whether
+to continue), and in each update (:mod:`ppo_plus.distributed.gradients`)."""
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -12,14 +12,17 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from torch import nn
 
+from ppo_plus.distributed.gradients import Reduction, shared_epochs, with_room
 from ppo_plus.distributed.ranks import Ranks, as_text, require_equal
+from ppo_plus.distributed.single import Rows, SingleProcess
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 
 
 class _Message(NamedTuple):
-    """The message of a process to the others after a rollout; see :meth:`SharedRollouts.synchronize`."""
+    """The message of a process to the others after a rollout; see :meth:`SharedTraining.synchronize`."""
 
     facts: dict[str, str]
     keep_training: bool
@@ -30,21 +33,18 @@ class _Message(NamedTuple):
     n_restarts: int
 
 
-class SharedRollouts:
-    """The rollouts of several processes as one."""
+class SharedTraining(SingleProcess):
+    """Training by several processes as by one with all their transitions."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
+        self.reduction = Reduction(ranks)
         #: The moments of each running statistic at the start of the rollout, the same in all processes.
         self._common: list[Moments] = []
         #: Info entries of the episodes that have ended in this rollout.
         self._episodes: list[tuple[Any, Any]] = []
         #: Seconds that processes have waited for each other, on average.
         self.waited = 0.0
-        #: What schedules gave for the last update, which has to be the same in all.
-        self.scheduled: dict[str, Any] = {}
-        #: Environments that were replaced, in all processes.
-        self.n_restarts = 0
         self._n_updates = 0
 
     def begin(self, env: VecEnv) -> None:
@@ -59,30 +59,20 @@ class SharedRollouts:
             each.mean, each.var, each.count = lead
         self._common = [_moments(each) for each in found]
 
-    def record(self, infos: Sequence[dict[str, Any]], dones: np.ndarray | None) -> None:
-        """Remember the episodes that end in a step.
-
-        :param dones: which episodes have ended; ``None``: none of them, as in SB3
-        """
+    def record(self, infos: Sequence[dict[str, Any]], dones: Any) -> tuple[Sequence[dict[str, Any]], Any]:
         for i, info in enumerate(infos):
             done = dones is not None and dones[i]
             episode, success = info.get("episode"), info.get("is_success")
             if episode is not None or (success is not None and done):
                 self._episodes.append((episode, success if done else None))
+        return [], None
 
     def synchronize(
-        self, env: VecEnv, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
-    ) -> tuple[bool, list[tuple[Any, Any]], int]:
-        """End a rollout.
-
-        :param env: this process's environments, whose statistics become those of all
-        :return: whether all want to go on; the episodes of all, the entries ``episode`` and ``is_success`` of
-            their infos; and the largest count of timesteps, since one may have stopped early
-        :raises RanksError: the settings differ now
-        """
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+    ) -> tuple[bool, list[dict[str, Any]], int]:
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        facts, restarts = as_text(settings | self.scheduled), getattr(env.unwrapped, "n_restarts", 0)
+        facts, restarts = as_text({**settings, **self.scheduled}), getattr(env.unwrapped, "n_restarts", 0)
         others = self.ranks.gather_values(
             _Message(facts, keep_training, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
         )
@@ -97,7 +87,8 @@ class SharedRollouts:
         # In turns, since the window of means has no room for those of all.
         turns = zip_longest(*(other.episodes for other in others))
         episodes = [episode for turn in turns for episode in turn if episode is not None]
-        return all(other.keep_training for other in others), episodes, max(other.num_timesteps for other in others)
+        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        return all(other.keep_training for other in others), infos, max(other.num_timesteps for other in others)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -118,16 +109,30 @@ class SharedRollouts:
             )
 
     def normalize_advantages(self, buffer: Any) -> None:
-        """Normalize the advantages of the rollouts of all processes, as those of one.
-
-        :param buffer: this process's :class:`ppo_plus.RolloutBuffer`
-        """
-        if not self.ranks.several:
-            return buffer.normalize_advantages()  # type: ignore[no-any-return]
         valid = ... if buffer.valid is None else buffer.valid
         advantages = buffer.advantages[valid]
         whole = total(self.ranks.gather_values(Moments.of(th.from_numpy(advantages.reshape(-1)))))
         buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
+
+    def prepare(self, rollout: Any, normalizes: bool) -> Any:
+        return with_room(rollout) if normalizes else rollout
+
+    def epochs(self, epochs: Iterable[Iterable[Rows]], normalizes: bool) -> Iterable[Iterable[Rows]]:
+        return shared_epochs(self.ranks, epochs, normalizes)
+
+    def end_update(self, policy: nn.Module) -> None:
+        for buffer in policy.buffers():
+            if buffer.is_floating_point():
+                # Divided first, so that nothing becomes infinite.
+                self.ranks.sum(buffer.div_(self.ranks.size))
+
+    def explained_variance(self, values: np.ndarray, returns: np.ndarray) -> float:
+        own = Moments.of(th.from_numpy(np.stack([returns - values, returns], axis=1)))
+        residual, whole = total(self.ranks.gather_values(own)).var.tolist()
+        return float("nan") if whole == 0 else 1 - residual / whole
+
+    def log(self) -> dict[str, float]:
+        return {"time/wait": self.waited}
 
 
 def _statistics(env: VecEnv) -> list[RunningMeanStd]:
