@@ -44,9 +44,8 @@ from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, Mu
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
-from ppo_plus.rollout.acting import prepare_act
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.rollout.collector import Collector, RolloutPlan
+from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import reestimated, separate

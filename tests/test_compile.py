@@ -21,7 +21,7 @@ from ppo_plus import ColoredNoise, PPO_Plus
 from ppo_plus.compiling.compiled import Compiled, CompileError
 from ppo_plus.formulas.kl_control import KLControl
 from ppo_plus.policy.observations import to_network
-from ppo_plus.rollout.acting import prepare_act
+from ppo_plus.rollout.collector import prepare_act
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import CompiledMinibatch, UpdateRule
 

@@ -1,7 +1,7 @@
 """The collector: takes steps in the environments with the policy's actions, and stores them in the buffer."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +10,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.compiling.compilation import Compilation
+from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.autoreset import is_reset
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.nested import row_of
@@ -21,9 +23,11 @@ from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
 from ppo_plus.policy.policies import Step
 from ppo_plus.require import require_finite
-from ppo_plus.rollout.acting import Act
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.trees import tree_map
+
+#: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
+Act = Callable[..., tuple[th.Tensor, Carry]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class RolloutPlan:
     """What a rollout is collected with.
 
     :param policy: whose actions to take
-    :param act: the function that chooses them (:func:`~ppo_plus.rollout.acting.prepare_act`)
+    :param act: the function that chooses them (:func:`prepare_act`)
     :param masks: where action masks come from; ``None``: there are none
     :param buffer: where to store the transitions
     :param sde_sample_freq: when held noise is renewed, as in :class:`~ppo_plus.PPO_Plus`
@@ -322,6 +326,30 @@ class Collector:
 
     def _tensor(self, array: np.ndarray | None) -> th.Tensor | None:
         return None if array is None else th.as_tensor(array, device=self.device)
+
+
+def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation) -> Act:
+    """The function by which a policy acts in the next rollout, compiled if training is.
+
+    :param policy: the policy
+    :param masks: the source of action masks, if there are any
+    :param compilation: whether and what to compile
+    """
+    tensors = [*policy.parameters(), *policy.buffers()]
+
+    def plain(*inputs: Any) -> tuple[th.Tensor, Carry]:
+        step, carry = policy.act(*inputs)
+        return step.packed(), carry
+
+    def act(given: list[th.Tensor], *inputs: Any) -> tuple[th.Tensor, Carry]:
+        with swapped(policy, [*policy.parameters(), *policy.buffers()], given):
+            return plain(*inputs)
+
+    compiled = compilation.compiled("acting", act, n_mutable=1, given=tensors, policy=policy, masks=masks)
+    if compiled is None:
+        return without_gradients(plain)
+    # Callbacks may move weights between the steps.
+    return without_gradients(compiled.bind(tensors, plain=plain, may_move=True))
 
 
 def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:

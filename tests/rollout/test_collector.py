@@ -9,8 +9,7 @@ from models import SMALL
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus
-from ppo_plus.rollout.acting import Acting
-from ppo_plus.rollout.collector import Collector, RolloutPlan
+from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
 
 
 def collected(n_steps=5, **kwargs):
@@ -20,7 +19,7 @@ def collected(n_steps=5, **kwargs):
     )
     collector = Collector()
     model.rollout_buffer.reset()
-    act = th.no_grad()(Acting(model.policy).plain)
+    act = prepare_act(model.policy, None, model.compilation)
     collector.start(RolloutPlan(model.policy, act, None, model.rollout_buffer, -1, n_steps), model.env, 0)
     for _ in range(n_steps):
         decision = collector.act()
