@@ -48,7 +48,7 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
 from ppo_plus.rollout.evaluation import evaluate
 from ppo_plus.rollout.lazy import LazyLocals
-from ppo_plus.rollout.reestimate import reestimated, separate
+from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
@@ -583,8 +583,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.logger.record_mean(name, value)
 
         keep_training = self._synchronize(keep_training=True)
+        collected = rollout_buffer.twin() if self.settings.recompute_advantages else None
         callback.update_locals(locals())
         callback.on_rollout_end()
+        if collected is not None:
+            follow_changes(rollout_buffer, collected, collector.estimate, self.policy)
         return keep_training
 
     def _plan(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer) -> RolloutPlan:

@@ -135,8 +135,8 @@ class Collector:
         self._cuts: list[tuple[int, int]] = []
         #: Where the rollout ended: the observations after its last step, the memory, which of them begin an episode.
         self._end: Any = None
-        #: Its rewards as the environments gave them, ``(T, N)``.
-        self._rewards: Any = None
+        #: The values of final observations that its rewards have; ``None``: they have none.
+        self._bootstrapped: th.Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # An incomplete rollout is dropped. On the CPU, so that it can be loaded without a GPU.
@@ -294,7 +294,6 @@ class Collector:
         assert self.starts is not None
         # Copies: code that uses the environments before advantages are recomputed may write into these.
         self._end = _copied(self.obs), self._memory, self.starts.copy()
-        self._rewards = buffer.rewards.copy()
         if self._resets:
             buffer.exclude(*map(list, zip(*self._resets, strict=True)))  # type: ignore[arg-type]
         self.estimate(buffer)
@@ -303,21 +302,28 @@ class Collector:
     def estimate(self, buffer: RolloutBuffer) -> None:
         """Bootstrap from the policy's present values of final and last observations, and estimate advantages.
 
-        :param buffer: has the rollout, and the values of its observations; or a twin of it
+        :param buffer: has the rollout, and the values of its observations; or a twin of it, whose rewards have the
+            values with which :meth:`finish` bootstrapped
         """
         policy = self._plan.policy
         obs, memory, starts = self._end
-        buffer.rewards[...] = self._rewards
         with th.no_grad():
             values = self._values(policy, obs, memory, starts)
             if self._timeouts:
                 rows, columns, final_obs, memories = zip(*self._timeouts, strict=True)
                 memory = tree_map(lambda *parts: th.stack(parts), *memories)
                 final_values = self._values(policy, _stack(final_obs), memory)
-                buffer.bootstrap_timeouts(list(rows), list(columns), final_values)
+                buffer.bootstrap_timeouts(list(rows), list(columns), self._gain(final_values))
         if self._cuts:
             buffer.cut(*map(list, zip(*self._cuts, strict=True)))  # type: ignore[arg-type]
         buffer.compute_returns_and_advantage(last_values=values, dones=starts)
+
+    def _gain(self, final_values: th.Tensor) -> th.Tensor:
+        """By how much present values of final observations exceed those that the rewards have."""
+        if self._bootstrapped is None:
+            self._bootstrapped = final_values
+            return final_values
+        return final_values - self._bootstrapped
 
     def _values(self, policy: Any, obs: Any, memory: Memory, starts: np.ndarray | None = None) -> th.Tensor:
         """The critic's values of observations, given what is remembered before them."""

@@ -11,6 +11,11 @@ class Lazy:
         self._make: Callable[[], Any] | None = make
         self._value: Any = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether it has been computed."""
+        return self._make is None
+
     def __call__(self) -> Any:
         """The value."""
         if self._make is not None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch as th
 
-from ppo_plus.rollout.buffer import RolloutBuffer
+from ppo_plus.rollout.buffer import ESTIMATED, RolloutBuffer
 from ppo_plus.update.batch import Batch, pick, steps_per_sequence
 
 Epoch = TypeVar("Epoch")
@@ -40,6 +40,38 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
 
 
+def follow_changes(
+    buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Callable[[RolloutBuffer], None], policy: Any
+) -> None:
+    """Estimate advantages and returns again if callbacks have changed rewards at the end of the rollout, so that all
+    epochs are estimated from the same rewards.
+
+    :param buffer: the rollout after the callbacks
+    :param collected: its twin before them
+    :param estimate: as of :func:`reestimated`
+    :raises ValueError: they have changed values, or advantages otherwise than by their rewards
+    """
+    changed = {name for name in ESTIMATED if not th.equal(buffer.stored(name), collected.stored(name))}
+    if not changed:
+        return
+    twin = buffer.twin()
+    policy.set_training_mode(False)
+    estimate(twin)
+    policy.set_training_mode(True)
+    follows = all(
+        th.allclose(buffer.stored(name), twin.stored(name), rtol=1e-3, atol=1e-5)
+        for name in changed & {"advantages", "returns"}
+    )
+    if "values" in changed or not follows:
+        raise ValueError(
+            f"recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's "
+            f"{' and '.join(sorted(changed - {'rewards'}))}: change its rewards only, from which all epochs are "
+            "estimated, or use recompute_advantages=False"
+        )
+    for name in ("advantages", "returns"):
+        buffer.stored(name).copy_(twin.stored(name))
+
+
 def reestimated(
     epochs: Iterable[Epoch],
     rollout: Batch,
@@ -55,9 +87,9 @@ def reestimated(
     :param rollout: what the passes are over (of ``separate``); changed in place
     :param estimate: fills the advantages and returns of a buffer that has the values, bootstrapping by the policy
     """
-    twin = buffer.twin()
     for number, epoch in enumerate(epochs):
         if number:
+            twin = buffer.twin()
             # As in the rollout: without dropout, and with unchanged statistics of batch normalization.
             policy.set_training_mode(False)
             twin.put_values(values_of(policy, rollout))

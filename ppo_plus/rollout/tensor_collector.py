@@ -65,6 +65,8 @@ class TensorCollector(Collector):
         #: The environments without the ``VecNormalize`` around them.
         self._simulator: Any = None
         self._stepped: Stepped
+        #: The step's rewards for callbacks.
+        self._rewards: Lazy
         self._normalizing: Normalizing | None = None
         self._to_env: Any = None
         #: What each step returned, without what is in the buffer.
@@ -167,6 +169,7 @@ class TensorCollector(Collector):
             stepped = self._normalizing(stepped)
         self._step += 1
         self._incoming, self._stepped = stepped.obs, stepped
+        self._rewards = Lazy(lambda: as_numpy(stepped.rewards))
         return EnvStep(stepped.obs, stepped.rewards, stepped.dones, stepped.dones, ())
 
     def locals(self, decision: Decision, step: EnvStep) -> dict[str, Any]:
@@ -180,7 +183,7 @@ class TensorCollector(Collector):
             "actions": Lazy(lambda: as_numpy(decision.step.actions)),
             "clipped_actions": Lazy(lambda: as_numpy(decision.env_actions)),
             "new_obs": Lazy(lambda: as_numpy(step.obs)),
-            "rewards": Lazy(lambda: as_numpy(step.rewards)),
+            "rewards": self._rewards,
             "dones": Lazy(lambda: as_numpy(step.dones)),
             "infos": Lazy(lambda: simulator.infos(stepped)),
         }
@@ -202,7 +205,8 @@ class TensorCollector(Collector):
         self._plan.buffer.put(
             observations=decision.obs,
             actions=actions.float(),
-            rewards=self._here(step.rewards),
+            # Callbacks may have written into those that they saw.
+            rewards=self._here(th.from_numpy(self._rewards()) if self._rewards.is_made else step.rewards),
             episode_starts=decision.starts,
             values=values,
             log_probs=log_probs,
@@ -247,7 +251,6 @@ class TensorCollector(Collector):
         self._known_at, self._unknown_at = _places(known, int(n_known)), _places(unknown, int(n_unknown))
         # Copies: the simulator may write into its own before advantages are recomputed.
         self._last = tree_map(th.clone, (self.obs, self._memory, self.starts))
-        self._gained = buffer.stored("rewards").clone()
         self.estimate(buffer)
         seconds = self._simulator.seconds()
         infos = [
@@ -260,15 +263,16 @@ class TensorCollector(Collector):
     def estimate(self, buffer: RolloutBuffer) -> None:
         policy = self._plan.policy
         obs, memory, starts = self._last
-        buffer.stored("rewards").copy_(self._gained)
+        finals = buffer.stored("values")[self._unknown_at]
         with th.no_grad():
             values = policy.predict_values(obs, Carry(memory), starts)
             if len(self._known_at[0]):
                 final_obs = tree_map(lambda stored: stored[self._known_at], buffer.stored("final_observations"))
                 memory = tree_map(lambda *parts: th.stack(parts)[self._known_at], *(self._memories or [{}]))
-                buffer.bootstrap_timeouts(*self._known_at, policy.predict_values(final_obs, Carry(memory)))
-        if len(self._unknown_at[0]):
-            buffer.bootstrap_timeouts(*self._unknown_at, buffer.stored("values")[self._unknown_at])
+                finals = th.cat([policy.predict_values(final_obs, Carry(memory)).reshape(-1), finals])
+        if len(finals):
+            rows, columns = map(th.cat, zip(self._known_at, self._unknown_at, strict=True))
+            buffer.bootstrap_timeouts(rows, columns, self._gain(finals))
         buffer.compute_returns_and_advantage(last_values=values, dones=starts)
 
     def _table(self, name: str) -> th.Tensor:

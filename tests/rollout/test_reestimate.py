@@ -159,6 +159,44 @@ def test_each_epoch_sees_the_estimates_of_a_plain_loop(case):
     assert (seen[0] - seen[1]).abs().max() > 1e-2 and (seen[1] - seen[2]).abs().max() > 1e-2
 
 
+class Writing(Facts):
+    """Changes the rollout at its end."""
+
+    def __init__(self, name, again=False):
+        super().__init__()
+        self.name, self.again = name, again
+
+    def _on_rollout_end(self):
+        buffer = self.model.rollout_buffer
+        buffer.stored(self.name).add_(1.0)
+        if self.name == "rewards":
+            for step in self.steps:
+                step["rewards"] = step["rewards"] + 1
+        if self.again:
+            self.model.collector.estimate(buffer)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_all_epochs_use_rewards_as_a_callback_left_them(again):
+    """Also if the callback has estimated advantages again itself."""
+    model, facts = make("discrete"), Writing("rewards", again)
+    model.learn(2 * T * N, facts)
+    policy = copy.deepcopy(model.policy)
+    for weights, *found, _ in model.epochs:
+        policy.load_state_dict(weights)
+        for mine, plain in zip(found, estimates(policy, model.rollout_buffer, facts.steps), strict=True):
+            np.testing.assert_allclose(mine.numpy(), plain.reshape(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["values", "advantages", "returns"])
+def test_estimates_that_a_callback_wrote_raise_an_error(name):
+    model = make("discrete")
+    before = {key: value.clone() for key, value in model.policy.state_dict().items()}
+    with pytest.raises(ValueError, match=f"a callback wrote into the rollout buffer's {name}: change its rewards only"):
+        model.learn(2 * T * N, Writing(name))
+    assert all(th.equal(value, before[key]) for key, value in model.policy.state_dict().items())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_buffer_keeps_the_rollout(case):
     class Before(Epochs):

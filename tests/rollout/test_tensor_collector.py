@@ -189,6 +189,23 @@ def test_callbacks_see_what_they_see_in_numpy(kind):
             assert ("episode" in other) == ("terminal_observation" in other)
 
 
+class Shaping(BaseCallback):
+    """Adds to the rewards at each step, in place."""
+
+    def _on_step(self):
+        self.locals["rewards"] += self.num_timesteps
+        return True
+
+
+def test_rewards_that_a_callback_changes_are_learned_from():
+    rollouts = []
+    for env in twins(ACTIONS["discrete"]):
+        model = make(env).learn(48, Shaping())
+        rollouts.append(np.asarray(model.rollout_buffer.rewards))
+    assert rollouts[0].min() > 2
+    np.testing.assert_allclose(*rollouts, rtol=1e-5)
+
+
 class Reads:
     """Counts how often the host asks a tensor for its value.
 
