@@ -3,15 +3,51 @@
 import copy
 import math
 import pickle
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, RecordVideo
+from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    SubprocVecEnv,
+    VecEnv,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+    unwrap_vec_normalize,
+)
 
+from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.policy.masking import MaskSource, find_masks
 from ppo_plus.require import require_int, require_spaces
+
+#: Wrappers that record what is played, and change nothing.
+RECORDERS = (
+    VecMonitor,
+    VecVideoRecorder,
+    RecordVideo,
+    RecordEpisodeStatistics,
+    vectorized.RecordVideo,
+    vectorized.RecordEpisodeStatistics,
+)
+NORMALIZED_OBS = (NormalizeObservation, vectorized.NormalizeObservation)
+#: Wrappers with running statistics that can be frozen.
+RUNNING = (*NORMALIZED_OBS, NormalizeReward, vectorized.NormalizeReward)
+#: Attributes of wrappers that change while they are frozen, or record nothing.
+RESTORED = (
+    "discounted_reward",
+    "accumulated_reward",
+    "episode_returns",
+    "episode_lengths",
+    "episode_times",
+    "total_steps",
+)
 
 
 def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[float, float]:
@@ -24,13 +60,17 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment: pass env")
-    disturbs = model.env is not None and (env is None or _parts(env) & _parts(model.env))
-    if disturbs:
+    trains = model.env is not None and (
+        env is None or bool(set(map(id, _layers(env))) & set(map(id, _layers(model.env))))
+    )
+    if trains:
         # Training then starts new episodes.
         model.collector.interrupt()
-    with _frozen(vec_env):
-        player = with_masks(model, vec_env)
-        mean, std = evaluate_policy(player, vec_env, n_eval_episodes, deterministic=True, render=render, warn=False)
+    elif model.env is not None:
+        _warn_of_statistics(model.env, vec_env)
+    with undisturbed(vec_env) if trains else _frozen(vec_env) as played:
+        player = with_masks(model, played)
+        mean, std = evaluate_policy(player, played, n_eval_episodes, deterministic=True, render=render, warn=False)
     if not math.isfinite(mean):  # type: ignore[arg-type]
         raise FloatingPointError(
             f"the mean return of {n_eval_episodes} episodes is {mean}: a reward of env={env or vec_env!r} is not "
@@ -87,23 +127,87 @@ def _with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
     return model._wrap_env(normalized)
 
 
-def _parts(env: Any) -> set[int]:
-    """The environment and all that it wraps, by identity."""
-    parts = {id(env)}
-    inner = [getattr(env, name) for name in ("venv", "env") if name in vars(env)]
-    return parts.union(*map(_parts, [*inner, *vars(env).get("envs", ())]))
+@contextmanager
+def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
+    """The training environment to play in: around what records, and with frozen statistics.
+
+    Inside, :data:`RECORDERS` are left out of it, a ``Monitor`` writes no file, and the statistics of ``VecNormalize``
+    and of Gymnasium's ``NormalizeObservation`` and ``NormalizeReward`` are used, but do not change. In worker processes
+    nothing can be left out, so a warning says what changes there.
+    """
+    if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
+        touched = [kind.__name__ for kind in (*RUNNING[::2], RecordVideo) if any(env.env_is_wrapped(kind))]
+        if touched:
+            warnings.warn(
+                f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}: "
+                "this changes statistics or records the episodes. Pass an environment for evaluation: "
+                "evaluate(env=...), or use VecNormalize",
+                stacklevel=5,
+            )
+    root = {"env": env}
+    with ExitStack() as undo:
+        _leave_out(root, "env", undo)
+        with _frozen(root["env"]) as played:
+            yield played
+
+
+def _leave_out(holder: Any, key: Any, undo: ExitStack) -> None:
+    """Replace recorders by what they wrap, and freeze all else that changes, until ``undo``.
+
+    :param holder: the dict or list in which the environment is
+    :param key: its key there
+    """
+    env = holder[key]
+    undo.callback(holder.__setitem__, key, env)
+    while isinstance(env, RECORDERS):
+        env = holder[key] = env.venv if isinstance(env, VecEnv) else env.env
+    attributes = vars(env)
+    if isinstance(env, (Monitor, *RUNNING)):
+        undo.callback(attributes.update, {name: copy.copy(attributes[name]) for name in RESTORED if name in attributes})
+    if isinstance(env, Monitor):
+        undo.callback(setattr, env, "results_writer", env.results_writer)
+        env.results_writer = None
+    elif isinstance(env, RUNNING):
+        undo.callback(setattr, env, "update_running_mean", env.update_running_mean)
+        env.update_running_mean = False
+    for name in {"venv", "env"} & attributes.keys():
+        _leave_out(attributes, name, undo)
+    if isinstance(envs := attributes.get("envs"), list):
+        for i in range(len(envs)):
+            _leave_out(envs, i, undo)
+
+
+def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
+    """Warn if an environment normalizes observations by other statistics than training does."""
+    found = [layer for layer in _layers(env) if isinstance(layer, NORMALIZED_OBS)]
+    trained = [layer for layer in _layers(training) if isinstance(layer, NORMALIZED_OBS)]
+    if found and not any(np.array_equal(found[0].obs_rms.mean, each.obs_rms.mean) for each in trained):
+        warnings.warn(
+            f"env={env!r} normalizes observations by statistics that differ from those of training "
+            "(NormalizeObservation), so the policy sees other numbers than it has learned from: use VecNormalize, "
+            "whose statistics evaluation takes from training, or copy obs_rms",
+            stacklevel=4,
+        )
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """The environment and all that it wraps, in this process."""
+    attributes = vars(env)
+    yield env
+    for inner in [*(attributes[name] for name in ("venv", "env") if name in attributes), *attributes.get("envs", ())]:
+        yield from _layers(inner)
 
 
 @contextmanager
-def _frozen(env: VecEnv) -> Iterator[None]:
+def _frozen(env: VecEnv) -> Iterator[VecEnv]:
     """Statistics are used but not updated, and rewards are as the environment gives them."""
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
-        yield
+        yield env
         return
     before = normalize.training, normalize.norm_reward
     normalize.training, normalize.norm_reward = False, False
     try:
-        yield
+        yield env
     finally:
         normalize.training, normalize.norm_reward = before

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 import torch as th
 from envs import ACTIONS, VECTOR, FaultyEnv, RandomEnv, vec
 from gymnasium import spaces
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordVideo
 from models import make_model, weights
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
 
@@ -446,3 +449,75 @@ def test_numbers_that_are_not_finite_raise_an_error(what):
     model = PPO_Plus("MlpPolicy", FaultyEnv("final", 99), n_steps=8, batch_size=8, device="cpu")
     with pytest.raises(FloatingPointError, match=f"(?s){what}.* is not finite"):
         model.evaluate(2, env=FaultyEnv(what, 3))
+
+
+# --- what records, and what keeps statistics -------------------------------------------------------------------------
+
+
+def recorded(folder):
+    """An environment with all that records, and with Gymnasium's and SB3's statistics; and a function of its state."""
+
+    def make_one():
+        env = RecordVideo(gym.make("CartPole-v1", render_mode="rgb_array"), str(folder), episode_trigger=lambda n: True)
+        return Monitor(NormalizeReward(NormalizeObservation(env)), str(folder / "one"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a VecMonitor around a Monitor; and the folder is there
+        env = VecNormalize(VecMonitor(DummyVecEnv([make_one]), str(folder / "all")))
+    monitor = env.venv.venv.envs[0]
+    rewards = monitor.env
+    observations, video = rewards.env, rewards.env.env
+
+    def state():
+        files = {path.name: path.read_text() for path in folder.glob("*.csv")}
+        numbers = rewards.return_rms.var, rewards.discounted_reward, observations.obs_rms.mean, env.obs_rms.mean
+        counts = monitor.total_steps, len(monitor.episode_returns), video.episode_id, video.step_id
+        return copy.deepcopy((files, sorted(path.name for path in folder.glob("*.mp4")), counts, numbers))
+
+    return env, state
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recorders_and_statistics_of_training_do_not_change(fails, tmp_path, monkeypatch):
+    env, state = recorded(tmp_path)
+    model = make(env, n_steps=32).learn(64)
+    before = state()
+    if fails:
+        monkeypatch.setattr(model.policy, "predict", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.evaluate(2)
+        monkeypatch.undo()
+    else:
+        assert model.evaluate(2)[0] > 0
+    after = state()
+    assert after[:3] == before[:3]
+    for new, old in zip(after[3], before[3], strict=True):
+        np.testing.assert_array_equal(new, old)
+    model.learn(64)
+    for new, old in zip(state()[2], before[2], strict=True):
+        assert new > old  # recorded again
+    assert not np.array_equal(state()[3][2], before[3][2])
+
+
+def test_other_statistics_of_the_evaluation_environment_give_a_warning():
+    def normalized():
+        return NormalizeObservation(gym.make("CartPole-v1"))
+
+    model = make(normalized(), n_steps=32).learn(64)
+    other = normalized()
+    with pytest.warns(UserWarning, match="statistics that differ from those of training"):
+        model.evaluate(1, env=other)
+    other.obs_rms = copy.deepcopy(model.env.unwrapped.envs[0].get_wrapper_attr("obs_rms"))
+    other.update_running_mean = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.evaluate(1, env=other)
+
+
+@pytest.mark.slow
+def test_statistics_in_worker_processes_give_a_warning():
+    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=NormalizeObservation)
+    model = make(env, n_steps=32).learn(64)
+    with pytest.warns(UserWarning, match="worker processes have NormalizeObservation"):
+        model.evaluate(2)
+    env.close()
