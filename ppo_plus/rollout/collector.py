@@ -1,6 +1,7 @@
 """The collector: takes steps in the environments with the policy's actions, and stores them in the buffer."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.autoreset import is_reset
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.lean_vec_env import TIMEOUT
 from ppo_plus.envs.nested import row_of
 from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.outputs import check_shape
@@ -101,6 +103,9 @@ class Report(NamedTuple):
 
 class Collector:
     """The state of collecting: where the environments are, and what is carried from step to step."""
+
+    #: Whether it has warned of time limits that cannot be bootstrapped.
+    _has_warned = False
 
     def __init__(self, device: th.device | str = "cpu"):
         self.device = th.device(device)
@@ -269,7 +274,7 @@ class Collector:
         :raises FloatingPointError: a final observation is not finite
         """
         row, new_obs, starts, infos = self.n_steps, self._incoming, step.starts, step.infos
-        truncated = _truncated(starts, infos)
+        truncated = self._truncated(starts, infos)
         with self._checked if truncated else nullcontext():
             for i, final_obs in truncated:
                 require_finite("final observation", final_obs, self._step, env=i)
@@ -287,6 +292,32 @@ class Collector:
         self._plan.buffer.add(decision.obs, actions, step.rewards, decision.starts, values, log_probs, params, **extra)
         self.n_steps += 1
         self.obs, self.starts = new_obs, starts
+
+    def _truncated(self, starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
+        """Index and final observation of the environments whose episode a time limit, and nothing else, has ended.
+
+        Warns once of infos with only one of the two entries that say so.
+        """
+        found: list[tuple[int, Any]] = []
+        for i in np.flatnonzero(starts).tolist() if np.count_nonzero(starts) else ():
+            final_obs, limited = infos[i].get("terminal_observation"), infos[i].get(TIMEOUT)
+            if limited and final_obs is not None:
+                # Copied: the environment may reuse the array before the rollout ends.
+                found.append((i, copy.deepcopy(final_obs)))
+            elif limited or (limited is None and final_obs is not None):
+                self._warn_of_end(i, *(["terminal_observation", TIMEOUT][:: 1 if limited else -1]))
+        return found
+
+    def _warn_of_end(self, i: int, missing: str, given: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"environment {i} ended an episode with {given!r} in its info but without {missing!r}, so it is "
+                "learned as an end after which nothing follows, even if a time limit cut it off: have the environment "
+                "set both, infos[i]['TimeLimit.truncated'] (whether only a time limit ended the episode) and "
+                "infos[i]['terminal_observation'] (the last observation before the reset)",
+                stacklevel=5,
+            )
 
     def finish(self) -> Report:
         """End a rollout: exclude the steps that only reset, and estimate advantages."""
@@ -366,18 +397,6 @@ def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
     if not np.count_nonzero(starts):
         return starts
     return starts & [not is_reset(info) for info in infos]
-
-
-def _truncated(starts: np.ndarray, infos: Sequence[dict[str, Any]]) -> list[tuple[int, Any]]:
-    """Index and final observation of the environments whose episode a time limit, and nothing else, has ended."""
-    if not np.count_nonzero(starts):
-        return []
-    return [
-        # Copied: the environment may reuse the array before the rollout ends.
-        (i, copy.deepcopy(infos[i]["terminal_observation"]))
-        for i in np.flatnonzero(starts).tolist()
-        if infos[i].get("TimeLimit.truncated", False) and infos[i].get("terminal_observation") is not None
-    ]
 
 
 def _row(memory: Memory, i: int) -> Memory:

@@ -57,8 +57,6 @@ class TensorCollector(Collector):
     """A :class:`~ppo_plus.rollout.collector.Collector` whose ``obs`` and ``starts`` are tensors on its device."""
 
     starts: Any
-    #: Whether it has been said that final observations are not known.
-    _has_warned = False
 
     def _begin_rollout(self) -> None:
         super()._begin_rollout()

@@ -1,8 +1,10 @@
 """The collector's own state: where the environments are, and what is carried from step to step."""
 
 import pickle
+import warnings
 
 import numpy as np
+import pytest
 import torch as th
 from envs import ACTIONS, vec
 from models import SMALL
@@ -84,3 +86,29 @@ def test_episodes_restart_after_an_interruption():
     collector.interrupt()
     collector.start(collector._plan, model.env, 5)
     assert collector.starts.all() and collector.carry is None and collector.obs is not None
+
+
+class Incomplete(VecEnvWrapper):
+    """Leaves an entry of infos out."""
+
+    def __init__(self, venv, missing):
+        super().__init__(venv)
+        self.missing = missing
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        *results, infos = self.venv.step_wait()
+        return *results, [{name: value for name, value in info.items() if name != self.missing} for info in infos]
+
+
+@pytest.mark.parametrize("missing", ["terminal_observation", "TimeLimit.truncated"])
+def test_time_limits_that_infos_do_not_tell_give_one_warning(missing):
+    env = Incomplete(vec(ACTIONS["discrete"], max_steps=5), missing)
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, seed=0, device="cpu")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.learn(128)
+    (found,) = [str(each.message) for each in said if "time limit" in str(each.message)]
+    assert f"but without {missing!r}" in found and "set both" in found
