@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,15 +24,29 @@ def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
     return device.type != "cpu" or large or any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
 
 
+class _Threads:
+    """Torch's number of threads outside of all blocks of :func:`torch_threads`, which may overlap."""
+
+    lock = threading.Lock()
+    n_blocks = 0
+    outside = 0
+
+
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in the block."""
-    before = th.get_num_threads()
+    """Let torch use so many threads in the block; other threads of Python may be in such blocks, too."""
+    with _Threads.lock:
+        if not _Threads.n_blocks:
+            _Threads.outside = th.get_num_threads()
+        _Threads.n_blocks += 1
     th.set_num_threads(number)
     try:
         yield
     finally:
-        th.set_num_threads(before)
+        with _Threads.lock:
+            _Threads.n_blocks -= 1
+        # For this thread of Python, and for new ones.
+        th.set_num_threads(_Threads.outside)
 
 
 def keep_freed_memory() -> None:

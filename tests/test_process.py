@@ -3,8 +3,12 @@
 import ctypes
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch as th
+
+from ppo_plus.process import torch_threads
 
 FAULTS = """
 import resource
@@ -33,3 +37,35 @@ def test_freed_memory_is_kept():
     output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     without, kept = map(int, output.split())
     assert 10 * kept < without
+
+
+@pytest.mark.parametrize("first_ends", ["first", "last"])
+def test_blocks_of_threads_may_overlap(first_ends):
+    """As with two models that learn in two threads: both leave torch as it was."""
+    before, entered, end, found = th.get_num_threads(), threading.Event(), threading.Event(), []
+
+    def other():
+        with torch_threads(1):
+            entered.set()
+            end.wait()
+        found.append(th.get_num_threads())
+
+    try:
+        th.set_num_threads(3)
+        thread = threading.Thread(target=other)
+        with torch_threads(1):
+            thread.start()
+            entered.wait()
+            if first_ends == "last":
+                end.set()
+                thread.join()
+        if first_ends == "first":
+            end.set()
+            thread.join()
+        assert [th.get_num_threads(), *found] == [3, 3]
+        started = threading.Thread(target=lambda: found.append(th.get_num_threads()))
+        started.start()
+        started.join()
+        assert found[-1] == 3
+    finally:
+        th.set_num_threads(before)
