@@ -14,9 +14,8 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 
-from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy, Step
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, Step
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")

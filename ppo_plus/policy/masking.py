@@ -104,14 +104,6 @@ def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
     return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
 
 
-def without_mask(observation_space: spaces.Space[Any], key: str | None) -> spaces.Space[Any]:
-    """The observation space without the mask: that of the features."""
-    if key is None or not isinstance(observation_space, spaces.Dict):
-        return observation_space
-    # Pairs, not a dict: Gymnasium would sort its keys.
-    return spaces.Dict([(name, space) for name, space in observation_space.items() if name != key])
-
-
 def check_mask_key(key: Any, observation_space: spaces.Space[Any], choices: Sequence[int]) -> None:
     """Check that an entry of the observations can be the mask."""
     if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:

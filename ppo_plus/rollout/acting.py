@@ -7,8 +7,8 @@ import torch as th
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.masking import MaskSource
+from ppo_plus.policy.policies import Carry
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
