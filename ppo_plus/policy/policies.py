@@ -7,7 +7,6 @@ interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,15 +227,14 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self._noise: NoiseState = {}
         self.action_dist = make_distribution(action_space, squash_output)
         self.share_features_extractor = actor_space is critic_space and share_features_extractor is not False
-        self._build_features_extractors()
         self._build(lr_schedule)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Create a features extractor for what the actor sees."""
         return self.features_extractor_class(canonical_space(self.actor_space), **self.features_extractor_kwargs)
 
-    def _build_features_extractors(self) -> None:
-        """Create the features extractors, and the conversion of observations for them."""
+    def _build(self, lr_schedule: Schedule) -> None:
+        """Create networks and optimizer; initial weights are drawn in SB3's order."""
         self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
         self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
         extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
@@ -247,9 +245,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             extractor = self.make_features_extractor()
         self.vf_features_extractor = extractor
         self.features_dim, self.vf_features_dim = self.features_extractor.features_dim, extractor.features_dim
-
-    def _build(self, lr_schedule: Schedule) -> None:
-        """Create networks and optimizer; initial weights are drawn in SB3's order."""
         self._build_mlp_extractor()
         self.action_net = self._make_last_layer("actor", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
@@ -287,27 +282,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _initialize_orthogonally(self) -> None:
         """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
-        gains: list[tuple[nn.Module, float]] = [
-            (self.mlp_extractor, np.sqrt(2)),
-            (self.action_net, 0.01),
-            (self.value_net, 1.0),
-        ]
+        gains = [(self.mlp_extractor, np.sqrt(2)), (self.action_net, 0.01), (self.value_net, 1.0)]
         if self.share_features_extractor:
             gains = [(self.features_extractor, np.sqrt(2)), *gains]
         else:
             gains += [(self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
         custom: set[nn.Module] = set()
         if self._networks["actor"] is not None:
-            custom |= {*self.mlp_extractor.policy_net.modules(), *self.action_net.modules()}
+            custom.update(self.mlp_extractor.policy_net.modules(), self.action_net.modules())
         if self._networks["critic"] is not None:
-            custom |= {*self.mlp_extractor.value_net.modules(), *self.value_net.modules()}
-
-        def initialize(part: nn.Module, gain: float) -> None:
-            if part not in custom:
-                self.init_weights(part, gain=gain)
-
+            custom.update(self.mlp_extractor.value_net.modules(), self.value_net.modules())
         for module, gain in gains:
-            module.apply(partial(initialize, gain=gain))
+            module.apply(lambda part, gain=gain: None if part in custom else self.init_weights(part, gain))  # type: ignore[misc]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
