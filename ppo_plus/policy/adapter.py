@@ -84,10 +84,9 @@ class SB3Interface:
 
     def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
         """:meth:`ppo_plus.ActorCriticPolicy.evaluate_batch` by ``evaluate_actions``."""
-        actions = batch.actions
+        actions, shape = batch.actions, self.action_space.shape
         if isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
-            # SB3's actions have the shape of the space.
-            actions = actions.long().reshape(-1, *self.action_space.shape)
+            actions = actions.long().reshape(-1, *shape)
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
         # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
