@@ -146,7 +146,8 @@ def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bo
         return False
     if len(params) != 1 or len(optimizer.param_groups) != 1:
         return False
-    return bool(optimizer.param_groups[0]["fused"] and not optimizer.param_groups[0]["amsgrad"])
+    group = optimizer.param_groups[0]
+    return bool(group["fused"] and not group["amsgrad"])
 
 
 def has_step_hooks(optimizer: optim.Optimizer) -> bool:
