@@ -152,24 +152,19 @@ class Compiled:
         # Copies in place of repetitions: a trace takes each object for one argument.
         tensors = [leaf.clone() if any(leaf is each for each in leaves[:i]) else leaf for i, leaf in enumerate(leaves)]
         structure: Any = None
-        #: For each leaf of the result its source: the index of a given tensor, of a computed one, or a constant.
-        sources: list[tuple[str, Any]] = []
+        #: For each leaf of the result its place among the given tensors, the computed ones, and the constants.
+        places: list[int] = []
+        constants: list[Any] = []
 
         def flat(*given: th.Tensor) -> list[Any]:
-            nonlocal structure
+            nonlocal structure, places, constants
             results, structure = tree_flatten(self.function(*spec.unflatten(given)))
-            computed: list[th.Tensor] = []
-            sources.clear()
-            for leaf in results:
-                # A tensor that is returned unchanged need not pass through the compiled form.
-                index = next((i for i, tensor in enumerate(given) if leaf is tensor), None)
-                if index is not None:
-                    sources.append(("given", index))
-                elif isinstance(leaf, th.Tensor):
-                    sources.append(("computed", len(computed)))
-                    computed.append(leaf)
-                else:
-                    sources.append(("constant", leaf))
+            # A tensor that is returned unchanged need not pass through the compiled form.
+            same = {id(tensor) for tensor in given}
+            computed = [leaf for leaf in results if isinstance(leaf, th.Tensor) and id(leaf) not in same]
+            constants = [leaf for leaf in results if not isinstance(leaf, th.Tensor)]
+            place = {id(leaf): i for i, leaf in enumerate([*given, *computed, *constants])}
+            places = [place[id(leaf)] for leaf in results]
             return computed
 
         before = self.reads()
@@ -185,8 +180,8 @@ class Compiled:
         run, unflatten = compile_graph(graph, tensors), structure.unflatten
 
         def compiled(given: list[th.Tensor]) -> Any:
-            results = {"computed": run(given.copy()), "given": given}
-            return unflatten([at if kind == "constant" else results[kind][at] for kind, at in sources])
+            leaves = [*given, *run(given.copy()), *constants]
+            return unflatten([leaves[place] for place in places])
 
         return compiled
 

@@ -17,6 +17,7 @@ distributions.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -493,15 +494,15 @@ def _check_box(space: spaces.Box) -> None:
         raise ValueError(f"action_space={space} is empty: give it a shape without 0")
 
 
+@dataclass(frozen=True, eq=False)
 class BoundDistribution:
     """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
     Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
     """
 
-    def __init__(self, family: ActionDistribution, params: th.Tensor):
-        self.family = family
-        self.params = params
+    family: ActionDistribution
+    params: th.Tensor
 
     @property
     def distribution(self) -> Any:

@@ -41,7 +41,7 @@ class Layout:
         marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
         #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
-        self.keep = _floats(~marks[:, :1, None], starts.device)
+        self.keep = th.from_numpy((~marks[:, :1, None]).astype(np.float32)).to(starts.device)
         #: 1 at reset steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
         self.resets: th.Tensor | None = None
         later = marks.copy()
@@ -52,9 +52,9 @@ class Layout:
             length = marks.shape[1] + n_more
             rows = n_resets + np.arange(marks.shape[1]) + length * np.arange(n_sequences)[:, None]
             self._rows = th.from_numpy(rows.reshape(-1)).to(starts.device)
-            resets = np.zeros((n_sequences * length, 1), dtype=bool)
-            resets[rows[later] - 1] = True
-            self.resets = _floats(resets.reshape(n_sequences, length, 1), starts.device)
+            resets = np.zeros(n_sequences * length, dtype=np.float32)
+            resets[rows[later] - 1] = 1.0
+            self.resets = th.from_numpy(resets.reshape(n_sequences, length, 1)).to(starts.device)
 
     def pad(self, x: th.Tensor) -> th.Tensor:
         """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at reset steps."""
@@ -69,10 +69,6 @@ class Layout:
         return y if self.resets is None else y.index_select(0, self._rows)
 
 
-def _floats(flags: np.ndarray, device: th.device) -> th.Tensor:
-    return th.from_numpy(flags.astype(np.float32)).to(device)
-
-
 def _of_layer(state: State, i: int) -> State:
     """The state of one layer, shape ``(N, hidden)``; contiguous, as cuDNN and other backends need it."""
     return tuple(part[:, i].contiguous() for part in state)
@@ -83,6 +79,12 @@ class Recurrent(nn.RNNBase):
 
     #: Number of tensors in its state.
     n_states: int
+    #: The weights of one more input, which is 1 at reset steps: they set the state to 0.
+    _reset_weights: Callable[[list[Any]], th.Tensor]
+    #: One step of a layer: its next state, the output first.
+    _cell: Callable[[th.Tensor, State, list[Any]], State]
+    #: All steps of a layer by torch's loop: the outputs, ``(n_sequences, length, hidden_size)``.
+    _loop: Callable[[th.Tensor, State, list[Any]], th.Tensor]
 
     def init(self, n_envs: int) -> State:
         """The state of ``n_envs`` environments before their first step: zeros."""
@@ -119,18 +121,6 @@ class Recurrent(nn.RNNBase):
                 weights = [th.cat([weights[0], self._reset_weights(weights)[:, None]], dim=1), *weights[1:]]
             x = self._loop(x, _of_layer(state, i), weights)
         return layout.unpad(x)
-
-    def _reset_weights(self, weights: list[Any]) -> th.Tensor:
-        """The weights of one more input, which is 1 at reset steps: they set the state to 0."""
-        raise NotImplementedError
-
-    def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
-        """One step of a layer: its next state, the output first."""
-        raise NotImplementedError
-
-    def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
-        """All steps of a layer by torch's loop: the outputs, ``(n_sequences, length, hidden_size)``."""
-        raise NotImplementedError
 
     def _loop_options(self) -> tuple[bool, int, float, bool, bool, bool]:
         """The other arguments of torch's loop, for one layer with the environment first."""
