@@ -9,7 +9,7 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, obstacle
-from ppo_plus.compiling.constants import Constants, NotComparable, constants_of, first_difference
+from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
 
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
@@ -151,7 +151,7 @@ class Compilation:
         return compiled
 
 
-def _read(**reads: Any) -> Constants | str:
+def _read(**reads: Any) -> dict[str, Any] | str:
     """:func:`~ppo_plus.compiling.constants.constants_of`; a message if something cannot be compared."""
     try:
         return constants_of(**reads)

@@ -75,10 +75,7 @@ class NotComparable(Exception):
     """Something that code reads cannot be compared; the message says what."""
 
 
-Constants = dict[str, Any]
-
-
-def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **roots: Any) -> Constants:
+def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **roots: Any) -> dict[str, Any]:
     """What code reads that starts from these objects, in a form that can be compared.
 
     :param named: objects of which only those attributes count that some custom function names
@@ -256,9 +253,9 @@ class _Walk:
         forward = self.visit(getattr(type(module), "forward", None), f"{path}.forward")
         return tensors, forward, tuple(parts), data | parts
 
-    def named_attributes(self) -> Constants:
+    def named_attributes(self) -> dict[str, Any]:
         """The attributes of the named objects and of custom modules that custom functions name, and what they read."""
-        found: Constants = {}
+        found: dict[str, Any] = {}
         done: set[tuple[int, str]] = set()
         while True:
             owners = [*self.named.values(), *self.modules.values()]

@@ -62,8 +62,8 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
 def _check_net_arch(net_arch: Any) -> None:
     if net_arch is None:
         return
-    remedy = "a list of sizes, or dict(pi=[...], vf=[...])"
-    require_kind("policy_kwargs: net_arch", net_arch, (list, tuple, dict), remedy)
+    wanted = "a list of sizes, or dict(pi=[...], vf=[...])"
+    require_kind("policy_kwargs: net_arch", net_arch, (list, tuple, dict), wanted)
     if isinstance(net_arch, dict):
         for name, sizes in net_arch.items():
             if name not in ("pi", "vf"):

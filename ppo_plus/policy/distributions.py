@@ -111,9 +111,8 @@ class ActionDistribution(ABC):
         return None
 
     def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
-        """The policy's ``log_std``, extended from the Gaussian components to all components of the noise.
+        """The policy's ``log_std``, ``(..., gaussian_dim)`` or ``(..., 1)``, for all components of the noise.
 
-        :param log_std: shape ``(..., gaussian_dim)``, or ``(..., 1)`` where all share one
         :return: shape ``(..., noise_dim)`` (or ``log_std`` where all are Gaussian), 0 for discrete actions
         """
         return log_std if self.gaussian_dim else log_std.new_zeros(*log_std.shape[:-1], self.noise_dim)
@@ -201,10 +200,7 @@ class SquashedDiagGaussian(DiagGaussian):
         return super().log_prob(params, actions) - _log_tanh_slope(actions).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
-        r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, exact to 1e-9 in double precision, as is its gradient.
-
-        Unlike the sampled :math:`-\log \pi(a)` it has the true gradient.
-        """
+        r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, exact to 1e-9 in double precision, as is its gradient."""
         mean, std = params.chunk(2, dim=1)
         return super().entropy(params) + _mean_log_tanh_slope(mean, std).sum(dim=1)
 

@@ -47,7 +47,7 @@ class MaskSource:
         return masks if self.key is None else None
 
     def forbids_all(self, env: int, step: int, mask: np.ndarray) -> str:
-        """The error message for a mask that allows nothing."""
+        """The message for a mask that allows nothing."""
         return (
             f"{self} of environment {env} at step {step} allows nothing to choose from: {mask.astype(int)} for "
             f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"

@@ -341,7 +341,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
 
-        :param obs: raw observations
         :param carry: memory before the first step of each sequence; ``None``: each observation is a sequence, with
             empty memory. No effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
@@ -353,10 +352,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return values, params
 
     def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
-        """:meth:`evaluate` of a minibatch; by the heads alone if it has ``features``.
-
-        :param batch: a :class:`ppo_plus.Batch`
-        """
+        """:meth:`evaluate` of a :class:`ppo_plus.Batch`; by the heads alone if it has ``features``."""
         if batch.features is None:
             return self.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
         values, params, _ = self.heads(batch.features, self._masks(batch.observations, batch.masks))
@@ -379,11 +375,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Features(*features), memory
 
     def heads(self, features: Features, masks: th.Tensor | None = None) -> Heads:
-        """The second half of the policy: values and action distributions from features.
-
-        :param features: the result of :meth:`encode`
-        :param masks: action masks, booleans ``(B, M)``; ``None``: none
-        """
+        """The second half of the policy: values and action distributions, from features and masks ``(B, M)`` if any."""
         if features.actor is features.critic:
             latent_pi, latent_vf = self.mlp_extractor(features.actor)
         else:
@@ -416,9 +408,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def forward(
         self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Actions, values and log-probabilities.
+        """Actions, values and log-probabilities for ``B`` raw observations.
 
-        :param obs: raw observations, ``B`` of them
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks, ``(B, M)``
         :return: internal actions ``(B, *action_space.shape)`` (Dict and Tuple: ``(B, action_dim)``), values ``(B, 1)``,
@@ -439,9 +430,9 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def extract_features(  # type: ignore[override]
         self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
     ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
-        """Features ``(B, features_dim)`` of raw observations, through the given or the policy's own extractor(s).
+        """Features ``(B, features_dim)`` of raw observations, by the given extractor or the policy's.
 
-        For two extractors, if none is given, actor's and critic's; the critic's are NaN if ``obs`` lacks its entries.
+        Two extractors give those of actor and critic; the critic's are NaN if ``obs`` lacks its entries.
         """
         if features_extractor is not None:
             of_critic = features_extractor is self.vf_features_extractor

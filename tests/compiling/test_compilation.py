@@ -62,7 +62,7 @@ def test_constants_that_keep_changing_run_uncompiled(get):
     assert "changed" in form.failure and "scale" in form.failure
 
 
-def test_what_cannot_be_compiled_is_said_and_copies_compile_for_themselves(get):
+def test_what_is_not_compiled_is_said_and_copies_start_again(get):
     compilation = Compilation()
     assert compilation.compiled("scaled", abs) is None
     compilation.decision = CompileStatus(True, "compile=True")
@@ -112,7 +112,7 @@ def test_without_a_compiler_auto_warns_once_and_true_raises(obstacle):
     assert compilation.n_planned == 2 * WORTH_COMPILING
 
 
-def test_a_policy_that_cannot_be_compiled_runs_uncompiled_or_raises(obstacle):
+def test_a_policy_that_cannot_be_compiled_is_run_or_raises(obstacle):
     obstacle(None)
     compilation = Compilation()
     compilation.plan("auto", WORTH_COMPILING, CPU, unsupported="it overrides methods")
