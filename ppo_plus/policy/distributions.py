@@ -233,8 +233,9 @@ class Categorical(ActionDistribution):
 
     def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
         super().__init__(action_space)
-        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.flatten()
-        self.choices = [int(n) for n in sizes]
+        self.choices = np.ravel(
+            action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec
+        ).tolist()
         self.net_dim = self.param_dim = self.noise_dim = sum(self.choices)
         self.action_dim = len(self.choices)
 

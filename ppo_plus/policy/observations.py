@@ -95,9 +95,8 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
     if isinstance(space, spaces.Dict):
         return partial(_each, {key: make_preprocess(sub, normalize_images) for key, sub in space.items()})
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        sizes = np.array([space.n]) if isinstance(space, spaces.Discrete) else space.nvec.flatten()
-        starts = np.broadcast_to(space.start, getattr(space, "nvec", np.empty(1)).shape).flatten()
-        return partial(_one_hot, [int(n) for n in sizes], th.as_tensor(starts.copy()).long())
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        return partial(_one_hot, sizes.tolist(), th.from_numpy(np.array(space.start)).flatten().long())
     if normalize_images and is_image_space(space):
         return _image
     return th.Tensor.float
