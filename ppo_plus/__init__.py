@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ppo_plus.formulas.schedules import constant as constant
     from ppo_plus.formulas.schedules import cosine as cosine
     from ppo_plus.formulas.schedules import linear as linear
-    from ppo_plus.policy.carry import Carry as Carry
-    from ppo_plus.policy.carry import Features as Features
-    from ppo_plus.policy.carry import Heads as Heads
     from ppo_plus.policy.policies import ActorCriticPolicy as ActorCriticPolicy
+    from ppo_plus.policy.policies import Carry as Carry
     from ppo_plus.policy.policies import CnnPolicy as CnnPolicy
+    from ppo_plus.policy.policies import Features as Features
+    from ppo_plus.policy.policies import Heads as Heads
     from ppo_plus.policy.policies import MlpPolicy as MlpPolicy
     from ppo_plus.policy.policies import MultiInputPolicy as MultiInputPolicy
     from ppo_plus.policy.recurrent import CnnGruPolicy as CnnGruPolicy
@@ -61,7 +61,7 @@ MODULES = {
     "AdaptiveLearningRate": "ppo_plus.formulas.kl_control",
     "AdaptivePenalty": "ppo_plus.formulas.kl_control",
     "Batch": "ppo_plus.update.batch",
-    "Carry": "ppo_plus.policy.carry",
+    "Carry": "ppo_plus.policy.policies",
     "Checkpoints": "ppo_plus.saving.checkpoint.checkpoint",
     "CnnGruPolicy": "ppo_plus.policy.recurrent",
     "CnnLstmPolicy": "ppo_plus.policy.recurrent",
@@ -72,9 +72,9 @@ MODULES = {
     "EarlyStop": "ppo_plus.formulas.kl_control",
     "EnvFault": "ppo_plus.envs.supervised.faults",
     "EvalAfterUpdates": "ppo_plus.zoo.callbacks",
-    "Features": "ppo_plus.policy.carry",
+    "Features": "ppo_plus.policy.policies",
     "GRUMemory": "ppo_plus.policy.recurrent",
-    "Heads": "ppo_plus.policy.carry",
+    "Heads": "ppo_plus.policy.policies",
     "JaxEnv": "ppo_plus.envs.tensors.jax_env",
     "KLControl": "ppo_plus.formulas.kl_control",
     "KLState": "ppo_plus.formulas.kl_control",

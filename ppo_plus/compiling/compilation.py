@@ -9,13 +9,11 @@ from typing import Any
 import torch as th
 
 from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, obstacle
-from ppo_plus.compiling.constants import Constants, NotComparable, constants_of, first_difference
+from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
 
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
 WORTH_COMPILING = 4_000
-#: The message before something is compiled.
-NOTICE = "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"
 
 
 @dataclass(frozen=True)
@@ -43,36 +41,6 @@ def is_worth_compiling(n_steps: int, device: th.device) -> bool:
     return device.type == "cpu" and n_steps >= WORTH_COMPILING
 
 
-def decide(
-    requested: bool | str, n_steps: int, device: th.device, before: bool = False, unsupported: str | None = None
-) -> CompileStatus:
-    """Whether a run is compiled: requested, and possible here. It depends on the arguments alone, never on time.
-
-    :param requested: the argument ``compile``
-    :param n_steps: gradient steps that are planned so far, over all calls of ``learn``
-    :param before: whether it was compiled before
-    :param unsupported: why the policy cannot be compiled on any machine; ``None``: it can
-    :raises CompileError: ``compile=True``, and the policy cannot be compiled, or nothing can here
-    """
-    if requested is False:
-        return CompileStatus(False, "compile=False")
-    if unsupported is not None:
-        if requested is True:
-            raise compile_error(unsupported)
-        return CompileStatus(False, unsupported)
-    if requested == "auto" and device.type != "cpu":
-        return CompileStatus(False, f'compile="auto" compiles on a CPU only, and this is {device}')
-    if requested == "auto" and not before and not is_worth_compiling(n_steps, device):
-        return CompileStatus(False, f"{n_steps:,} gradient steps are planned; compiling starts at {WORTH_COMPILING:,}")
-    reason = obstacle(device)
-    if reason is None:
-        return CompileStatus(True, "compile=True" if requested is True else f"{n_steps:,} gradient steps are planned")
-    nothing = f"nothing can be compiled here ({reason})"
-    if requested is True:
-        raise compile_error(nothing)
-    return CompileStatus(False, nothing, unexpected=True)
-
-
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
@@ -92,19 +60,45 @@ class Compilation:
         return vars(self) | {"functions": {}}
 
     def plan(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None = None) -> None:
-        """Decide for a call of ``learn`` that plans ``n_steps`` gradient steps; see :func:`decide`."""
+        """Decide for a call of ``learn``: on the arguments alone, never on time.
+
+        :param requested: the argument ``compile``
+        :param n_steps: gradient steps that the call plans
+        :param unsupported: why the policy cannot be compiled on any machine; ``None``: it can
+        :raises CompileError: ``compile=True``, and the policy cannot be compiled, or nothing can here
+        """
         planned = self.n_planned + n_steps
-        decision = decide(requested, planned, device, before=bool(self.decision), unsupported=unsupported)
+        decision = self._decide(requested, planned, device, unsupported)
+        if requested is True and not decision:
+            raise compile_error(decision.reason)
         if decision.unexpected and decision != self.decision:
             warnings.warn(f"training runs uncompiled, and slower: {decision.reason}", RuntimeWarning, stacklevel=6)
         self.n_planned, self.decision, self.strict = planned, decision, requested is True
         for compiled in self.functions.values():
             compiled.n_traces = 0
 
+    def _decide(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None) -> CompileStatus:
+        if requested is False:
+            return CompileStatus(False, "compile=False")
+        if unsupported is not None:
+            return CompileStatus(False, unsupported)
+        planned = f"{n_steps:,} gradient steps are planned"
+        if requested == "auto" and device.type != "cpu":
+            return CompileStatus(False, f'compile="auto" compiles on a CPU only, and this is {device}')
+        # What was compiled stays compiled.
+        if requested == "auto" and not self.decision and not is_worth_compiling(n_steps, device):
+            return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}")
+        reason = obstacle(device)
+        if reason is not None:
+            return CompileStatus(False, f"nothing can be compiled here ({reason})", unexpected=True)
+        return CompileStatus(True, "compile=True" if requested is True else planned)
+
     @property
     def notice(self) -> str | None:
         """The message before training, if that is going to compile; ``None``: it is not."""
-        return NOTICE if self.decision and not self.functions else None
+        if not self.decision or self.functions:
+            return None
+        return "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out.
@@ -122,13 +116,10 @@ class Compilation:
     def compiled(
         self, name: str, function: Callable[..., Any], unable: str | None = None, n_mutable: int = 0, **reads: Any
     ) -> Compiled | None:
-        """The compiled form of a function, a new one if it has read something that is different now; ``None``: it has
-        to run uncompiled.
+        """The compiled form of a function; a new one if what it reads has changed; ``None``: it has to run uncompiled.
 
-        :param name: the function's name in messages
-        :param function: the function; another one that reads the same must do the same
+        :param function: another one of the same name that reads the same must do the same
         :param unable: why it cannot be compiled; ``None``: it can
-        :param n_mutable: see :class:`~ppo_plus.compiling.compiled.Compiled`
         :param reads: what it reads: the arguments of :func:`~ppo_plus.compiling.constants.constants_of`
         :raises CompileError: ``compile=True``, and it cannot be compiled
         """
@@ -152,15 +143,15 @@ class Compilation:
             compiled.fail(constants)
         elif known is not None:
             compiled.n_traces = known.n_traces
-            if known.n_traces >= MAX_TRACES and known.failure:
+            if known.n_traces >= MAX_TRACES:
                 compiled.failure = known.failure  # without a second warning
-            elif known.n_traces >= MAX_TRACES:
                 changed = first_difference(known.constants, constants) or "what it reads"
-                compiled.fail(f"{changed} changed {MAX_TRACES} times, and each time it was traced again")
+                often = f"{changed} changed {MAX_TRACES} times, and each time it was traced again"
+                compiled.fail(known.failure or often)
         return compiled
 
 
-def _read(**reads: Any) -> Constants | str:
+def _read(**reads: Any) -> dict[str, Any] | str:
     """:func:`~ppo_plus.compiling.constants.constants_of`; a message if something cannot be compared."""
     try:
         return constants_of(**reads)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch as th
@@ -25,6 +26,7 @@ def compile_error(reason: str) -> CompileError:
     return CompileError(f"compile=True, but {reason}: use compile=False")
 
 
+@dataclass(eq=False)
 class Compiled:
     """A pure function of tensors that compiles itself at the first call of what :meth:`bind` returns.
 
@@ -34,39 +36,28 @@ class Compiled:
     other shapes, layouts or dtypes than the traced ones, it is traced again; if its other arguments have, the function
     runs uncompiled. An argument that it returns unchanged is the caller's own tensor.
 
-    :param function: the function
     :param name: its name in messages
-    :param n_mutable: how many of its arguments it may change in place
     :param strict: raise :class:`CompileError` if it cannot be compiled, instead of warning and running uncompiled
     :param reads: returns what it reads besides its arguments, in a form that can be compared; a call must not change it
     :param constants: the result of ``reads`` when the form was made
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        n_mutable: int = 0,
-        strict: bool = False,
-        reads: Callable[[], Any] = dict,
-        constants: Any = None,
-    ):
-        self.function = function
-        self.name = name
-        self.n_mutable = n_mutable
-        self.strict = strict
-        self.reads = reads
-        self.constants = constants
-        self.n_traces = 0
-        #: Why it is not compiled; ``None``: it is, or will be at its first call.
-        self.failure: str | None = None
-        self.reset()
+    function: Callable[..., Any]
+    name: str
+    n_mutable: int = 0
+    strict: bool = False
+    reads: Callable[[], Any] = dict
+    constants: Any = None
+    n_traces: int = field(default=0, init=False)
+    #: Why it is not compiled; ``None``: it is, or will be at its first call.
+    failure: str | None = field(default=None, init=False)
+    _run: Callable[[list[th.Tensor]], Any] | None = field(default=None, init=False)
+    _signature: list[Any] = field(default_factory=list, init=False)
+    _static_form: Any = field(default=None, init=False)
 
     def reset(self) -> None:
         """Drop the compiled form: the next call traces again."""
-        self._run: Callable[[list[th.Tensor]], Any] | None = None
-        self._signature: list[Any] = []
-        self._static_form: Any = None
+        self._run, self._signature, self._static_form = None, [], None
 
     @property
     def is_compiled(self) -> bool:
@@ -115,24 +106,23 @@ class Compiled:
         return call
 
     def agrees(self, *args: Any) -> bool:
-        """Whether the compiled form, if there is one, has the function's results, tried on copies of the arguments."""
-        if self._run is None:
-            return True
+        """Whether the compiled form has the function's results, tried on copies of the arguments."""
+
+        def run(*given: Any) -> Any:
+            tensors = tree_leaves(given)
+            if _signature(tensors) != self._signature:
+                raise CompileError("a copy of a tensor that may change has another layout than the tensor")
+            assert self._run is not None
+            return self._run(tensors)
+
         results = []
-        for function in (self.function, self._call_compiled):
+        for function in (self.function, run):
             # Each with the same random numbers, and without using them up.
             with th.random.fork_rng():
                 mutable: Any = tree_map(th.clone, args[: self.n_mutable])
                 results.append((function(*mutable, *args[self.n_mutable :]), mutable))
         eager, compiled = (tree_leaves(result) for result in results)
         return all(_close(a, b) for a, b in zip(eager, compiled, strict=True))
-
-    def _call_compiled(self, *args: Any) -> Any:
-        tensors = tree_leaves(args)
-        if _signature(tensors) != self._signature:
-            raise CompileError("a copy of a tensor that may change has another layout than the tensor")
-        assert self._run is not None
-        return self._run(tensors)
 
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
@@ -159,26 +149,22 @@ class Compiled:
     def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
         """The compiled form, a function of the tensors in these arguments."""
         leaves, spec = tree_flatten(args)
-        tensors = _distinct(leaves)
+        # Copies in place of repetitions: a trace takes each object for one argument.
+        tensors = [leaf.clone() if any(leaf is each for each in leaves[:i]) else leaf for i, leaf in enumerate(leaves)]
         structure: Any = None
-        #: For each leaf of the result its source: the index of a given tensor, of a computed one, or a constant.
-        sources: list[tuple[str, Any]] = []
+        #: For each leaf of the result its place among the given tensors, the computed ones, and the constants.
+        places: list[int] = []
+        constants: list[Any] = []
 
         def flat(*given: th.Tensor) -> list[Any]:
-            nonlocal structure
+            nonlocal structure, places, constants
             results, structure = tree_flatten(self.function(*spec.unflatten(given)))
-            computed: list[th.Tensor] = []
-            sources.clear()
-            for leaf in results:
-                # A tensor that is returned unchanged need not pass through the compiled form.
-                index = next((i for i, tensor in enumerate(given) if leaf is tensor), None)
-                if index is not None:
-                    sources.append(("given", index))
-                elif isinstance(leaf, th.Tensor):
-                    sources.append(("computed", len(computed)))
-                    computed.append(leaf)
-                else:
-                    sources.append(("constant", leaf))
+            # A tensor that is returned unchanged need not pass through the compiled form.
+            same = {id(tensor) for tensor in given}
+            computed = [leaf for leaf in results if isinstance(leaf, th.Tensor) and id(leaf) not in same]
+            constants = [leaf for leaf in results if not isinstance(leaf, th.Tensor)]
+            place = {id(leaf): i for i, leaf in enumerate([*given, *computed, *constants])}
+            places = [place[id(leaf)] for leaf in results]
             return computed
 
         before = self.reads()
@@ -194,8 +180,8 @@ class Compiled:
         run, unflatten = compile_graph(graph, tensors), structure.unflatten
 
         def compiled(given: list[th.Tensor]) -> Any:
-            results = {"computed": run(given.copy()), "given": given}
-            return unflatten([at if kind == "constant" else results[kind][at] for kind, at in sources])
+            leaves = [*given, *run(given.copy()), *constants]
+            return unflatten([leaves[place] for place in places])
 
         return compiled
 
@@ -236,13 +222,6 @@ def _close(a: Any, b: Any) -> bool:
     if not isinstance(a, th.Tensor):
         return bool(a is b or a == b)
     return a.shape == b.shape and th.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
-
-
-def _distinct(tensors: list[th.Tensor]) -> list[th.Tensor]:
-    """The tensors with copies in place of repetitions: a trace takes each object for one argument."""
-    return [
-        tensor.clone() if any(tensor is other for other in tensors[:i]) else tensor for i, tensor in enumerate(tensors)
-    ]
 
 
 def _layout(tensors: list[th.Tensor]) -> list[Any]:

@@ -42,10 +42,6 @@ ATOMS = frozenset(
     {int, str, bytes, bool, type(None), type(...), range, slice}
     | {th.dtype, th.device, th.layout, th.memory_format, th.Size}
 )
-#: Numbers that are compared by their digits: NaN equals itself, and -0.0 is not 0.0.
-FLOATS = frozenset({float, complex})
-#: Tensors and arrays, which are compared by value; subclasses may mean something else.
-ARRAYS = frozenset({th.Tensor, nn.Parameter, np.ndarray})
 #: Functions and descriptors of compiled libraries, which equal themselves.
 BUILTINS = (
     types.BuiltinFunctionType,
@@ -71,42 +67,15 @@ PARTS: dict[Any, Callable[[Any], Iterable[Any]]] = {
     str: lambda value: (str.__str__(value),),
     bytes: lambda value: (bytes(value),),
 }
-#: Tables of hooks on the gradients of modules and tensors; missing ones are empty.
-GRADIENT_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
 #: Larger tensors and arrays are not copied for a comparison.
 MAX_NUMBERS = 1_000_000
-#: Attributes of modules that are listed apart: tensors, which may be given, and submodules.
-LISTED_APART = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 
 
 class NotComparable(Exception):
     """Something that code reads cannot be compared; the message says what."""
 
 
-class _Numbers:
-    """A copy of a tensor or an array, equal to one with the same numbers."""
-
-    def __init__(self, value: Any):
-        self.value = value.detach().clone() if isinstance(value, th.Tensor) else value.copy()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Numbers):
-            return False
-        mine: Any = self.value
-        others: Any = other.value
-        if type(mine) is not type(others) or mine.shape != others.shape or mine.dtype != others.dtype:
-            return False
-        if isinstance(mine, th.Tensor):
-            return mine.device == others.device and th.equal(mine, others)
-        return bool(np.array_equal(mine, others, equal_nan=bool(mine.dtype.kind in "fc")))
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-Constants = dict[str, Any]
-
-
-def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **roots: Any) -> Constants:
+def constants_of(named: Iterable[Any] = (), given: Iterable[th.Tensor] = (), **roots: Any) -> dict[str, Any]:
     """What code reads that starts from these objects, in a form that can be compared.
 
     :param named: objects of which only those attributes count that some custom function names
@@ -152,8 +121,8 @@ class _Walk:
         kind: type = type(value)
         if kind in ATOMS:
             return kind, value
-        if kind in FLOATS:
-            return kind, repr(value)
+        if kind in (float, complex):
+            return kind, repr(value)  # NaN equals itself, and -0.0 is not 0.0
         if id(value) in self.named:
             return "named", kind.__qualname__
         if id(value) in self.visited:
@@ -187,12 +156,18 @@ class _Walk:
     def _numbers(self, value: Any, path: str) -> Any:
         if id(value) in self.given:
             return "given", self.given[id(value)], tuple(value.shape), value.requires_grad
-        if type(value) not in ARRAYS:
+        # Subclasses may mean something else than their numbers.
+        is_plain = type(value) in (th.Tensor, nn.Parameter, np.ndarray)
+        if not is_plain or getattr(value, "layout", th.strided) is not th.strided:
             raise NotComparable(f"{path} is a {type(value).__name__}, which cannot be inspected")
         n_numbers = value.numel() if isinstance(value, th.Tensor) else value.size
-        if n_numbers > MAX_NUMBERS or value.dtype == object:
+        if n_numbers > MAX_NUMBERS or getattr(value.dtype, "hasobject", False):
             raise NotComparable(f"{path} has {n_numbers} entries of {value.dtype}, too many to compare")
-        return _Numbers(value)
+        kind = type(value), value.dtype, tuple(value.shape), str(getattr(value, "device", ""))
+        if isinstance(value, th.Tensor):
+            # As bytes, since NumPy does not have all of torch's dtypes.
+            value = value.detach().cpu().resolve_conj().resolve_neg().flatten().contiguous().view(th.uint8).numpy()
+        return kind, value.tobytes()
 
     def _function(self, value: types.FunctionType, path: str) -> Any:
         # functools.wraps copies __module__ from the function inside.
@@ -204,7 +179,7 @@ class _Walk:
         if dynamic:
             raise NotComparable(f"{value.__qualname__} uses {', '.join(sorted(dynamic))}, and so may read anything")
         self.names |= names
-        closure = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        closure = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         read = {name: value.__globals__[name] for name in sorted(names) if name in value.__globals__}
         if "random" in names and np in read.values():
             raise NotComparable(f"{value.__qualname__} draws from numpy.random")
@@ -254,15 +229,20 @@ class _Walk:
 
     def _module(self, module: nn.Module, attributes: dict[str, Any], path: str) -> Any:
         """A network or layer: its tensors, which may be given, its attributes and its submodules in their order."""
-        _refuse_gradient_hooks(module, path)
         if not hasattr(module, "_modules"):
             raise NotComparable(f"{path} is a module that was not initialized")
+        # Compiled code does not call them.
+        hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+        owners = (module, *module.parameters(recurse=False))
+        if any(getattr(owner, table, None) for owner in owners for table in hooks):
+            raise NotComparable(f"{path} has a hook on its gradient or on that of a weight")
         tensors = {
             f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
             for table in ("_parameters", "_buffers")
             for name, tensor in getattr(module, table).items()
         }
-        skipped = LISTED_APART | getattr(type(module), "not_constant", frozenset())
+        skipped = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+        skipped |= getattr(type(module), "not_constant", frozenset())
         # Most attributes of a module are empty tables of hooks: no path is made for these, nor for plain values.
         data = {
             key: each if _is_plain(each) else self.visit(each, f"{path}.{key}")
@@ -273,9 +253,9 @@ class _Walk:
         forward = self.visit(getattr(type(module), "forward", None), f"{path}.forward")
         return tensors, forward, tuple(parts), data | parts
 
-    def named_attributes(self) -> Constants:
+    def named_attributes(self) -> dict[str, Any]:
         """The attributes of the named objects and of custom modules that custom functions name, and what they read."""
-        found: Constants = {}
+        found: dict[str, Any] = {}
         done: set[tuple[int, str]] = set()
         while True:
             owners = [*self.named.values(), *self.modules.values()]
@@ -286,12 +266,8 @@ class _Walk:
             for owner, name in due:
                 done.add((id(owner), name))
                 holder = owner.__name__ if isinstance(owner, types.ModuleType) else "self"
-                for key, value in _attribute(owner, name):
-                    found[f"{holder}.{key}"] = self.visit(value, f"{holder}.{key}")
-                if _is_computed(owner, name):
-                    raise NotComparable(
-                        f"{holder}.{name} is a property or method of a library, whose data is not known"
-                    )
+                for key, value in _attribute(owner, name, holder):
+                    found[key] = self.visit(value, key)
 
 
 #: Entries of a class that are made by Python and dataclasses, or change nothing but how an object is made and shown.
@@ -306,14 +282,6 @@ def _refuse_volatile(module: str, path: str) -> None:
         raise NotComparable(f"{path} is of the module {module}, which returns something else each time")
 
 
-def _refuse_gradient_hooks(module: nn.Module, path: str) -> None:
-    """:raises NotComparable: there are hooks on gradients, which compiled code does not have"""
-    weights = {f"{path}.{name}": weight for name, weight in module.named_parameters(recurse=False)}
-    for owner, each in {path: module, **weights}.items():
-        if any(getattr(each, table, None) for table in GRADIENT_HOOKS):
-            raise NotComparable(f"{owner} has a hook on its gradient")
-
-
 def _is_plain(value: Any) -> bool:
     return type(value) in ATOMS or (type(value) in (dict, OrderedDict) and not value)
 
@@ -323,26 +291,8 @@ def _custom_bases(kind: type) -> tuple[type, ...]:
     return tuple(base for base in kind.__mro__ if not _is_library(base.__module__))
 
 
-def _is_computed(owner: Any, name: str) -> bool:
-    """Whether an attribute is a property or method of a library's class that is not said to be ``pure``."""
-    if isinstance(owner, types.ModuleType) or name in getattr(type(owner), "pure", frozenset()):
-        return False
-    found = next((base for base in type(owner).__mro__ if name in vars(base)), None)
-    if found is None or not _is_library(found.__module__) or name in getattr(owner, "__dict__", {}):
-        return False
-    return isinstance(vars(found)[name], (property, types.FunctionType, functools.cached_property))
-
-
 def _is_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -353,11 +303,21 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _attribute(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """An attribute as stored in the object and in its custom classes."""
-    if name in getattr(owner, "__dict__", {}):
-        yield name, owner.__dict__[name]
-    if not isinstance(owner, types.ModuleType):
-        for base in type(owner).__mro__:
-            if name in vars(base) and not _is_library(base.__module__):
-                yield f"{name} ({base.__qualname__})", vars(base)[name]
+def _attribute(owner: Any, name: str, holder: str) -> Iterator[tuple[str, Any]]:
+    """An attribute as stored in the object and in its custom classes.
+
+    :raises NotComparable: it is a property or method of a library's class that is not said to be ``pure``
+    """
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        yield f"{holder}.{name}", own[name]
+    if isinstance(owner, types.ModuleType):
+        return
+    classes = [base for base in type(owner).__mro__ if name in vars(base)]
+    for base in classes:
+        if not _is_library(base.__module__):
+            yield f"{holder}.{name} ({base.__qualname__})", vars(base)[name]
+    if not classes or name in own or name in getattr(type(owner), "pure", ()) or not _is_library(classes[0].__module__):
+        return
+    if isinstance(vars(classes[0])[name], (property, types.FunctionType, functools.cached_property)):
+        raise NotComparable(f"{holder}.{name} is a property or method of a library, whose data is not known")

@@ -34,11 +34,9 @@ def materialize_scalars(graph: th.fx.GraphModule) -> None:
 
 
 def small_mm(a: th.Tensor, b: th.Tensor) -> Any:
-    """A matrix product as a loop, which fuses with the operations around it, if calling a library takes longer.
+    """The product of ``(M, K)`` and ``(K, N)`` as a loop, which fuses with the operations around it.
 
-    :param a: shape ``(M, K)``
-    :param b: shape ``(K, N)``
-    :return: shape ``(M, N)``; ``NotImplemented`` if the library is faster
+    ``NotImplemented`` if calling a library is faster.
     """
     (m, k), n = a.shape, b.shape[1]
     if a.dtype != th.float32 or b.dtype != th.float32:

@@ -9,7 +9,6 @@ import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch as th
@@ -21,9 +20,6 @@ from ppo_plus.compiling.graphs import SMALL_PRODUCTS, materialize_scalars
 
 #: Whether this is a version of torch whose gradients and optimizers are known, and are called directly.
 KNOWN = th.__version__ < "2.14"
-
-#: A compiled graph: takes a list of tensors, which it empties, and returns a list.
-Run = Callable[[list[th.Tensor]], list[th.Tensor]]
 
 #: Settings of Inductor.
 OPTIONS: dict[str, Any] = {
@@ -37,18 +33,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@cache
-def _vectors(capability: str) -> list[Any]:
-    """The vector instructions that torch uses (``capability`` is its name for them), in Inductor's terms."""
-    from torch._inductor import config, cpu_vec_isa
-
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return [cpu_vec_isa.pick_vec_isa()]
-    with config.patch("cpp.vec_isa_ok", True):
-        # The truth value of AVX-512 also tests for bfloat16.
-        return [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == capability.lower() and each]
-
-
 @contextmanager
 def inductor_options() -> Iterator[dict[str, Any]]:
     """Use :data:`OPTIONS` with the vector width that torch uses on this processor, and no other.
@@ -56,19 +40,21 @@ def inductor_options() -> Iterator[dict[str, Any]]:
     Inductor's cache does not have that width in its keys, although the code depends on it. And by default, Inductor
     tests six extensions of an x86 processor by a program each, which takes as long as compiling a small network.
     """
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import config, cpu_vec_isa
 
-    find = cpu_vec_isa.valid_vec_isa_list
-    found = _vectors(th.backends.cpu.get_cpu_capability())
+    find, capability = cpu_vec_isa.valid_vec_isa_list, th.backends.cpu.get_cpu_capability().lower()
+    if platform.machine() in ("x86_64", "AMD64"):
+        with config.patch("cpp.vec_isa_ok", True):
+            # The truth value of AVX-512 also tests for bfloat16.
+            found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) == capability and each]
+    else:
+        found = [cpu_vec_isa.pick_vec_isa()]
     width = found[0].bit_width() if found else 0
     cpu_vec_isa.valid_vec_isa_list = lambda: found  # type: ignore[assignment]
     try:
         yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     finally:
         cpu_vec_isa.valid_vec_isa_list = find
-
-
-# --- gradients -----------------------------------------------------------------------------------------------------
 
 
 def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,9 +87,6 @@ def flatten(tensors: Sequence[th.Tensor]) -> th.Tensor:
     return _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call, no-any-return]
 
 
-# --- optimizers ----------------------------------------------------------------------------------------------------
-
-
 def optimizer_step(
     optimizer: optim.Optimizer,
     params: list[nn.Parameter],
@@ -111,14 +94,10 @@ def optimizer_step(
     learning_rate: th.Tensor,
     applied: th.Tensor,
 ) -> None:
-    """``optimizer.step()`` if ``applied``; directly by the fused kernel for an Adam on one parameter.
+    """``optimizer.step()`` if ``applied`` (0-d); directly by the fused kernel for an Adam on one parameter.
 
     With the kernel, a CUDA device decides whether the step is applied, and the host never synchronizes. Otherwise
-    ``p.grad`` is set to the gradient that was applied.
-
-    :param params: all parameters of the optimizer
-    :param learning_rate: for all its groups, 0-d, or one number for each
-    :param applied: whether to make the step, 0-d
+    ``p.grad`` is set to the gradient that was applied. ``learning_rate`` is for all groups, 0-d, or one for each.
     """
     by_kernel = KNOWN and _is_plain_adam(optimizer, params) and bool(optimizer.state.get(params[0]))
     if by_kernel and applied.device.type == "cuda":
@@ -163,9 +142,9 @@ def _adam_kernel(
 
 def _is_plain_adam(optimizer: optim.Optimizer, params: list[nn.Parameter]) -> bool:
     """Whether the kernel does everything that ``step`` does."""
-    if type(optimizer) not in (optim.Adam, optim.AdamW) or len(params) != 1 or len(optimizer.param_groups) != 1:
+    if type(optimizer) not in (optim.Adam, optim.AdamW) or has_step_hooks(optimizer):
         return False
-    if has_step_hooks(optimizer):
+    if len(params) != 1 or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
     return bool(group["fused"] and not group["amsgrad"])
@@ -188,15 +167,11 @@ def as_if_compiling() -> Iterator[None]:
         th.compiler._is_compiling_flag = before
 
 
-# --- modules -------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def swapped(module: nn.Module, own: Sequence[th.Tensor], others: Sequence[th.Tensor]) -> Iterator[None]:
-    """Make a module compute with other parameters and buffers within this context.
+    """Make a module compute with other parameters and buffers, under all names that it has for each.
 
-    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement. A
-    tensor that the module has under several names is replaced under all of them.
+    A buffer that the module replaces meanwhile, instead of changing it in place, is written into its replacement.
     """
     replacements = {id(tensor): other for tensor, other in zip(own, others, strict=True)}
     stores: list[dict[str, Any]] = [store for part in module.modules() for store in (part._parameters, part._buffers)]
@@ -222,9 +197,6 @@ def buffer_tables(module: nn.Module) -> list[dict[str, th.Tensor | None]]:
     return [part._buffers for part in module.modules()]
 
 
-# --- compiling -----------------------------------------------------------------------------------------------------
-
-
 #: Torch traces and compiles one function at a time: it patches itself meanwhile.
 ONE_AT_A_TIME = threading.RLock()
 
@@ -237,14 +209,14 @@ def find_compiler() -> None:
 
 
 def trace(function: Callable[..., list[th.Tensor]], tensors: list[th.Tensor]) -> th.fx.GraphModule:
-    """The operations of a function on these tensors; other tensors that it reads become constants."""
+    """The operations of a function on these tensors; others that it reads become constants."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
 
 
-def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Run:
-    """The graph compiled by Inductor for such tensors; it may change them in place.
+def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callable[[list[th.Tensor]], list[th.Tensor]]:
+    """The graph compiled by Inductor for such tensors; it may change them in place, and empties the list.
 
     The compiled form does not check its arguments: with others, it may read and write any memory. ``torch.compile``
     adds several layers of Python, which take as long as a small network; a graph without gradients and without aliases

@@ -1,8 +1,7 @@
-"""Policy classes that override methods that SB3 calls: they run as in SB3.
+"""Policy classes written for SB3. One that overrides methods that SB3 calls runs as in SB3.
 
-SB3's users customize a policy by overriding ``forward``, ``evaluate_actions``, ``predict_values`` and similar methods.
-PPO_Plus calls the methods of such a class that SB3's PPO would call. Their results lack the parameters of the action
-distribution, and so there is no exact KL; gSDE is for Box actions only, and there are no masks and no memory.
+The results of ``forward``, ``evaluate_actions`` and ``predict_values`` lack the parameters of the action distribution,
+so there is no exact KL; gSDE is for Box actions only, and there are no masks and no memory.
 """
 
 import warnings
@@ -14,9 +13,8 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 
-from ppo_plus.policy.carry import Carry
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy, Step
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, Step
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
@@ -31,14 +29,13 @@ OURS: dict[type, type[ActorCriticPolicy]] = {
 class EvaluatedActions(ActionDistribution):
     """Log-probability and entropy of given actions, as SB3's methods return them: ``params``, shape ``(B, 2)``."""
 
-    net_dim = param_dim = 0
+    net_dim = param_dim = noise_dim = 0
 
     def __init__(self, policy: sb3.ActorCriticPolicy):
         super().__init__(policy.action_space)
-        self._inner = inner = make_distribution(policy.action_space)
+        self._inner = make_distribution(policy.action_space)
         self._unscale = policy.unscale_action if policy.squash_output else None
-        self.action_dim, self.noise_dim, self.dtype = inner.action_dim, 0, inner.dtype
-        self.choices = []
+        self.action_dim, self.dtype, self.choices = self._inner.action_dim, self._inner.dtype, []
 
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return params[:, 0]
@@ -80,24 +77,21 @@ class SB3Interface:
     def act(
         self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[Step, Carry]:
-        """Like :meth:`ppo_plus.ActorCriticPolicy.act`, by ``forward``."""
+        """:meth:`ppo_plus.ActorCriticPolicy.act` by ``forward``."""
         actions, values, log_probs = self(obs)
         actions = actions.reshape(len(log_probs), -1).float()
         return Step(actions, values.flatten(), log_probs, actions[:, :0]), carry
 
     def evaluate_batch(self: Any, batch: Any) -> tuple[th.Tensor, th.Tensor]:
-        """Like :meth:`ppo_plus.ActorCriticPolicy.evaluate_batch`, by ``evaluate_actions``."""
-        actions = batch.actions
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = actions.long().flatten()
-        elif isinstance(self.action_space, spaces.MultiDiscrete):
-            actions = actions.long()
+        """:meth:`ppo_plus.ActorCriticPolicy.evaluate_batch` by ``evaluate_actions``."""
+        actions, shape = batch.actions, self.action_space.shape
+        if isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            actions = actions.long().reshape(-1, *shape)
         values, log_prob, entropy = self.evaluate_actions(batch.observations, actions)
         # Without a formula for the entropy, SB3 uses this estimate.
         return values.flatten(), th.stack([log_prob, -log_prob if entropy is None else entropy], dim=1)
 
     def predict_values(self, obs: Any, carry: Any = None, episode_starts: Any = None) -> th.Tensor:
-        """Values at ``obs``, shape ``(B, 1)``."""
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]
 
     def predict(
@@ -119,11 +113,9 @@ class SB3Interface:
             self.reset_noise(n_envs)
         return Carry()
 
-    def renew_noise(self: Any, carry: Carry, envs: np.ndarray) -> Carry:
+    def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise of all environments again."""
-        if self.use_sde:
-            self.reset_noise(len(envs))
-        return carry
+        return self.init_carry(len(envs))
 
 
 def overridden(policy_class: type) -> list[str]:

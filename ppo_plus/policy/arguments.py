@@ -13,11 +13,7 @@ PASSED_BY_PPO_PLUS = ("observation_space", "action_space", "lr_schedule", "use_s
 
 
 def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
-    """Check the arguments of a policy class.
-
-    :raises TypeError: an argument is unknown, or of the wrong kind
-    :raises ValueError: an argument is out of range
-    """
+    """:raises TypeError, ValueError: an argument is unknown, of the wrong kind, or out of range"""
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
     _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
@@ -66,8 +62,8 @@ def _check_names(policy_class: type, policy_kwargs: dict[str, Any]) -> None:
 def _check_net_arch(net_arch: Any) -> None:
     if net_arch is None:
         return
-    remedy = "a list of sizes, or dict(pi=[...], vf=[...])"
-    require_kind("policy_kwargs: net_arch", net_arch, (list, tuple, dict), remedy)
+    wanted = "a list of sizes, or dict(pi=[...], vf=[...])"
+    require_kind("policy_kwargs: net_arch", net_arch, (list, tuple, dict), wanted)
     if isinstance(net_arch, dict):
         for name, sizes in net_arch.items():
             if name not in ("pi", "vf"):

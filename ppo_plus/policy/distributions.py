@@ -17,6 +17,7 @@ distributions.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,10 +31,7 @@ from torch.nn import functional as F
 
 
 class ActionDistribution(ABC):
-    """A family of distributions over one action space.
-
-    :param action_space: the space
-    """
+    """A family of distributions over one action space."""
 
     #: Outputs of the actor network: means or logits.
     net_dim: int
@@ -99,7 +97,6 @@ class ActionDistribution(ABC):
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         """:meth:`to_env` for actions on a device. Subclasses keep them there; this version goes through NumPy.
 
-        :param device: the device
         :return: a function of internal actions ``(N, action_dim)``; it returns a tensor ``(N, *action_space.shape)``,
             and for Dict and Tuple spaces a dict or tuple of them, as Gymnasium batches such actions
         """
@@ -114,9 +111,8 @@ class ActionDistribution(ABC):
         return None
 
     def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
-        """The policy's ``log_std``, extended from the Gaussian components to all components of the noise.
+        """The policy's ``log_std``, ``(..., gaussian_dim)`` or ``(..., 1)``, for all components of the noise.
 
-        :param log_std: shape ``(..., gaussian_dim)``, or ``(..., 1)`` where all share one
         :return: shape ``(..., noise_dim)`` (or ``log_std`` where all are Gaussian), 0 for discrete actions
         """
         return log_std if self.gaussian_dim else log_std.new_zeros(*log_std.shape[:-1], self.noise_dim)
@@ -204,10 +200,7 @@ class SquashedDiagGaussian(DiagGaussian):
         return super().log_prob(params, actions) - _log_tanh_slope(actions).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
-        r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, exact to 1e-9 in double precision, as is its gradient.
-
-        Unlike the sampled :math:`-\log \pi(a)` it has the true gradient.
-        """
+        r""":math:`H(u) + E[\log(1 - \tanh^2 u)]`, exact to 1e-9 in double precision, as is its gradient."""
         mean, std = params.chunk(2, dim=1)
         return super().entropy(params) + _mean_log_tanh_slope(mean, std).sum(dim=1)
 
@@ -240,14 +233,14 @@ class Categorical(ActionDistribution):
 
     def __init__(self, action_space: "spaces.Discrete | spaces.MultiDiscrete"):
         super().__init__(action_space)
-        sizes = [action_space.n] if isinstance(action_space, spaces.Discrete) else action_space.nvec.flatten()
-        self.nvec = [int(n) for n in sizes]
-        self.choices = self.nvec
-        self.net_dim = self.param_dim = self.noise_dim = sum(self.nvec)
-        self.action_dim = len(self.nvec)
+        self.choices = np.ravel(
+            action_space.n if isinstance(action_space, spaces.Discrete) else action_space.nvec
+        ).tolist()
+        self.net_dim = self.param_dim = self.noise_dim = sum(self.choices)
+        self.action_dim = len(self.choices)
 
-    def _split(self, tensor: th.Tensor) -> "tuple[th.Tensor, ...]":
-        return (tensor,) if self.action_dim == 1 else th.split(tensor, self.nvec, dim=1)
+    def _split(self, tensor: th.Tensor) -> tuple[th.Tensor, ...]:
+        return (tensor,) if self.action_dim == 1 else th.split(tensor, self.choices, dim=1)
 
     def _join(self, columns: list[th.Tensor]) -> th.Tensor:
         return columns[0] if self.action_dim == 1 else th.cat(columns, dim=1)
@@ -282,7 +275,7 @@ class Categorical(ActionDistribution):
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
         chosen = actions.long()
         if self.action_dim > 1:
-            chosen = chosen + chosen.new_tensor([0, *np.cumsum(self.nvec[:-1])])
+            chosen = chosen + chosen.new_tensor([0, *np.cumsum(self.choices[:-1])])
         return params.gather(1, chosen).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
@@ -331,8 +324,7 @@ class Bernoulli(ActionDistribution):
         return th.bernoulli(params.sigmoid())
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        logistic = th.special.log_ndtr(z) - th.special.log_ndtr(-z)
-        return self.mode(params + logistic)
+        return self.mode(params + (th.special.log_ndtr(z) - th.special.log_ndtr(-z)))
 
     def mode(self, params: th.Tensor) -> th.Tensor:
         return (params > 0).to(params.dtype)
@@ -373,41 +365,36 @@ class Product(ActionDistribution):
         if not subspaces:
             raise ValueError(f"action_space={action_space} is empty: give it at least one subspace")
         self.parts = [make_distribution(sub, squash_output and _has_box(sub)) for sub in subspaces]
-        names = ("net_dim", "param_dim", "action_dim", "noise_dim", "gaussian_dim")
-        dims = [[getattr(part, name) for part in self.parts] for name in names]
-        self._net_dims, self._param_dims, self._action_dims, self._noise_dims, self._gaussian_dims = dims
-        self.net_dim, self.param_dim, self.action_dim, self.noise_dim, self.gaussian_dim = map(sum, dims)
-        self._mask_dims = [sum(part.choices) for part in self.parts]
+        #: The sizes of each part, by name.
+        self._sizes = {"choices": [sum(part.choices) for part in self.parts]}
+        for name in ("net_dim", "param_dim", "action_dim", "noise_dim", "gaussian_dim"):
+            self._sizes[name] = [getattr(part, name) for part in self.parts]
+            setattr(self, name, sum(self._sizes[name]))
         self.choices = [n for part in self.parts for n in part.choices]
 
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""
         return [getattr(part, method)(*own) for part, *own in zip(self.parts, *arguments, strict=True)]
 
-    def _split(self, params: th.Tensor) -> Sequence[th.Tensor]:
-        return th.split(params, self._param_dims, dim=1)
+    def _split(self, tensor: th.Tensor | None, sizes: str = "param_dim") -> Sequence[Any]:
+        return [None] * len(self.parts) if tensor is None else th.split(tensor, self._sizes[sizes], dim=-1)
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
-        stds: Sequence[th.Tensor | None] = [None] * len(self.parts)
-        if std is not None:
-            stds = th.split(std.expand(len(net), self.gaussian_dim), self._gaussian_dims, dim=1)
-        each_masks: Sequence[th.Tensor | None] = [None] * len(self.parts)
-        if masks is not None:
-            each_masks = th.split(masks, self._mask_dims, dim=1)
-        return th.cat(self._each("params", th.split(net, self._net_dims, dim=1), stds, each_masks), dim=1)
+        std = None if std is None else std.expand(len(net), self.gaussian_dim)
+        each = self._split(net, "net_dim"), self._split(std, "gaussian_dim"), self._split(masks, "choices")
+        return th.cat(self._each("params", *each), dim=1)
 
     def sample(self, params: th.Tensor) -> th.Tensor:
         return _joined(self._each("sample", self._split(params)), params)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
-        return _joined(self._each("from_noise", self._split(params), th.split(z, self._noise_dims, dim=1)), params)
+        return _joined(self._each("from_noise", self._split(params), self._split(z, "noise_dim")), params)
 
     def mode(self, params: th.Tensor) -> th.Tensor:
         return _joined(self._each("mode", self._split(params)), params)
 
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        each = th.split(actions, self._action_dims, dim=1)
-        return th.stack(self._each("log_prob", self._split(params), each)).sum(dim=0)
+        return th.stack(self._each("log_prob", self._split(params), self._split(actions, "action_dim"))).sum(dim=0)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
         return th.stack(self._each("entropy", self._split(params))).sum(dim=0)
@@ -416,7 +403,8 @@ class Product(ActionDistribution):
         return th.stack(self._each("kl", self._split(old), self._split(new))).sum(dim=0)
 
     def to_env(self, actions: np.ndarray) -> list[Any]:
-        each = np.split(actions.reshape(len(actions), self.action_dim), np.cumsum(self._action_dims)[:-1], axis=1)
+        ends = np.cumsum(self._sizes["action_dim"])[:-1]
+        each = np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1)
         columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
         rows = list(zip(*columns, strict=True))
         if isinstance(self.action_space, spaces.Tuple):
@@ -427,8 +415,7 @@ class Product(ActionDistribution):
         each, space = [part.tensors_to_env(device) for part in self.parts], self.action_space
 
         def convert(actions: th.Tensor) -> Any:
-            columns = th.split(actions, self._action_dims, dim=1)
-            parts = [to_env(column) for to_env, column in zip(each, columns, strict=True)]
+            parts = [to_env(part) for to_env, part in zip(each, self._split(actions, "action_dim"), strict=True)]
             return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
         return convert
@@ -441,9 +428,8 @@ class Product(ActionDistribution):
         return th.cat(stds, dim=1) if stds else None
 
     def noise_log_std(self, log_std: th.Tensor) -> th.Tensor:
-        shape = log_std.shape[:-1]
-        each = th.split(log_std.expand(*shape, self.gaussian_dim), self._gaussian_dims, dim=-1)
-        return th.cat(self._each("noise_log_std", each), dim=-1)
+        log_std = log_std.expand(*log_std.shape[:-1], self.gaussian_dim)
+        return th.cat(self._each("noise_log_std", self._split(log_std, "gaussian_dim")), dim=-1)
 
 
 def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> Sequence[spaces.Space[Any]]:
@@ -505,15 +491,15 @@ def _check_box(space: spaces.Box) -> None:
         raise ValueError(f"action_space={space} is empty: give it a shape without 0")
 
 
+@dataclass(frozen=True, eq=False)
 class BoundDistribution:
     """A distribution together with its parameters, with the methods of SB3's ``Distribution``.
 
     Returned by ``policy.get_distribution(obs)``. Actions are internal ones (see the module).
     """
 
-    def __init__(self, family: ActionDistribution, params: th.Tensor):
-        self.family = family
-        self.params = params
+    family: ActionDistribution
+    params: th.Tensor
 
     @property
     def distribution(self) -> Any:

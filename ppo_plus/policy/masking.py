@@ -47,7 +47,7 @@ class MaskSource:
         return masks if self.key is None else None
 
     def forbids_all(self, env: int, step: int, mask: np.ndarray) -> str:
-        """The error message for a mask that allows nothing."""
+        """The message for a mask that allows nothing."""
         return (
             f"{self} of environment {env} at step {step} allows nothing to choose from: {mask.astype(int)} for "
             f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
@@ -102,14 +102,6 @@ def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
     """Whether some choice of each mask ``(N, M)`` has no alternative left, booleans ``(N,)``."""
     starts = np.cumsum([0, *choices[:-1]])
     return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
-
-
-def without_mask(observation_space: spaces.Space[Any], key: str | None) -> spaces.Space[Any]:
-    """The observation space without the mask: that of the features."""
-    if key is None or not isinstance(observation_space, spaces.Dict):
-        return observation_space
-    # Pairs, not a dict: Gymnasium would sort its keys.
-    return spaces.Dict([(name, space) for name, space in observation_space.items() if name != key])
 
 
 def check_mask_key(key: Any, observation_space: spaces.Space[Any], choices: Sequence[int]) -> None:

@@ -1,8 +1,7 @@
-"""Custom networks of a policy (``policy_kwargs=dict(actor=..., critic=...)``), and checks of features extractors."""
+"""Custom networks of a policy, ``policy_kwargs=dict(actor=..., critic=...)``."""
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch as th
 from torch import nn
@@ -11,16 +10,13 @@ from torch import nn
 NetworkLike = nn.Module | Callable[[int, int], nn.Module]
 
 
-class SplitNetwork(NamedTuple):
-    """A custom network in SB3's two parts; ``latent_dim`` is the size of the last layer's input."""
+def split_network(
+    name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device
+) -> tuple[nn.Sequential, nn.Module, int]:
+    """A custom network in SB3's two parts, hidden layers and last layer, and the size between them.
 
-    hidden: nn.Sequential
-    last: nn.Module
-    latent_dim: int
-
-
-def split_network(name: str, given: NetworkLike, input_dim: int, output_dim: int, device: th.device) -> SplitNetwork:
-    """Split a custom network before its last layer; a network that is not an ``nn.Sequential`` is one layer."""
+    A network that is not an ``nn.Sequential`` is one layer.
+    """
     if isinstance(given, nn.Module) or not callable(given):
         network = copy.deepcopy(given)
     else:
@@ -39,7 +35,7 @@ def split_network(name: str, given: NetworkLike, input_dim: int, output_dim: int
             f"policy_kwargs: {name} maps one row of {input_dim} features to shape {tuple(output.shape)}, "
             f"but must map it to (1, {output_dim}): change its last layer"
         )
-    return SplitNetwork(hidden, last, latent.shape[1])
+    return hidden, last, latent.shape[1]
 
 
 def _output_of(name: str, module: nn.Module, inputs: th.Tensor) -> th.Tensor:

@@ -1,7 +1,7 @@
-"""Conversion of observations from what an environment returns to the input of a network.
+"""Observations, from what an environment returns to the input of actor and critic.
 
-It gives the numbers of SB3's preprocessing, and supports two more kinds of spaces: ``Discrete`` with a start, and
-``MultiDiscrete`` of any shape. The conversion for a space is chosen once, when the policy is built.
+The numbers are those of SB3's preprocessing, which does not support ``Discrete`` with a start and ``MultiDiscrete`` of
+any shape. The conversion for a space is chosen once, when the policy is built.
 """
 
 from collections.abc import Callable, Collection
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
 from torch.nn import functional as F
 
-from ppo_plus.require import is_finite
+from ppo_plus.require import is_finite, nearest
 
 Preprocess = Callable[[Any], Any]
 
@@ -43,6 +43,50 @@ def canonical_space(space: spaces.Space) -> spaces.Space:
     )
 
 
+def visible_spaces(
+    space: spaces.Space, actor_keys: Any = None, critic_keys: Any = None, mask_key: str | None = None
+) -> tuple[spaces.Space, spaces.Space]:
+    """The parts of the observations that actor and critic see; one object if they are the same.
+
+    :raises TypeError: not a list of names
+    :raises ValueError: the names do not fit the observations, or ``critic_keys`` without ``actor_keys``
+    """
+    if mask_key is not None and isinstance(space, spaces.Dict):
+        space = _only(space, space.spaces.keys() - {mask_key})
+    if actor_keys is None and critic_keys is not None:
+        raise ValueError(
+            f"policy_kwargs: critic_keys={critic_keys!r} needs actor_keys: without, the "
+            "actor would see everything: name what it sees, actor_keys=[...]"
+        )
+    actor = _part("actor_keys", actor_keys, space, mask_key)
+    critic = _part("critic_keys", critic_keys, space, mask_key)
+    return actor, actor if actor == critic else critic
+
+
+def _part(name: str, keys: Any, space: spaces.Space, mask_key: str | None) -> spaces.Space:
+    """The part of a Dict space that an argument names, checked; ``None``: everything."""
+    if keys is None:
+        return space
+    given = f"policy_kwargs: {name}={keys!r}"
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"{given} names entries of Dict observations, but these are {space}: leave it out")
+    if not isinstance(keys, (list, tuple)) or not keys or not all(isinstance(key, str) for key in keys):
+        raise TypeError(f"{given} must be a list of names, such as {list(space)[:1]}")
+    for key in keys:
+        if key == mask_key:
+            raise ValueError(f"{given} names the action mask (action_mask_key), which is not a feature: leave it out")
+        if key not in space.spaces:
+            likely = nearest(key, space)
+            remedy = f"use some of {list(space)}" if likely is None else f"did you mean {likely!r}?"
+            raise ValueError(f"{given} names {key!r}, which is not an entry of the observations: {remedy}")
+    return _only(space, keys)
+
+
+def _only(space: spaces.Dict, keys: Collection[str]) -> spaces.Dict:
+    # Pairs, not a dict: Gymnasium would sort its keys.
+    return spaces.Dict([(key, sub) for key, sub in space.items() if key in keys])
+
+
 def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Preprocess:
     """The function that converts a batch of raw observations, ``(B, ...)`` or a dict of them, to network input.
 
@@ -51,9 +95,8 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
     if isinstance(space, spaces.Dict):
         return partial(_each, {key: make_preprocess(sub, normalize_images) for key, sub in space.items()})
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        sizes = np.array([space.n]) if isinstance(space, spaces.Discrete) else space.nvec.flatten()
-        starts = np.broadcast_to(space.start, getattr(space, "nvec", np.empty(1)).shape).flatten()
-        return partial(_one_hot, [int(n) for n in sizes], th.as_tensor(starts.copy()).long())
+        sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        return partial(_one_hot, sizes.tolist(), th.from_numpy(np.array(space.start)).flatten().long())
     if normalize_images and is_image_space(space):
         return _image
     return th.Tensor.float

@@ -7,7 +7,6 @@ interface is that of SB3's ``ActorCriticPolicy``. Networks, their initialization
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +24,48 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn, optim
 
 from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise, WhiteNoise
-from ppo_plus.policy.carry import Carry, Features, Heads, Memory
 from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution, make_distribution
-from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed, without_mask
+from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.networks import NetworkLike, split_network
-from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
-from ppo_plus.policy.views import make_views
+from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor, visible_spaces
+
+#: Memory of a policy: for each of its recurrent layers a state of one or more tensors.
+Memory = dict[str, tuple[th.Tensor, ...]]
+
+
+class Carry(NamedTuple):
+    """State between the steps of environments; each environment has a row in every tensor.
+
+    :param memory: memory of the policy; empty without recurrent layers
+    :param noise: state of its exploration (see :mod:`ppo_plus.formulas.exploration`)
+    """
+
+    memory: Memory = {}
+    noise: NoiseState = {}
+
+
+class Features(NamedTuple):
+    """Features of ``B`` observations: the encoder's results, each of shape ``(B, F)``.
+
+    :param actor: for the actor
+    :param critic: for the critic; the same tensor if both share the encoder
+    """
+
+    actor: th.Tensor
+    critic: th.Tensor
+
+
+class Heads(NamedTuple):
+    """Values and action distributions for ``B`` observations: the results of the heads.
+
+    :param values: the critic's, shape ``(B,)``
+    :param params: parameters of the action distribution, shape ``(B, param_dim)``
+    :param latent: the actor's last hidden layer, which feeds state-dependent noise, shape ``(B, F)``
+    """
+
+    values: th.Tensor
+    params: th.Tensor
+    latent: th.Tensor
 
 
 class Step(NamedTuple):
@@ -92,10 +127,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         processor has bfloat16 arithmetic. Weights, heads and the loss stay in float32
     :param action_mask_key: the entry of Dict observations that is the action mask (see
         :mod:`ppo_plus.policy.masking`), and not a feature
-    :param actor_keys: names of all entries of Dict observations that the actor sees (see
-        :mod:`ppo_plus.policy.views`); ``None``: everything. ``predict`` needs no others
-    :param critic_keys: the same for the critic; ``None``: everything. It needs ``actor_keys``. If the two see different
-        entries, each has a features extractor for its entries
+    :param actor_keys: names of all entries of Dict observations that the actor sees; ``None``: everything. ``predict``
+        needs no others
+    :param critic_keys: the same for the critic, which is used in training only (Pinto et al. 2017, arXiv:1710.06542);
+        ``None``: everything. It needs ``actor_keys``. If the two see different entries, each has a features extractor
     :raises ValueError: an argument that does not fit the spaces or another argument
     """
 
@@ -144,17 +179,18 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
             check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
-        features_space = without_mask(observation_space, action_mask_key)
-        views = make_views(features_space, actor_keys, critic_keys, action_mask_key)
-        if views.differ and share_features_extractor:
+        self.actor_space, self.critic_space = actor_space, critic_space = visible_spaces(
+            observation_space, actor_keys, critic_keys, action_mask_key
+        )
+        if actor_space is not critic_space and share_features_extractor:
             raise ValueError(
                 f"policy_kwargs: share_features_extractor=True is not possible where actor_keys={actor_keys!r} and "
                 f"critic_keys={critic_keys!r} differ: leave it out"
             )
         extractor = features_extractor_class or self.default_features_extractor
-        if extractor is CombinedExtractor and not isinstance(features_space, spaces.Dict):
+        if extractor is CombinedExtractor and not isinstance(actor_space, spaces.Dict):
             raise ValueError(
-                f'policy: "MultiInputPolicy" needs Dict observations, not {features_space}: use "MlpPolicy", or '
+                f'policy: "MultiInputPolicy" needs Dict observations, not {actor_space}: use "MlpPolicy", or '
                 '"CnnPolicy" for images'
             )
         if optimizer_kwargs is None:
@@ -186,36 +222,29 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         self.exploration = exploration
         self.autocast = autocast
         self.action_mask_key = action_mask_key
-        self.actor_keys, self.critic_keys, self.views = actor_keys, critic_keys, views
-        self._optional_entries = views.optional_entries(observation_space, action_mask_key)
+        self.actor_keys, self.critic_keys = actor_keys, critic_keys
         self._networks: dict[str, NetworkLike | None] = {"actor": actor, "critic": critic}
         self._noise: NoiseState = {}
         self.action_dist = make_distribution(action_space, squash_output)
-        self.share_features_extractor = not views.differ and share_features_extractor is not False
-        self._build_features_extractors()
+        self.share_features_extractor = actor_space is critic_space and share_features_extractor is not False
         self._build(lr_schedule)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         """Create a features extractor for what the actor sees."""
-        return self.features_extractor_class(canonical_space(self.views.actor), **self.features_extractor_kwargs)
-
-    def _build_features_extractors(self) -> None:
-        """Create the features extractors, and the conversion of observations for them."""
-        self._preprocess = self._preprocess_critic = make_preprocess(self.views.actor, self.normalize_images)
-        self.features_extractor = self.pi_features_extractor = self.vf_features_extractor = (
-            self.make_features_extractor()
-        )
-        if self.views.differ:
-            space = canonical_space(self.views.critic)
-            self._preprocess_critic = make_preprocess(self.views.critic, self.normalize_images)
-            self.vf_features_extractor = self.features_extractor_class(space, **self.features_extractor_kwargs)
-        elif not self.share_features_extractor:
-            self.vf_features_extractor = self.make_features_extractor()
-        self.features_dim = self.features_extractor.features_dim
-        self.vf_features_dim = self.vf_features_extractor.features_dim
+        return self.features_extractor_class(canonical_space(self.actor_space), **self.features_extractor_kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         """Create networks and optimizer; initial weights are drawn in SB3's order."""
+        self._preprocess = make_preprocess(self.actor_space, self.normalize_images)
+        self._preprocess_critic = make_preprocess(self.critic_space, self.normalize_images)
+        extractor = self.features_extractor = self.pi_features_extractor = self.make_features_extractor()
+        if self.actor_space is not self.critic_space:
+            space = canonical_space(self.critic_space)
+            extractor = self.features_extractor_class(space, **self.features_extractor_kwargs)
+        elif not self.share_features_extractor:
+            extractor = self.make_features_extractor()
+        self.vf_features_extractor = extractor
+        self.features_dim, self.vf_features_dim = self.features_extractor.features_dim, extractor.features_dim
         self._build_mlp_extractor()
         self.action_net = self._make_last_layer("actor", self.action_dist.net_dim)  # type: ignore[assignment]
         if self.action_dist.gaussian_dim:
@@ -239,55 +268,40 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def _make_last_layer(self, name: str, output_dim: int) -> nn.Module:
         """The last layer of actor or critic; a custom network's other layers replace SB3's hidden layers."""
-        hidden, latent, input_dim = {
+        hidden_layers, latent_dim, input_dim = {
             "actor": ("policy_net", "latent_dim_pi", self.features_dim),
             "critic": ("value_net", "latent_dim_vf", self.vf_features_dim),
         }[name]
         given = self._networks[name]
         if given is None:
-            return nn.Linear(getattr(self.mlp_extractor, latent), output_dim)
-        network = split_network(name, given, input_dim, output_dim, self.device)
-        setattr(self.mlp_extractor, hidden, network.hidden)
-        setattr(self.mlp_extractor, latent, network.latent_dim)
-        return network.last
+            return nn.Linear(getattr(self.mlp_extractor, latent_dim), output_dim)
+        hidden, last, size = split_network(name, given, input_dim, output_dim, self.device)
+        setattr(self.mlp_extractor, hidden_layers, hidden)
+        setattr(self.mlp_extractor, latent_dim, size)
+        return last
 
     def _initialize_orthogonally(self) -> None:
         """Draw orthogonal weights in SB3's order; custom networks keep theirs."""
-        gains: list[tuple[nn.Module, float]] = [
-            (self.mlp_extractor, np.sqrt(2)),
-            (self.action_net, 0.01),
-            (self.value_net, 1.0),
-        ]
+        gains = [(self.mlp_extractor, np.sqrt(2)), (self.action_net, 0.01), (self.value_net, 1.0)]
         if self.share_features_extractor:
             gains = [(self.features_extractor, np.sqrt(2)), *gains]
         else:
             gains += [(self.pi_features_extractor, np.sqrt(2)), (self.vf_features_extractor, np.sqrt(2))]
         custom: set[nn.Module] = set()
         if self._networks["actor"] is not None:
-            custom |= {*self.mlp_extractor.policy_net.modules(), *self.action_net.modules()}
+            custom.update(self.mlp_extractor.policy_net.modules(), self.action_net.modules())
         if self._networks["critic"] is not None:
-            custom |= {*self.mlp_extractor.value_net.modules(), *self.value_net.modules()}
-
-        def initialize(part: nn.Module, gain: float) -> None:
-            if part not in custom:
-                self.init_weights(part, gain=gain)
-
+            custom.update(self.mlp_extractor.value_net.modules(), self.value_net.modules())
         for module, gain in gains:
-            module.apply(partial(initialize, gain=gain))
+            module.apply(lambda part, gain=gain: None if part in custom else self.init_weights(part, gain))  # type: ignore[misc]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         if None not in self._networks.values():
             data["net_arch"] = None
-        own = {
-            "exploration": None if self.use_sde else self.exploration,
-            "autocast": self.autocast,
-            "share_features_extractor": self.share_features_extractor,
-            "action_mask_key": self.action_mask_key,
-            "actor_keys": self.actor_keys,
-            "critic_keys": self.critic_keys,
-        }
-        return data | self._networks | own
+        names = ("autocast", "share_features_extractor", "action_mask_key", "actor_keys", "critic_keys")
+        own = {name: getattr(self, name) for name in names}
+        return data | self._networks | own | {"exploration": None if self.use_sde else self.exploration}
 
     @property
     def family(self) -> ActionDistribution:
@@ -327,7 +341,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         With memory, the observations are sequences of equal length, one after another: as many as the carry has rows.
 
-        :param obs: raw observations
         :param carry: memory before the first step of each sequence; ``None``: each observation is a sequence, with
             empty memory. No effect without memory
         :param episode_starts: which observations begin an episode, booleans of shape ``(B,)``; ``None``: none
@@ -339,10 +352,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return values, params
 
     def evaluate_batch(self, batch: Any) -> tuple[th.Tensor, th.Tensor]:
-        """:meth:`evaluate` of a minibatch; by the heads alone if it has ``features``.
-
-        :param batch: a :class:`ppo_plus.Batch`
-        """
+        """:meth:`evaluate` of a :class:`ppo_plus.Batch`; by the heads alone if it has ``features``."""
         if batch.features is None:
             return self.evaluate(batch.observations, batch.carry, batch.episode_starts, batch.masks)
         values, params, _ = self.heads(batch.features, self._masks(batch.observations, batch.masks))
@@ -365,13 +375,16 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         return Features(*features), memory
 
     def heads(self, features: Features, masks: th.Tensor | None = None) -> Heads:
-        """The second half of the policy: values and action distributions from features.
-
-        :param features: the result of :meth:`encode`
-        :param masks: action masks, booleans ``(B, M)``; ``None``: none
-        """
-        latent_pi, latent_vf = self._latents(features)
-        return Heads(self.value_net(latent_vf).flatten(), self._params(latent_pi, masks), latent_pi)
+        """The second half of the policy: values and action distributions, from features and masks ``(B, M)`` if any."""
+        if features.actor is features.critic:
+            latent_pi, latent_vf = self.mlp_extractor(features.actor)
+        else:
+            latent_pi = self.mlp_extractor.forward_actor(features.actor)
+            latent_vf = self.mlp_extractor.forward_critic(features.critic)
+        log_std = self._log_std
+        std = None if log_std is None else self.exploration.std(log_std, latent_pi)
+        params = self.action_dist.params(self.action_net(latent_pi), std, masks)
+        return Heads(self.value_net(latent_vf).flatten(), params, latent_pi)
 
     def init_carry(self, n_envs: int) -> Carry:
         """Empty memory and fresh noise for ``n_envs`` environments."""
@@ -395,9 +408,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def forward(
         self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Actions, values and log-probabilities.
+        """Actions, values and log-probabilities for ``B`` raw observations.
 
-        :param obs: raw observations, ``B`` of them
         :param deterministic: the mode instead of a sample
         :param action_masks: action masks, ``(B, M)``
         :return: internal actions ``(B, *action_space.shape)`` (Dict and Tuple: ``(B, action_dim)``), values ``(B, 1)``,
@@ -418,24 +430,26 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
     def extract_features(  # type: ignore[override]
         self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
     ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
-        """Features ``(B, features_dim)`` of raw observations, through the given or the policy's own extractor(s).
+        """Features ``(B, features_dim)`` of raw observations, by the given extractor or the policy's.
 
-        For two extractors, if none is given, actor's and critic's; the critic's are NaN if ``obs`` lacks its entries.
+        Two extractors give those of actor and critic; the critic's are NaN if ``obs`` lacks its entries.
         """
-        extract = self._extract
         if features_extractor is not None:
-            critics = self.views.differ and features_extractor is self.vf_features_extractor
-            return extract(features_extractor, (self._preprocess_critic if critics else self._preprocess)(obs))
+            of_critic = features_extractor is self.vf_features_extractor
+            return self._extract(features_extractor, (self._preprocess_critic if of_critic else self._preprocess)(obs))
         inputs = self._preprocess(obs)
         if self.share_features_extractor:
-            return extract(self.features_extractor, inputs)
-        features = extract(self.pi_features_extractor, inputs)
-        if self.views.differ:
-            if self.views.lacks_critic_entries(obs):
+            return self._extract(self.features_extractor, inputs)
+        features = self._extract(self.pi_features_extractor, inputs)
+        if self.actor_space is not self.critic_space:
+            if self._lacks_critic_entries(obs):
                 # Actions need no values, and NaN cannot be mistaken for one.
                 return features, features.new_full((len(features), self.vf_features_extractor.features_dim), th.nan)
             inputs = self._preprocess_critic(obs)
-        return features, extract(self.vf_features_extractor, inputs)
+        return features, self._extract(self.vf_features_extractor, inputs)
+
+    def _lacks_critic_entries(self, obs: Any) -> bool:
+        return isinstance(self.critic_space, spaces.Dict) and not self.critic_space.spaces.keys() <= obs.keys()
 
     def _extract(self, extractor: BaseFeaturesExtractor, inputs: PyTorchObs) -> th.Tensor:
         if not self.autocast:
@@ -462,17 +476,19 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
         :raises ValueError: ``obs`` lacks entries that the critic sees
         """
-        if self.views.lacks_critic_entries(obs):
-            assert isinstance(obs, dict) and isinstance(self.views.critic, spaces.Dict)
+        if self._lacks_critic_entries(obs):
             raise ValueError(
-                f"observations of {list(obs)} have no value, since the critic sees {list(self.views.critic)}: add the "
-                "missing entries"
+                f"observations of {[*obs]} have no value, since the critic sees {[*self.critic_space]}: "  # type: ignore[misc]
+                "add the missing entries"
             )
         return self.evaluate(obs, carry, episode_starts)[0].unsqueeze(1)
 
     def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """An observation as a batch of tensors, and whether it was one; what the actor does not see may be missing."""
-        return to_tensor(observation, self.observation_space, self.device, optional=self._optional_entries)
+        optional: set[str] = set()
+        if isinstance(self.observation_space, spaces.Dict) and isinstance(self.actor_space, spaces.Dict):
+            optional = self.observation_space.spaces.keys() - self.actor_space.spaces.keys() - {self.action_mask_key}
+        return to_tensor(observation, self.observation_space, self.device, optional=optional)
 
     def predict(
         self,
@@ -525,12 +541,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    def _latents(self, features: Features) -> tuple[th.Tensor, th.Tensor]:
-        """The last hidden layers of actor and critic."""
-        if features.actor is features.critic:
-            return self.mlp_extractor(features.actor)  # type: ignore[no-any-return]
-        return self.mlp_extractor.forward_actor(features.actor), self.mlp_extractor.forward_critic(features.critic)
-
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
         """The memory of the ``state`` that :meth:`predict` takes."""
         return {}
@@ -545,11 +555,6 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         log_std = None if log_std is None else self.action_dist.noise_log_std(log_std)
         z, noise = self.exploration.sample(noise, latent_pi, log_std)
         return (self.action_dist.sample(params) if z is None else self.action_dist.from_noise(params, z)), noise
-
-    def _params(self, latent_pi: th.Tensor, masks: th.Tensor | None = None) -> th.Tensor:
-        log_std = self._log_std
-        std = None if log_std is None else self.exploration.std(log_std, latent_pi)
-        return self.action_dist.params(self.action_net(latent_pi), std, masks)
 
     def _masks(self, obs: PyTorchObs, masks: th.Tensor | None) -> th.Tensor | None:
         """The masks, or those in the observations."""

@@ -2,7 +2,7 @@
 
 A policy class gets memory by one more base class: ``class CnnLstmPolicy(LSTMMemory, CnnPolicy)``. Arguments, structure,
 initial weights and the names in ``state_dict()`` are those of sb3-contrib's ``RecurrentPPO``. The difference: the state
-of the layers is an argument and a result (:class:`~ppo_plus.policy.carry.Carry`).
+of the layers is an argument and a result (:class:`~ppo_plus.policy.policies.Carry`).
 
 A recurrent layer here is torch's, with its weights and their names, used in two ways: one ``Recurrent.step`` for
 acting, and whole ``Recurrent.sequences`` for learning. Its state is a tuple of tensors of shape
@@ -20,10 +20,10 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.carry import Features, Memory, State
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
+from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, Features, Memory, MultiInputPolicy
 from ppo_plus.require import require_int, require_kind
 
+State = tuple[th.Tensor, ...]
 #: Negated input of a closed gate: its sigmoid is 0.
 CLOSED = 1e4
 
@@ -41,7 +41,7 @@ class Layout:
         marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
         #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
-        self.keep = _floats(~marks[:, :1, None], starts.device)
+        self.keep = th.from_numpy((~marks[:, :1, None]).astype(np.float32)).to(starts.device)
         #: 1 at reset steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
         self.resets: th.Tensor | None = None
         later = marks.copy()
@@ -52,9 +52,9 @@ class Layout:
             length = marks.shape[1] + n_more
             rows = n_resets + np.arange(marks.shape[1]) + length * np.arange(n_sequences)[:, None]
             self._rows = th.from_numpy(rows.reshape(-1)).to(starts.device)
-            resets = np.zeros((n_sequences * length, 1), dtype=bool)
-            resets[rows[later] - 1] = True
-            self.resets = _floats(resets.reshape(n_sequences, length, 1), starts.device)
+            resets = np.zeros(n_sequences * length, dtype=np.float32)
+            resets[rows[later] - 1] = 1.0
+            self.resets = th.from_numpy(resets.reshape(n_sequences, length, 1)).to(starts.device)
 
     def pad(self, x: th.Tensor) -> th.Tensor:
         """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at reset steps."""
@@ -69,10 +69,6 @@ class Layout:
         return y if self.resets is None else y.index_select(0, self._rows)
 
 
-def _floats(flags: np.ndarray, device: th.device) -> th.Tensor:
-    return th.from_numpy(flags.astype(np.float32)).to(device)
-
-
 def _of_layer(state: State, i: int) -> State:
     """The state of one layer, shape ``(N, hidden)``; contiguous, as cuDNN and other backends need it."""
     return tuple(part[:, i].contiguous() for part in state)
@@ -83,6 +79,12 @@ class Recurrent(nn.RNNBase):
 
     #: Number of tensors in its state.
     n_states: int
+    #: The weights of one more input, which is 1 at reset steps: they set the state to 0.
+    _reset_weights: Callable[[list[Any]], th.Tensor]
+    #: One step of a layer: its next state, the output first.
+    _cell: Callable[[th.Tensor, State, list[Any]], State]
+    #: All steps of a layer by torch's loop: the outputs, ``(n_sequences, length, hidden_size)``.
+    _loop: Callable[[th.Tensor, State, list[Any]], th.Tensor]
 
     def init(self, n_envs: int) -> State:
         """The state of ``n_envs`` environments before their first step: zeros."""
@@ -119,18 +121,6 @@ class Recurrent(nn.RNNBase):
                 weights = [th.cat([weights[0], self._reset_weights(weights)[:, None]], dim=1), *weights[1:]]
             x = self._loop(x, _of_layer(state, i), weights)
         return layout.unpad(x)
-
-    def _reset_weights(self, weights: list[Any]) -> th.Tensor:
-        """The weights of one more input, which is 1 at reset steps: they set the state to 0."""
-        raise NotImplementedError
-
-    def _cell(self, x: th.Tensor, state: State, weights: list[Any]) -> State:
-        """One step of a layer: its next state, the output first."""
-        raise NotImplementedError
-
-    def _loop(self, x: th.Tensor, state: State, weights: list[Any]) -> th.Tensor:
-        """All steps of a layer by torch's own loop: the outputs, ``(n_sequences, length, hidden_size)``."""
-        raise NotImplementedError
 
     def _loop_options(self) -> tuple[bool, int, float, bool, bool, bool]:
         """The other arguments of torch's loop, for one layer with the environment first."""
@@ -217,6 +207,7 @@ class WithMemory(ActorCriticPolicy):
         self.shared_lstm = shared_lstm
         self.enable_critic_lstm = enable_critic_lstm
         self.lstm_kwargs = lstm_kwargs or {}
+        self._owners = ("actor", "critic") if enable_critic_lstm else ("actor",)
         super().__init__(*args, **kwargs)
         if shared_lstm and not self.share_features_extractor:
             raise ValueError(
@@ -231,14 +222,11 @@ class WithMemory(ActorCriticPolicy):
         super()._build_mlp_extractor()
 
     def _build_memory(self) -> None:
-        setattr(self, f"{self.layer_name}_actor", self._make_layer("actor"))
-        if self.enable_critic_lstm:
-            setattr(self, f"{self.layer_name}_critic", self._make_layer("critic"))
-        elif not self.shared_lstm:
+        for owner in self._owners:
+            sizes = self._input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers
+            setattr(self, f"{self.layer_name}_{owner}", self.layer(*sizes, **self.lstm_kwargs))
+        if not self.enable_critic_lstm and not self.shared_lstm:
             self.critic = nn.Linear(self._input_dims["critic"], self.lstm_hidden_size)
-
-    def _make_layer(self, owner: str) -> Recurrent:
-        return self.layer(self._input_dims[owner], self.lstm_hidden_size, self.n_lstm_layers, **self.lstm_kwargs)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ("lstm_hidden_size", "n_lstm_layers", "shared_lstm", "enable_critic_lstm", "lstm_kwargs")
@@ -247,8 +235,7 @@ class WithMemory(ActorCriticPolicy):
     @property
     def _layers(self) -> dict[str, Recurrent]:
         """The recurrent layers by owner."""
-        owners = ("actor", "critic") if self.enable_critic_lstm else ("actor",)
-        return {owner: getattr(self, f"{self.layer_name}_{owner}") for owner in owners}
+        return {owner: getattr(self, f"{self.layer_name}_{owner}") for owner in self._owners}
 
     def init_memory(self, n_envs: int) -> Memory:
         return {owner: layer.init(n_envs) for owner, layer in self._layers.items()}
@@ -258,32 +245,20 @@ class WithMemory(ActorCriticPolicy):
     ) -> tuple[Features, Memory]:
         features: Any = self.extract_features(obs)
         pi_inputs, vf_inputs = (features, features) if self.share_features_extractor else features
-        inputs = {"actor": pi_inputs} | ({"critic": vf_inputs} if self.enable_critic_lstm else {})
-        outputs, memory = self._run_layers(inputs, memory, episode_starts)
+        inputs, layers, n_rows = {"actor": pi_inputs, "critic": vf_inputs}, self._layers, len(pi_inputs)
+        memory = memory or self.init_memory(n_rows)
+        if (n_sequences := len(memory["actor"][0])) == n_rows:
+            steps = {owner: layer.step(inputs[owner], memory[owner], episode_starts) for owner, layer in layers.items()}
+            outputs = {owner: output for owner, (output, _) in steps.items()}
+            memory = {owner: state for owner, (_, state) in steps.items()}
+        else:
+            starts = th.zeros(n_rows, dtype=th.bool, device=self.device) if episode_starts is None else episode_starts
+            layout = Layout(starts, n_sequences)
+            outputs = {owner: layer.sequences(inputs[owner], memory[owner], layout) for owner, layer in layers.items()}
+            memory = {}
         if not self.enable_critic_lstm:
             outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(vf_inputs)
         return Features(**outputs), memory
-
-    def _run_layers(
-        self, inputs: dict[str, th.Tensor], memory: Memory, starts: th.Tensor | None
-    ) -> tuple[dict[str, th.Tensor], Memory]:
-        """The outputs of the recurrent layers, by owner, and the memory afterwards.
-
-        :param inputs: ``B`` rows for each owner
-        :param memory: of ``B`` environments for one step of each, or of fewer for sequences one after another (then no
-            memory is returned); empty: each row is a step with empty memory
-        :param starts: which rows begin an episode
-        """
-        n_rows = len(inputs["actor"])
-        memory = memory or self.init_memory(n_rows)
-        n_sequences = len(memory["actor"][0])
-        layers = self._layers
-        if n_sequences == n_rows:
-            steps = {owner: layers[owner].step(x, memory[owner], starts) for owner, x in inputs.items()}
-            return {owner: y for owner, (y, _) in steps.items()}, {owner: state for owner, (_, state) in steps.items()}
-        starts = th.zeros(n_rows, dtype=th.bool, device=self.device) if starts is None else starts
-        layout = Layout(starts, n_sequences)
-        return {owner: layers[owner].sequences(x, memory[owner], layout) for owner, x in inputs.items()}, {}
 
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
         n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
@@ -344,10 +319,6 @@ class MultiInputGruPolicy(GRUMemory, MultiInputPolicy):
 
 #: Policies with memory, by name.
 RECURRENT: dict[str, type[BasePolicy]] = {
-    "MlpLstmPolicy": MlpLstmPolicy,
-    "CnnLstmPolicy": CnnLstmPolicy,
-    "MultiInputLstmPolicy": MultiInputLstmPolicy,
-    "MlpGruPolicy": MlpGruPolicy,
-    "CnnGruPolicy": CnnGruPolicy,
-    "MultiInputGruPolicy": MultiInputGruPolicy,
+    each.__name__: each
+    for each in (MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy, MlpGruPolicy, CnnGruPolicy, MultiInputGruPolicy)
 }

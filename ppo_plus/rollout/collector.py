@@ -20,10 +20,9 @@ from ppo_plus.envs.nested import row_of
 from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.supervised.vec_env import RESTART
-from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
-from ppo_plus.policy.policies import Step
+from ppo_plus.policy.policies import Carry, Memory, Step
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.trees import tree_map

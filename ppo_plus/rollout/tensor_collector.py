@@ -16,10 +16,9 @@ from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
-from ppo_plus.policy.carry import Carry, Memory
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import MaskSource
-from ppo_plus.policy.policies import Step
+from ppo_plus.policy.policies import Carry, Memory, Step
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch as th
 
-from ppo_plus.policy.carry import Carry, Features
+from ppo_plus.policy.policies import Carry, Features
 from ppo_plus.trees import tree_leaves, tree_map
 
 Observations = th.Tensor | dict[str, th.Tensor]

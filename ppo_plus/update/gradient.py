@@ -14,7 +14,7 @@ from torch import nn
 
 from ppo_plus.compiling.torch_private import buffer_tables, gradient, swapped
 from ppo_plus.formulas.losses import Coefficients, Losses
-from ppo_plus.policy.carry import Features
+from ppo_plus.policy.policies import Features
 from ppo_plus.update.batch import Batch, pick
 from ppo_plus.update.flat import trainable, views
 

@@ -1,12 +1,19 @@
-"""When a compiled form is made again. Nothing is compiled here: a form compiles when it is first called."""
+"""Whether training is compiled, and when a compiled form is made again.
 
+Nothing is compiled here: a form compiles when it is first called.
+"""
+
+import copy
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch as th
 
-from ppo_plus.compiling.compilation import Compilation, CompileStatus
-from ppo_plus.compiling.compiled import MAX_TRACES
+from ppo_plus.compiling.compilation import WORTH_COMPILING, Compilation, CompileStatus
+from ppo_plus.compiling.compiled import MAX_TRACES, CompileError
+
+CPU = th.device("cpu")
 
 
 @pytest.fixture
@@ -53,3 +60,62 @@ def test_constants_that_keep_changing_run_uncompiled(get):
         form = current()
         form.n_traces += form.failure is None
     assert "changed" in form.failure and "scale" in form.failure
+
+
+def test_what_is_not_compiled_is_said_and_copies_start_again(get):
+    compilation = Compilation()
+    assert compilation.compiled("scaled", abs) is None
+    compilation.decision = CompileStatus(True, "compile=True")
+    assert compilation.compiled("scaled", abs, unable="it is old") is None
+    assert not compilation.status() and "it is old" in str(compilation.status())
+    assert compilation.compiled("scaled", abs) is not None and compilation.status()
+    assert copy.deepcopy(compilation).functions == {} and len(compilation.functions) == 1
+    assert "Mine.train is a custom method" in str(compilation.status("Mine.train"))
+
+
+@pytest.fixture
+def obstacle(monkeypatch):
+    """Sets why nothing can be compiled on this machine."""
+    return lambda reason: monkeypatch.setattr("ppo_plus.compiling.compilation.obstacle", lambda device: reason)
+
+
+def test_auto_compiles_where_it_saves_time(obstacle):
+    obstacle(None)
+    compilation = Compilation()
+    compilation.plan("auto", WORTH_COMPILING - 1, CPU)
+    assert not compilation.decision and f"compiling starts at {WORTH_COMPILING:,}" in str(compilation.decision)
+    compilation.plan("auto", 1, CPU)
+    assert compilation.decision and compilation.n_planned == WORTH_COMPILING and compilation.notice
+    for requested, device in (("auto", th.device("cuda")), (False, CPU)):
+        compilation.plan(requested, WORTH_COMPILING, device)
+        assert not compilation.decision and compilation.notice is None
+
+
+def test_a_run_that_was_compiled_stays_compiled(obstacle):
+    obstacle(None)
+    compilation = Compilation()
+    compilation.decision = CompileStatus(True, "compile=True")
+    compilation.plan("auto", 1, CPU)
+    assert compilation.decision
+
+
+def test_without_a_compiler_auto_warns_once_and_true_raises(obstacle):
+    obstacle("no compiler")
+    compilation = Compilation()
+    with pytest.warns(RuntimeWarning, match=r"training runs uncompiled, and slower: nothing .*\(no compiler\)"):
+        compilation.plan("auto", WORTH_COMPILING, CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compilation.plan("auto", WORTH_COMPILING, CPU)
+    with pytest.raises(CompileError, match=r"nothing can be compiled here \(no compiler\): use compile=False"):
+        compilation.plan(True, 1, CPU)
+    assert compilation.n_planned == 2 * WORTH_COMPILING
+
+
+def test_a_policy_that_cannot_be_compiled_is_run_or_raises(obstacle):
+    obstacle(None)
+    compilation = Compilation()
+    compilation.plan("auto", WORTH_COMPILING, CPU, unsupported="it overrides methods")
+    assert str(compilation.decision) == "no: it overrides methods"
+    with pytest.raises(CompileError, match="it overrides methods"):
+        compilation.plan(True, 1, CPU, unsupported="it overrides methods")
