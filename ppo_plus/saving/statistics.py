@@ -44,10 +44,7 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
     """
     if container.is_container(path):
         written = container.read(path, KIND)
-        if not isinstance(written, dict) or not written.keys() <= STATISTICS.keys():
-            with naming(path, "VecNormalize"):
-                raise Damaged("it has no statistics")
-        found = {STATISTICS[name]: each for name, each in written.items()}
+        found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
     elif trust_pickle:
         with path.open("rb") as file:
             found = vars(pickle.load(file))
@@ -55,7 +52,7 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
             found = _pickled(data)
-    if not {"obs_rms", "ret_rms"} <= found.keys():
+    if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found:
         with naming(path, "VecNormalize"):
             raise Damaged("it has no statistics")
     return found

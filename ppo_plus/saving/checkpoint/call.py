@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
@@ -11,25 +12,27 @@ from ppo_plus.saving.checkpoint import log_state, random_state
 from ppo_plus.saving.checkpoint.callback_state import CallbackStates, tree_of
 
 
+@dataclass
 class Call:
-    """A call of ``learn`` and its progress."""
+    """A call of ``learn`` and its progress: the rollouts that it has completed, whether every one has been learned
+    from, its callbacks, and the checkpoint that it is going to resume from."""
 
-    def __init__(self, total_timesteps: float | None = None):
-        self.total_timesteps = total_timesteps
-        #: Rollouts that it has completed.
-        self.iteration = 0
-        #: Whether every rollout has been learned from.
-        self.between_rollouts = True
-        self.callbacks: CallbackStates | None = None
-        #: The checkpoint that it is going to resume from.
-        self.resumed: dict[str, Any] | None = None
+    total_timesteps: float | None = None
+    iteration: int = 0
+    between_rollouts: bool = True
+    callbacks: CallbackStates | None = None
+    resumed: dict[str, Any] | None = None
 
     def watch(self, callback: BaseCallback) -> None:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
         others do at the start of a rollout is done again after resuming."""
+
+        def comes_first(one: BaseCallback) -> bool:
+            return any(getattr(each, "comes_first", False) for each in tree_of(one))
+
         for each in tree_of(callback):
             if isinstance(each, CallbackList):
-                each.callbacks = sorted(each.callbacks, key=lambda one: not _comes_first(one))
+                each.callbacks = sorted(each.callbacks, key=lambda one: not comes_first(one))
         self.callbacks = CallbackStates(callback)
 
     @property
@@ -43,11 +46,8 @@ class Call:
         """Its state for a checkpoint."""
         if self.total_timesteps is None or self.callbacks is None:
             return None
-        return {
-            "total_timesteps": self.total_timesteps,
-            "iteration": self.iteration,
-            "callbacks": self.callbacks.get(),
-        }
+        callbacks = self.callbacks.get()
+        return {"total_timesteps": self.total_timesteps, "iteration": self.iteration, "callbacks": callbacks}
 
     @contextmanager
     def logs(self, model: Any) -> Iterator[None]:
@@ -74,10 +74,6 @@ class Call:
         log_state.set_state(model.logger, resumed["log"])
         # Last, since what comes before may draw.
         random_state.set_states(resumed["generators"])
-
-
-def _comes_first(callback: BaseCallback) -> bool:
-    return any(getattr(each, "comes_first", False) for each in tree_of(callback))
 
 
 @contextmanager

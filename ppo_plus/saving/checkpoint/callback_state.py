@@ -5,8 +5,9 @@ A callback may have two methods for it::
     def get_state(self) -> dict: ...        # numbers, strings, arrays, tensors, and lists, tuples and dicts of them
     def set_state(self, state) -> None: ... # called after training has started again
 
-Otherwise the state is those attributes with such values that have changed since training began; the configuration is
-the new callback's. The state of an environment among the attributes, as in ``EvalCallback``, is saved if possible.
+Otherwise the state is those attributes that have changed since training began and are numbers, arrays or containers of
+these; the configuration, such as texts and paths, is the new callback's. The state of an environment among the
+attributes, as in ``EvalCallback``, is saved if possible.
 """
 
 import copy
@@ -26,7 +27,6 @@ from ppo_plus.saving.format.names import Refused, require_attributes
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
 #: Counters of every callback.
 COUNTS = {"n_calls", "num_timesteps"}
-SCALARS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, th.Tensor)
 
 
 def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
@@ -75,7 +75,7 @@ def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
         for name, value in _plain_attributes(callback).items()
         if name not in configured or not _equal(value, configured[name])
     }
-    envs = {name: get_state(value) for name, value in vars(callback).items() if _is_env(name, value)}
+    envs = {name: get_state(env) for name, env in _envs(callback).items()}
     return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
 
 
@@ -84,18 +84,24 @@ def _put(callback: Any, state: dict[str, Any]) -> list[str]:
     if state["own"] is not None:
         callback.set_state(state["own"])
         return []
-    require_attributes(type(callback), state["changed"])
-    if GIVEN & state["changed"].keys():
-        raise Refused(f"it sets {min(GIVEN & state['changed'].keys())} of {_name(callback)}")
-    for name, value in state["changed"].items():
-        setattr(callback, name, copy.deepcopy(value))
-    envs = {name: env for name, env in vars(callback).items() if name in state["envs"] and _is_env(name, env)}
-    reasons = {name: set_state(env, state["envs"][name]) for name, env in envs.items()}
-    return [f"{_name(callback)}.{name} does not resume exactly: {why}" for name, why in reasons.items() if why]
+    title, changed, warnings = _name(callback), state["changed"], []
+    require_attributes(type(callback), changed)
+    if GIVEN & changed.keys():
+        raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
+    for name, value in changed.items():
+        if _is_plain(value):
+            setattr(callback, name, copy.deepcopy(value))
+        else:
+            warnings.append(f"{title}.{name} is not restored: it is not made of numbers")
+    for name, env in _envs(callback).items():
+        reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
+        if reason:
+            warnings.append(f"{title}.{name} does not resume exactly: {reason}")
+    return warnings
 
 
-def _is_env(name: str, value: Any) -> bool:
-    return name not in GIVEN and isinstance(value, VecEnv)
+def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
+    return {name: each for name, each in vars(callback).items() if name not in GIVEN and isinstance(each, VecEnv)}
 
 
 def _name(callback: BaseCallback) -> str:
@@ -104,17 +110,19 @@ def _name(callback: BaseCallback) -> str:
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:
-    """Copies of the attributes that are numbers, text, arrays or containers of these."""
     attributes = vars(callback).items()
     return {name: copy.deepcopy(value) for name, value in attributes if name not in GIVEN and _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, an array of numbers or a container of these; keys of dicts may be texts."""
     if isinstance(value, dict):
-        return all(_is_plain(part) for item in value.items() for part in item)
+        return all(isinstance(key, str) or _is_plain(key) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, (list, tuple, set, deque)):
         return all(map(_is_plain, value))
-    return isinstance(value, SCALARS)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "biuf"
+    return value is None or isinstance(value, (int, float, th.Tensor))
 
 
 def _equal(a: Any, b: Any) -> bool:

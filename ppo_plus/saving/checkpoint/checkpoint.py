@@ -30,25 +30,13 @@ from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable
-from ppo_plus.saving.model import assemble, state_of
-from ppo_plus.saving.sb3.from_sb3 import argument_attributes
+from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
-#: The parts of a checkpoint.
-PARTS = {
-    "call": "the call of learn: total_timesteps, iteration (rollouts), callbacks; null outside of one",
-    "generators": "the random generators of the process",
-    "model": "the parts of a model file",
-    "policy": "which weights are frozen, and the buffers that a model file does not have",
-    "env": "the state of the environments",
-    "log": "the values that are recorded and not written, and the sizes of TensorBoard's files",
-    "logs": "the sizes of other log files, and the patterns that find them",
-    "num_timesteps": "of the model",
-    "rank": "of the process",
-    "ranks": "the number of processes",
-}
+#: The parts of a checkpoint: see :func:`take`.
+PARTS = frozenset("call generators model policy env log logs num_timesteps rank ranks".split())
 #: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
 OTHERS = "others"
 NAME = re.compile(r"checkpoint_(\d+)\.zip")
@@ -59,18 +47,24 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
     together, and the first gets the states of all.
 
     :raises RuntimeError: a rollout is not finished
+    :raises Undescribable: something that the model is made of can only be pickled
     """
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
             "after learn, or use ppo_plus.Checkpoints"
         )
+    # Before anything that could draw random numbers.
+    generators = random_state.get_states()
+    state = state_of(model)
+    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
+    if needed:
+        raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     ranks = model.ranks
     checkpoint = {
         "call": model.call.state(),
-        # Before anything that could draw random numbers.
-        "generators": random_state.get_states(),
-        "model": _copied_state(model),
+        "generators": generators,
+        "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
         "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
@@ -87,15 +81,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         if ranks.leads:
             checkpoint[OTHERS] = [np.frombuffer(each, np.uint8) for each in others]
     return checkpoint
-
-
-def _copied_state(model: Any) -> dict[str, Any]:
-    """:raises Undescribable: something that a model is made of can only be pickled"""
-    state = state_of(model)
-    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
-    if needed:
-        raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
-    return copy.deepcopy(state)
 
 
 def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
@@ -140,13 +125,10 @@ def steps_of(path: Path) -> int:
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move the files of another run into a subfolder: the newest file is found by its number of timesteps, and theirs
-    may be larger.
+    """Move the files of another run into a subfolder, since the newest file is found by its number of timesteps.
 
-    :param folder: the folder
     :param num_timesteps: where training begins; at 0 all files are another run's, and else those with more timesteps
     :return: the subfolder; ``None``: there was no such file
-    :raises OSError: a file cannot be moved
     """
     others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
     if not others:
@@ -184,18 +166,15 @@ def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
 def _read(file: Any, folder: Path) -> dict[str, Any]:
     """The checkpoint in a file; the paths of its logs are relative to its present folder."""
     checkpoint = container.read(file, KIND)
-    if not isinstance(checkpoint, dict) or not PARTS.keys() <= checkpoint.keys():
+    if not isinstance(checkpoint, dict) or not PARTS <= checkpoint.keys():
         with container.naming(file, "checkpoint"):
-            raise Damaged(f"it does not have the parts {', '.join(PARTS)}")
+            raise Damaged(f"it does not have the parts {', '.join(sorted(PARTS))}")
     return {**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}
 
 
 def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
-    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder.
-
-    :raises FileNotFoundError: there is none; in all processes
-    :raises Refused: none is valid; in all processes
-    """
+    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder; errors
+    as for :func:`read`, in all processes."""
     data: bytes | Exception = b""
     if ranks.leads:
         try:
@@ -238,8 +217,7 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
     random_state.set_states(checkpoint["generators"])
     call = checkpoint["call"]
     if call is not None:
-        model.call = Call(call["total_timesteps"])
-        model.call.iteration, model.call.resumed = call["iteration"], checkpoint
+        model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
     return model
 
 
@@ -263,9 +241,8 @@ def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | N
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    nothing: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
     logs = {**checkpoint["logs"], "patterns": []}
-    return {**checkpoint, "call": call, "log": nothing, "logs": logs, "generators": random_state.get_states()}
+    return {**checkpoint, "call": call, "log": log_state.EMPTY, "logs": logs, "generators": random_state.get_states()}
 
 
 class Checkpoints(BaseCallback):
@@ -286,10 +263,8 @@ class Checkpoints(BaseCallback):
     """
 
     saved_as = "Checkpoints"
-    #: See :meth:`ppo_plus.saving.checkpoint.call.Call.watch`.
-    comes_first = True
-    #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
-    in_all_processes = True
+    #: See :class:`ppo_plus.saving.checkpoint.call.Call`.
+    comes_first = in_all_processes = True
 
     def __init__(
         self,
@@ -366,9 +341,7 @@ class Checkpoints(BaseCallback):
             return None
 
     def get_state(self) -> dict[str, Any]:
-        """The timesteps at which the last file was written."""
         return {"written_at": self.written_at}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.written_at = state["written_at"]

@@ -11,16 +11,18 @@ from stable_baselines3.common.logger import Logger, configure
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
+#: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
+RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
+#: The state of a logger without files in which nothing is recorded.
+EMPTY: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
 
 
 def get_state(logger: Logger) -> dict[str, Any]:
-    """What has been recorded and not written yet (numbers and texts; no pictures), and TensorBoard's folder with the
-    sizes of its files."""
-    values = {name: value for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
+    """The recorded numbers and texts, but no pictures, and TensorBoard's folder with the sizes of its files."""
+    kept = {name for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
+    recorded = {part: getattr(logger, attribute).items() for part, attribute in RECORDED.items()}
     return {
-        "values": values,
-        "counts": {name: logger.name_to_count[name] for name in values if name in logger.name_to_count},
-        "excluded": {name: logger.name_to_excluded[name] for name in values if name in logger.name_to_excluded},
+        **{part: {name: value for name, value in items if name in kept} for part, items in recorded.items()},
         "folder": logger.dir,
         "sizes": {} if logger.dir is None else sizes(logger.dir, [EVENTS]),
     }
@@ -28,9 +30,8 @@ def get_state(logger: Logger) -> dict[str, Any]:
 
 def set_state(logger: Logger, state: dict[str, Any]) -> None:
     """Restore the recorded values."""
-    logger.name_to_value.update(state["values"])
-    logger.name_to_count.update(state["counts"])
-    logger.name_to_excluded.update(state["excluded"])
+    for part, attribute in RECORDED.items():
+        getattr(logger, attribute).update(state[part])
 
 
 def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
@@ -42,24 +43,15 @@ def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
 
 
 def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
-    """The sizes of files."""
-    return {os.path.relpath(path, folder): path.stat().st_size for path in _matching(folder, patterns)}
+    """The sizes of the files below a folder that patterns match."""
+    # The folder itself may not exist yet, if patterns lead out of it.
+    paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
+    return {os.path.relpath(found, folder): os.path.getsize(found) for path in paths for found in glob(path)}
 
 
 def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
-    """Cut off what was appended to files after their sizes were taken, so that nothing is in them twice.
-
-    :param folder: the folder
-    :param patterns: as for :func:`sizes`
-    :param kept: from :func:`sizes`; files that did not exist then are emptied
-    """
-    for path in _matching(folder, patterns):
-        size = kept.get(os.path.relpath(path, folder), 0)
-        if path.stat().st_size > size:
-            os.truncate(path, size)
-
-
-def _matching(folder: str | Path, patterns: Iterable[str]) -> list[Path]:
-    # The folder itself may not exist yet, if patterns lead out of it.
-    paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
-    return sorted({Path(found) for path in paths for found in glob(path)})
+    """Cut off what was appended to files after ``kept`` was taken by :func:`sizes`, so that nothing is in them twice;
+    files that did not exist then are emptied."""
+    for name, size in sizes(folder, patterns).items():
+        if size > kept.get(name, 0):
+            os.truncate(os.path.normpath(os.path.join(folder, name)), kept.get(name, 0))

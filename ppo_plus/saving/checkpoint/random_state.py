@@ -10,7 +10,7 @@ from ppo_plus.generators import check_facts
 
 
 def get_states() -> dict[str, Any]:
-    """The states of the generators, as plain values, arrays and tensors; those of GPUs only if they are in use."""
+    """The states of the generators; those of GPUs only if they are in use."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -20,10 +20,7 @@ def get_states() -> dict[str, Any]:
 
 
 def set_states(states: dict[str, Any]) -> None:
-    """Restore the states of the generators.
-
-    :raises ValueError: the state of NumPy's generator is not valid; nothing has changed then
-    """
+    """:raises ValueError: the state of NumPy's generator is not valid; nothing has changed then"""
     check_facts(states["numpy"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))

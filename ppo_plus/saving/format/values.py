@@ -22,7 +22,7 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.saving.format.names import Damaged, find, find_class_of_objects, is_registered, name_of, reading_a_value
+from ppo_plus.saving.format.names import Damaged, decoding, find, find_class_of_objects, is_registered, name_of
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64
@@ -54,7 +54,7 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
     :raises Damaged: it is not a description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.saving.format.names`)
     """
-    with reading_a_value(), np.errstate(all="ignore"):
+    with decoding(), np.errstate(all="ignore"):
         return _Reader(arrays).read(description)
 
 
@@ -77,18 +77,15 @@ class _Writer:
             self._open.pop()
 
     def _write(self, value: Any, path: str) -> Any:
-        kind = type(value)
+        kind = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
         if _is_json(value):
             return value
         if kind is list:
             return self.items(value, path)
         if kind is dict and not any(type(key) is not str or key.startswith("!") for key in value):
             return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
-        form = _FORMS.get(kind) or next(
-            (_FORMS[base] for base in (np.dtype, np.generic) if isinstance(value, base)), None
-        )
-        if form is not None:
-            return {f"!{form.tag}": form.write(self, value, path)}
+        if kind in _FORMS:
+            return {f"!{_FORMS[kind].tag}": _FORMS[kind].write(self, value, path)}
         if isinstance(value, type) or _is_function(value):
             return {"!name": _named(value, path)}
         state = object_state(value)
@@ -134,6 +131,9 @@ class _Writer:
         if value.layout != th.strided or value.dtype not in STORED:
             raise _undescribable(path, value, "is not a plain tensor: convert it")
         return self._keep(value.detach().cpu().clone(memory_format=th.contiguous_format), path)
+
+    def parameter(self, value: nn.Parameter, path: str) -> list[Any]:
+        return [{"!tensor": self.tensor(value, path)}, value.requires_grad]
 
     def _keep(self, data: th.Tensor, path: str) -> str:
         name, i = path, 1
@@ -219,23 +219,28 @@ class _Form(NamedTuple):
     read: Callable[[_Reader, Any], Any]
 
 
+def _text(tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> _Form:
+    return _Form(tag, lambda _, value, path: write(value), lambda _, content: read(content))
+
+
+def _made_of(items: Callable[[_Writer, Any, str], Any], kind: type) -> _Form:
+    read = _Reader.pairs if items is _Writer.pairs else _Reader.items
+    return _Form(kind.__name__, items, lambda reader, content: kind(read(reader, content)))
+
+
 _FORMS: dict[type, _Form] = {
-    int: _Form("int", lambda _, value, path: hex(value), lambda _, content: int(content, 16)),
-    float: _Form(
-        "float",
-        lambda _, value, path: repr(value),
-        lambda _, content: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content],
+    int: _text("int", hex, lambda text: int(text, 16)),
+    float: _text("float", repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
+    bytes: _text(
+        "bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text, validate=True)
     ),
-    bytes: _Form(
-        "bytes",
-        lambda _, value, path: base64.b64encode(value).decode(),
-        lambda _, content: base64.b64decode(content, validate=True),
-    ),
-    tuple: _Form("tuple", _Writer.items, lambda reader, content: tuple(reader.items(content))),
-    set: _Form("set", _Writer.unordered, lambda reader, content: set(reader.items(content))),
-    frozenset: _Form("frozenset", _Writer.unordered, lambda reader, content: frozenset(reader.items(content))),
-    dict: _Form("dict", _Writer.pairs, lambda reader, content: dict(reader.pairs(content))),
-    OrderedDict: _Form("OrderedDict", _Writer.pairs, lambda reader, content: OrderedDict(reader.pairs(content))),
+    th.dtype: _text("torch.dtype", str, lambda text: _TORCH_TYPES[text]),
+    th.device: _text("device", str, th.device),
+    tuple: _made_of(_Writer.items, tuple),
+    set: _made_of(_Writer.unordered, set),
+    frozenset: _made_of(_Writer.unordered, frozenset),
+    dict: _made_of(_Writer.pairs, dict),
+    OrderedDict: _made_of(_Writer.pairs, OrderedDict),
     deque: _Form(
         "deque",
         lambda writer, value, path: {"maxlen": value.maxlen, "items": writer.items(value, path)},
@@ -250,13 +255,7 @@ _FORMS: dict[type, _Form] = {
     np.generic: _Form("scalar", _Writer.scalar, _Reader.scalar),
     np.ndarray: _Form("array", _Writer.array, _Reader.array),
     th.Tensor: _Form("tensor", _Writer.tensor, _Reader.tensor),
-    nn.Parameter: _Form(
-        "parameter",
-        lambda writer, value, path: [{"!tensor": writer.tensor(value, path)}, value.requires_grad],
-        _Reader.parameter,
-    ),
-    th.dtype: _Form("torch.dtype", lambda _, value, path: str(value), lambda _, content: _TORCH_TYPES[content]),
-    th.device: _Form("device", lambda _, value, path: str(value), lambda _, content: th.device(content)),
+    nn.Parameter: _Form("parameter", _Writer.parameter, _Reader.parameter),
 }
 _READERS = {form.tag: form.read for form in _FORMS.values()} | {"name": lambda _, content: find(content)}
 
@@ -374,33 +373,30 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
 
     :raises Exception: of any kind, if they do not make an object
     """
-    made: Any
     if name_of(cls) in SPACES:
         return _make_space(cls, state)
     if issubclass(cls, tuple):
         return cls(**state)
+    made: Any = object.__new__(cls)
     if issubclass(cls, nn.Module):
         valid = all(isinstance(each, (_PARTS[part], type(None))) for part in _PARTS for each in state[part].values())
         if not valid or any(name in _NEW and name not in _SAVED for name in state) or issubclass(cls, nn.RNNBase):
             raise ValueError(f"this is not a {cls.__name__}")
-        made = object.__new__(cls)
         nn.Module.__init__(made)
     elif dataclasses.is_dataclass(cls):
         fields = {each.name: each.init for each in dataclasses.fields(cls)}
         if not state.keys() <= fields.keys():
             raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
         made = cls(**{name: each for name, each in state.items() if fields[name]})
-    else:
-        made = object.__new__(cls)
     vars(made).update(state)
     return made
 
 
-def _make_space(cls: type, state: Mapping[str, Any]) -> spaces.Space:
+def _make_space(cls: type, state: Mapping[str, Any]) -> Any:
     values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
     if cls is spaces.Dict:
         # Pairs, since Gymnasium would sort the keys of a dict.
         values["spaces"] = list(values["spaces"].items())
     if cls is spaces.Discrete and values.get("dtype") == np.int64:
         del values["dtype"]  # older Gymnasium has no other
-    return cls(**values)  # type: ignore[no-any-return]
+    return cls(**values)

@@ -23,7 +23,7 @@ class Counter(BaseCallback):
     def count(self):
         self.best, self.last = 3.0, np.arange(2.0)
         self.history.extend([{"a": (1, th.ones(1))}, 2, 3])
-        self.new = "made later"
+        self.new, self.path = 7, "elsewhere"
         self.net = th.nn.Linear(2, 2)
 
     def _on_step(self):
@@ -54,7 +54,7 @@ def test_what_has_changed_is_kept():
     counter.history.append("later")
     counter.last[0] = 9.0
     assert CallbackStates(other).set([state]) == []
-    assert (other.limit, other.best, other.new) == (2, 3.0, "made later")
+    assert (other.limit, other.best, other.new) == (2, 3.0, 7)
     assert other.history == deque([2, 3]) and other.history.maxlen == 2
     assert other.last.tolist() == [0.0, 1.0]
     other.history.append("of its own")
@@ -102,6 +102,19 @@ def test_a_file_sets_no_methods_and_no_models(name):
     state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
     with pytest.raises(Refused, match=f"it sets '?{name}"):
         CallbackStates(Counter()).set([state])
+
+
+@pytest.mark.parametrize("value", ["a", b"a", np.array("a"), np.str_("a"), ["a"], {1: "a"}, {"a": ("a",)}])
+def test_texts_and_paths_are_neither_saved_nor_restored(value):
+    counter = Counter()
+    states = CallbackStates(counter)
+    counter.limit = value
+    assert states.get()[0]["changed"] == {}
+    state = {"class": "Counter", "own": None, "changed": {"limit": value, "best": 1.0}, "envs": {}}
+    assert CallbackStates(other := Counter()).set([state]) == [
+        "Counter.limit is not restored: it is not made of numbers"
+    ]
+    assert (other.limit, other.best) == (1, 1.0)
 
 
 def test_a_callback_may_have_a_name_for_files():
