@@ -71,10 +71,9 @@ class _Writer:
         if len(self._open) >= MAX_DEPTH:
             raise _undescribable(path, value, f"is nested more than {MAX_DEPTH} deep: make it flatter")
         self._open.append(id(value))
-        try:
-            return self._write(value, path)
-        finally:
-            self._open.pop()
+        written = self._write(value, path)
+        self._open.pop()
+        return written
 
     def _write(self, value: Any, path: str) -> Any:
         kind = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
@@ -100,11 +99,11 @@ class _Writer:
         return sorted(self.items(value, path), key=repr)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
-        titles = (repr(key) if isinstance(key, (str, int)) else f"key {i}" for i, key in enumerate(value))
-        return [
-            [self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")]
-            for title, (key, each) in zip(titles, value.items(), strict=True)
-        ]
+        written = []
+        for i, (key, each) in enumerate(value.items()):
+            title = repr(key) if isinstance(key, (str, int)) else f"key {i}"
+            written.append([self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")])
+        return written
 
     def dtype(self, value: np.dtype[Any], path: str) -> str:
         if value.kind not in ARRAY_KINDS or value.subdtype is not None:
@@ -156,19 +155,19 @@ class _Reader:
         self._depth += 1
         if self._depth > MAX_DEPTH + 5:  # a pair or a list inside a tag is one level more
             raise Damaged("it is nested too deep")
-        try:
-            if type(written) is list:
-                return self.items(written)
-            if not any(key.startswith("!") for key in written):
-                return {key: self.read(each) for key, each in written.items()}
-            ((tag, content),) = written.items()
-            tag = tag.removeprefix("!")
-            if ":" not in tag:
-                return _READERS[tag](self, content)
-            cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
-            return make_object(cls, {key: self.read(each) for key, each in content.items()})
-        finally:
-            self._depth -= 1
+        value = self.items(written) if type(written) is list else self._object(written)
+        self._depth -= 1
+        return value
+
+    def _object(self, written: dict[str, Any]) -> Any:
+        if not any(key.startswith("!") for key in written):
+            return {key: self.read(each) for key, each in written.items()}
+        ((tag, content),) = written.items()
+        tag = tag.removeprefix("!")
+        if ":" not in tag:
+            return _READERS[tag](self, content)
+        cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
+        return make_object(cls, {key: self.read(each) for key, each in content.items()})
 
     def items(self, content: list[Any]) -> list[Any]:
         if type(content) is not list:
@@ -268,8 +267,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    # A method of an object carries the object with it.
-    owner = getattr(value, "__self__", None)
+    owner = getattr(value, "__self__", None)  # a method of an object carries the object with it
     return isinstance(value, (FunctionType, BuiltinFunctionType)) and (owner is None or isinstance(owner, ModuleType))
 
 
@@ -296,16 +294,11 @@ def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
 
 #: Kinds of NumPy's types that files contain; others are objects, structures and times.
 ARRAY_KINDS = "biufcSU"
-#: Torch's types that are stored.
-STORED = frozenset(
-    {
-        *(th.bool, th.int8, th.int16, th.int32, th.int64, th.uint8, th.uint16, th.uint32, th.uint64),
-        *(th.float16, th.bfloat16, th.float32, th.float64),
-    }
-)
-_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
 #: NumPy's types that torch stores.
-NATIVE = frozenset(str(each).removeprefix("torch.") for each in STORED - {th.bfloat16})
+NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+#: Torch's types that are stored.
+STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
+_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -314,10 +307,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def find_dtype(name: str) -> np.dtype:
-    """NumPy's type of a name.
-
-    :raises ValueError: there is none, or none that files contain
-    """
+    """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
     if name not in NATIVE and not re.fullmatch(rf"[<>|][{ARRAY_KINDS}]\d{{1,6}}", name):
         raise ValueError(f"{name[:50]!r} is not a type of numbers")
     return np.dtype(name)
@@ -369,12 +359,14 @@ def object_state(value: Any) -> dict[str, Any] | None:
 
 
 def make_object(cls: type, state: dict[str, Any]) -> Any:
-    """An object of a class; dataclasses and spaces check their values as they always do.
-
-    :raises Exception: of any kind, if they do not make an object
-    """
+    """An object of a class; dataclasses and spaces check their values as usual, and raise errors of any kind."""
     if name_of(cls) in SPACES:
-        return _make_space(cls, state)
+        values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
+        if cls is spaces.Dict:
+            values["spaces"] = list(values["spaces"].items())  # pairs: Gymnasium would sort the keys of a dict
+        if cls is spaces.Discrete and values.get("dtype") == np.int64:
+            del values["dtype"]  # older Gymnasium has no other
+        return cls(**values)
     if issubclass(cls, tuple):
         return cls(**state)
     made: Any = object.__new__(cls)
@@ -390,13 +382,3 @@ def make_object(cls: type, state: dict[str, Any]) -> Any:
         made = cls(**{name: each for name, each in state.items() if fields[name]})
     vars(made).update(state)
     return made
-
-
-def _make_space(cls: type, state: Mapping[str, Any]) -> Any:
-    values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
-    if cls is spaces.Dict:
-        # Pairs, since Gymnasium would sort the keys of a dict.
-        values["spaces"] = list(values["spaces"].items())
-    if cls is spaces.Discrete and values.get("dtype") == np.int64:
-        del values["dtype"]  # older Gymnasium has no other
-    return cls(**values)
