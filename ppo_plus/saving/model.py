@@ -68,10 +68,7 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 
 
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Changed arguments of a saved model, by the names of attributes.
-
-    :raises TypeError: a model has no such argument or attribute
-    """
+    """Changed arguments of a saved model, by attribute; raises :class:`TypeError` if a model has no such argument."""
     arguments = argument_attributes(cls)
     known = {*arguments}
     if not kwargs.keys() <= known:
@@ -95,8 +92,7 @@ def _places(cls: type[Any]) -> dict[str, dict[str, str]]:
 
 
 def _not_attributes(model: Any) -> set[str]:
-    """The attributes of a model that are not among the "attributes" of a file: they are made from the others, belong to
-    this process, or are in the other parts."""
+    """The attributes that are made from others, belong to this process, or are in other parts of a file."""
     places = [place for part in _places(type(model)).values() for place in part.values()]
     left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
     return {_owner(each) for each in [*places, *left_out]}
@@ -107,8 +103,7 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude or (), include or ())
     container.write(path, KIND, state)
     if state["missing"]:
-        names, reasons = _names_and_reasons(state["missing"])
-        warnings.warn(f"the model is saved without {names}: {reasons}; or save(path, pickle=True)", stacklevel=3)
+        warnings.warn(f"the model is saved {_without(state['missing'])}; or save(path, pickle=True)", stacklevel=3)
 
 
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
@@ -127,8 +122,15 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
         decision = saved["state"]["compile_decision"]
         saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
     saved["arguments"] = {name: _plain(value) for name, value in saved["arguments"].items()}
-    missing = [_take_undescribable(saved[part]) for part in ("arguments", "state", "attributes")]
-    saved["missing"] = {name: reason for reasons in missing for name, reason in reasons.items()}
+    missing = {}
+    for part in ("arguments", "state", "attributes"):
+        for name, value in [*saved[part].items()]:
+            try:
+                describe(value, name)
+            except Undescribable as error:
+                missing[name] = str(error)
+                del saved[part][name]
+    saved["missing"] = missing
     saved["parameters"] = model.get_parameters()
     return saved
 
@@ -143,18 +145,6 @@ def _plain(argument: Any) -> Any:
 def _owner(place: str) -> str:
     """The attribute of a model that a place is in."""
     return place.partition(".")[0]
-
-
-def _take_undescribable(values: dict[str, Any]) -> dict[str, str]:
-    """Take out what has no description, and return the reason for each."""
-    found = {}
-    for name, value in [*values.items()]:
-        try:
-            describe(value, name)
-        except Undescribable as error:
-            found[name] = str(error)
-            del values[name]
-    return found
 
 
 def load_model(
@@ -178,8 +168,7 @@ def load_model(
         needed = {*places.values()} - given.keys()
         lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
         if lacking:
-            names, reasons = _names_and_reasons(lacking)
-            raise Refused(f"it was saved without {names}: {reasons}. Pass {', '.join(f'{name}=' for name in lacking)}")
+            raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
         return assemble(cls, saved, env, device, force_reset, changes, custom_objects)
 
 
@@ -214,8 +203,8 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
         raise type(error)(f"{name}: {error}") from error
 
 
-def _names_and_reasons(missing: Mapping[str, Any]) -> tuple[str, str]:
-    return " and ".join(missing), "; ".join(map(str, missing.values()))
+def _without(missing: Mapping[str, Any]) -> str:
+    return f"without {' and '.join(missing)}: {'; '.join(map(str, missing.values()))}"
 
 
 def assemble(
@@ -227,10 +216,7 @@ def assemble(
     changes: dict[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The model of a file, made in SB3's order.
-
-    :raises Damaged: it does not describe a model
-    """
+    """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
     given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
     data = {place: value for place, value in places.items() if "." not in place} | given
@@ -262,10 +248,7 @@ def assemble(
 
 
 def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments and the state of a file, by where a model has them.
-
-    :raises Damaged: the file has other parts, or unknown names
-    """
+    """The arguments and the state of a file, which are checked, by where a model has them."""
     if not all(isinstance(saved.get(part), dict) for part in ("arguments", "state", "attributes", "parameters")):
         raise Damaged("it does not describe a model")
     require_attributes(cls, saved["attributes"])
@@ -284,10 +267,7 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
-    """The number of weights of what a model is made of.
-
-    :raises Damaged: a model is not made of it
-    """
+    """The number of weights of what a model is made of, which is checked."""
     policy_class = data.get("policy_class")
     is_policy = isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy)
     are_spaces = all(isinstance(data.get(name), spaces.Space) for name in ("observation_space", "action_space"))
@@ -304,10 +284,7 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _building(n_weights: int) -> Iterator[None]:
-    """Do not build much larger networks than a file has weights for: memory would be allocated, but never used.
-
-    :raises Damaged: the networks are larger, or do not fit
-    """
+    """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file."""
     thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * n_weights
 
     def count(module: th.nn.Module, name: str, parameter: th.nn.Parameter) -> None:

@@ -25,7 +25,7 @@ from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
-from ppo_plus.saving.checkpoint import log_state, random_state
+from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
@@ -44,18 +44,14 @@ NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
-    together, and the first gets the states of all.
-
-    :raises RuntimeError: a rollout is not finished
-    :raises Undescribable: something that the model is made of can only be pickled
-    """
+    together, and the first gets the states of all; raises :class:`RuntimeError` if a rollout is not finished."""
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
             "after learn, or use ppo_plus.Checkpoints"
         )
     # Before anything that could draw random numbers.
-    generators = random_state.get_states()
+    generators = process_state.get_generators()
     state = state_of(model)
     needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
     if needed:
@@ -67,8 +63,8 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
-        "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
-        "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
+        "log": process_state.get_log(model.logger) if model.call.callbacks is not None else None,
+        "logs": {"patterns": list(logs), "kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
         "ranks": ranks.size,
@@ -101,11 +97,7 @@ def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
-    """Write a checkpoint, completely or not at all; of several processes, the first writes that of all.
-
-    :return: its file
-    :raises Undescribable: it has a value that can only be pickled
-    """
+    """Write a checkpoint to a file, which is returned; of several processes, the first writes that of all."""
     path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
     if not checkpoint["rank"]:
         container.write(path, KIND, checkpoint)
@@ -125,11 +117,8 @@ def steps_of(path: Path) -> int:
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move the files of another run into a subfolder, since the newest file is found by its number of timesteps.
-
-    :param num_timesteps: where training begins; at 0 all files are another run's, and else those with more timesteps
-    :return: the subfolder; ``None``: there was no such file
-    """
+    """Move the files of another run into a subfolder, which is returned: the newest file is found by its number of
+    timesteps. Where training begins at 0, all files are another run's, and else those with more timesteps."""
     others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
     if not others:
         return None
@@ -141,16 +130,12 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 
 def read(folder: str | Path) -> dict[str, Any]:
-    """The newest valid checkpoint in a folder, of the first process.
-
-    :raises FileNotFoundError: there is none
-    :raises Damaged: none is valid
-    """
+    """The newest valid checkpoint in a folder, of the first process; raises :class:`Damaged` if none is valid."""
     return _newest(folder)[1]
 
 
 def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The newest valid file, and the checkpoint in it; parameter and errors as for :func:`read`."""
+    """The newest valid file, and the checkpoint in it."""
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
@@ -173,8 +158,7 @@ def _read(file: Any, folder: Path) -> dict[str, Any]:
 
 
 def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
-    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder; errors
-    as for :func:`read`, in all processes."""
+    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder."""
     data: bytes | Exception = b""
     if ranks.leads:
         try:
@@ -214,7 +198,7 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
         model.collector.interrupt()
-    random_state.set_states(checkpoint["generators"])
+    process_state.set_generators(checkpoint["generators"])
     call = checkpoint["call"]
     if call is not None:
         model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
@@ -236,13 +220,13 @@ def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | N
     checkpoint, *others = found
     if ranks.leads:
         for other in others:
-            log_state.cut(**other["logs"])
+            process_state.cut(**other["logs"])
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    logs = {**checkpoint["logs"], "patterns": []}
-    return {**checkpoint, "call": call, "log": log_state.EMPTY, "logs": logs, "generators": random_state.get_states()}
+    logs, generators = {**checkpoint["logs"], "patterns": []}, process_state.get_generators()
+    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "logs": logs, "generators": generators}
 
 
 class Checkpoints(BaseCallback):
@@ -295,7 +279,7 @@ class Checkpoints(BaseCallback):
             )
 
     def _on_rollout_start(self) -> None:
-        is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
+        is_due, start = self._is_due(), time.monotonic()
         # The same decision in all processes.
         is_due, is_wanted = self._ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
         if is_wanted:
@@ -319,9 +303,9 @@ class Checkpoints(BaseCallback):
         return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
     def _is_due(self) -> bool:
-        if self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq:
-            return True
-        return self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
+        steps = self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
+        time_is_up = self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
+        return self.written_at < 0 or steps or time_is_up
 
     def _on_step(self) -> bool:
         return True
@@ -331,14 +315,12 @@ class Checkpoints(BaseCallback):
 
         :return: the file; ``None`` if it could not be written
         """
-        if self.latest is None:
-            return None
         try:
-            return write(self.folder, self.latest, self.keep)
+            return write(self.folder, self.latest, self.keep) if self.latest is not None else None
         except OSError as error:
             timesteps = self.latest["num_timesteps"]
             warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training continues", stacklevel=2)
-            return None
+        return None
 
     def get_state(self) -> dict[str, Any]:
         return {"written_at": self.written_at}

@@ -11,7 +11,7 @@ import platform
 import warnings
 import zipfile
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,7 +43,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
     :raises OSError: it cannot be written
     """
     description, arrays = describe(value, kind)
-    packages = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    packages = {"python": platform.python_version()} | {name: str(import_module(name).__version__) for name in PACKAGES}
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -168,10 +168,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # imported from a checkout that is not installed
-        return "unknown"

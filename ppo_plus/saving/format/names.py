@@ -2,11 +2,8 @@
 
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, or for what the user has
-registered. No other module is imported, no dotted path is followed, and no function is returned that the user has not
-registered.
-
-The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay
-readable.
+registered. No other module is imported, and no dotted path is followed. The names are public ones
+(``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay readable.
 """
 
 import inspect
@@ -71,24 +68,11 @@ BASES = (
 )
 #: Classes whose objects may be in a file: plain values, whose creation has no effect.
 OBJECTS = frozenset(
-    {
-        *(f"ppo_plus:{name}" for name in ALIASES),
-        "ppo_plus:AdaptiveLearningRate",
-        "ppo_plus:AdaptivePenalty",
-        "ppo_plus:Carry",
-        "ppo_plus:Coefficients",
-        "ppo_plus:ColoredNoise",
-        "ppo_plus:EarlyStop",
-        "ppo_plus:KLControl",
-        "ppo_plus:KLState",
-        "ppo_plus:NoiseProcess",
-        "ppo_plus:StateDependentNoise",
-        "ppo_plus:WhiteNoise",
-        "stable_baselines3.common.running_mean_std:RunningMeanStd",
-        "stable_baselines3.common.utils:ConstantSchedule",
-        "stable_baselines3.common.utils:FloatSchedule",
-        "stable_baselines3.common.utils:LinearSchedule",
-    }
+    [f"ppo_plus:{name}" for name in ALIASES]
+    + [f"ppo_plus:{name}" for name in "AdaptiveLearningRate AdaptivePenalty Carry Coefficients ColoredNoise".split()]
+    + [f"ppo_plus:{name}" for name in "EarlyStop KLControl KLState NoiseProcess StateDependentNoise WhiteNoise".split()]
+    + [f"stable_baselines3.common.utils:{name}Schedule" for name in ("Constant", "Float", "Linear")]
+    + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )
 _registered: dict[str, Any] = {}
 
@@ -132,10 +116,7 @@ def public_name(name: str) -> str:
 
 
 def find(name: str) -> Any:
-    """The class or function that a file asks for.
-
-    :raises Refused: files may not ask for it, or it is missing
-    """
+    """The class or function that a file asks for; raises :class:`Refused` if files may not ask for it."""
     if name in _registered:
         return _registered[name]
     module = name.partition(":")[0]
@@ -147,10 +128,7 @@ def find(name: str) -> Any:
 
 
 def find_class_of_objects(name: str) -> type:
-    """The class of an object that is in a file.
-
-    :raises Refused: files may not contain such objects
-    """
+    """The class of an object in a file; raises :class:`Refused` if files may not contain such objects."""
     if name in _registered or name.startswith("torch.nn:"):
         found = find(name)
     else:

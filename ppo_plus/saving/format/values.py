@@ -47,10 +47,8 @@ def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]
 
 
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
-    """What was described; tensors are on the CPU.
+    """What was described; tensors are on the CPU, and the arrays become part of the value.
 
-    :param description: from :func:`describe`
-    :param arrays: from there; they become part of the value
     :raises Damaged: it is not a description
     :raises Refused: it asks for what files may not have (:mod:`ppo_plus.saving.format.names`)
     """
@@ -277,8 +275,7 @@ def _named(value: Any, path: str) -> str:
     if name.startswith("ppo_plus.") and not is_registered(value):
         raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
     if not isinstance(value, type) and not is_registered(value) and "<" in name:
-        what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
-        raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")
+        raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
     return name
 
 

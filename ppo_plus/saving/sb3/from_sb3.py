@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections import deque
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,10 @@ OWN = EPISODES | {"policy_class", "n_envs", "lr_schedule", "collector", "updater
 NOT_NEEDED = EPISODES | {"collector", "lr_schedule", "_last_original_obs"}
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
-#: sb3-contrib's policy classes: what trains them, and the name of ours in their place.
-CONTRIB = {
-    "maskable.policies.MaskableActorCriticPolicy": ("MaskablePPO", "MlpPolicy"),
-    "maskable.policies.MaskableActorCriticCnnPolicy": ("MaskablePPO", "CnnPolicy"),
-    "maskable.policies.MaskableMultiInputActorCriticPolicy": ("MaskablePPO", "MultiInputPolicy"),
-    "recurrent.policies.RecurrentActorCriticPolicy": ("RecurrentPPO", "MlpLstmPolicy"),
-    "recurrent.policies.RecurrentActorCriticCnnPolicy": ("RecurrentPPO", "CnnLstmPolicy"),
-    "recurrent.policies.RecurrentMultiInputActorCriticPolicy": ("RecurrentPPO", "MultiInputLstmPolicy"),
+#: What trains the policy classes of sb3-contrib's modules.
+TRAINERS = {
+    "sb3_contrib.common.maskable.policies": "MaskablePPO",
+    "sb3_contrib.common.recurrent.policies": "RecurrentPPO",
 }
 _THEIRS = ("stable_baselines3.", "sb3_contrib.")
 
@@ -50,7 +47,10 @@ def from_sb3(
     given = changes(cls, kwargs)
     own_env = None
     if isinstance(path_or_model, BaseAlgorithm):
-        saved, own_env = _of_model(path_or_model), path_or_model.get_env()
+        names = {each.__name__ for each in type(path_or_model).__mro__ if each.__module__.startswith(_THEIRS)}
+        if names.isdisjoint({"PPO", *TRAINERS.values()}):
+            raise _no_ppo(path_or_model)
+        saved, own_env = SavedBySB3(vars(path_or_model), {}, path_or_model.get_parameters()), path_or_model.get_env()
     else:
         saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
     data = saved.data
@@ -112,22 +112,17 @@ def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
                 state[key] = value[1::2].clone()
 
 
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
-    """What trains policies of this class, and the name of ours in their place (``""``: the class itself).
-
-    :raises ValueError: a custom policy that sb3-contrib trains
-    """
+    """What trains policies of this class, and the name of ours in their place (``""``: the class itself)."""
     bases = policy_class.__mro__ if isinstance(policy_class, type) else ()
-    names = [_full_name(base).removeprefix("sb3_contrib.common.") for base in bases]
-    trainer, name = next((CONTRIB[each] for each in names if each in CONTRIB), ("PPO", ""))
-    if trainer != "PPO" and names[0] not in CONTRIB:
-        base = "ActorCriticPolicy, which takes masks as well" if trainer == "MaskablePPO" else "MlpLstmPolicy"
-        raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
-    return trainer, name
+    trainer = next((TRAINERS[base.__module__] for base in bases if base.__module__ in TRAINERS), "PPO")
+    if trainer == "PPO":
+        return trainer, ""
+    for name, known in getattr(import_module("sb3_contrib"), trainer).policy_aliases.items():
+        if known is policy_class:
+            return trainer, name
+    base = "ActorCriticPolicy, which takes masks as well" if trainer == "MaskablePPO" else "MlpLstmPolicy"
+    raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
 def _no_ppo(path_or_model: Any) -> TypeError:
@@ -136,21 +131,8 @@ def _no_ppo(path_or_model: Any) -> TypeError:
     )
 
 
-def _of_model(model: Any) -> SavedBySB3:
-    """:raises TypeError: it is not a PPO"""
-    trainers = ("PPO", "MaskablePPO", "RecurrentPPO")
-    names = [_full_name(each) for each in type(model).__mro__]
-    if not any(name.startswith(_THEIRS) and name.rpartition(".")[2] in trainers for name in names):
-        raise _no_ppo(model)
-    return SavedBySB3(vars(model), {}, model.get_parameters())
-
-
 def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, Any], trust_pickle: bool) -> SavedBySB3:
-    """A saved model, without running the pickles in it unless they are trusted.
-
-    :raises TypeError: it is not a PPO
-    :raises Refused: what is needed of the file cannot be read
-    """
+    """A saved model, without running the pickles in it unless they are trusted."""
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
         raise _no_ppo(path)
     saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, {*custom_objects, *given})

@@ -21,10 +21,7 @@ from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_o
 
 
 class Call:
-    """A call that a pickle asks for, and what it does with the result; nothing is called.
-
-    Each name in a pickle is a subclass of this.
-    """
+    """A call that a pickle asks for, and what it does with the result. Each name in a pickle is a subclass of this."""
 
     name: ClassVar[str]
     args: tuple[Any, ...]
@@ -73,10 +70,7 @@ _INSTRUCTIONS = frozenset(
 
 
 def parse(data: bytes) -> Any:
-    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names.
-
-    :raises Refused: it has instructions that plain values and objects do not need
-    """
+    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names."""
     with decoding("the pickle"):
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in _INSTRUCTIONS:
@@ -87,12 +81,7 @@ def parse(data: bytes) -> Any:
 
 
 def value_of(parsed: Any, n_bytes: int) -> Any:
-    """The value that :func:`parse` found, if all that it asks for is known.
-
-    :param parsed: from there
-    :param n_bytes: how long the pickle was: arrays are not much larger
-    :raises Refused: it asks for something else
-    """
+    """The value that :func:`parse` found in so many bytes; raises :class:`Refused` if it asks for what is not known."""
     with decoding():
         return _Maker(n_bytes).make(parsed)
 

@@ -31,10 +31,7 @@ class SavedBySB3(NamedTuple):
 
 
 def saved_by(path_or_file: PathOrFile, custom_objects: dict[str, Any] | None = None) -> SavedBySB3:
-    """A saved model, read by SB3, which runs the pickles in it.
-
-    :raises ValueError: the file is damaged, or not a saved model
-    """
+    """A saved model, read by SB3, which runs the pickles in it; raises :class:`Damaged` if it is none."""
     with opened(path_or_file) as file, naming(path_or_file, "saved model"):
         try:
             data, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)
@@ -48,11 +45,7 @@ def saved_by(path_or_file: PathOrFile, custom_objects: dict[str, Any] | None = N
 
 
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
-    """A saved model without what only running its pickles could read.
-
-    :raises Refused: its weights cannot be read so
-    :raises Damaged: it is damaged, or no saved model
-    """
+    """A saved model without what only running its pickles could read; raises :class:`Refused` if weights are so."""
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
             members = _members(file)
@@ -84,23 +77,20 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _attributes(text: bytes, skipped: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Those that can be read, and why the others cannot."""
     with decoding("its attributes"):
         written = {name: each for name, each in json.loads(text.decode()).items() if name not in skipped}
     data, unread = {}, {}
     for name, each in written.items():
         try:
-            data[name] = _value(each)
+            if isinstance(each, dict) and ":serialized:" in each:
+                with decoding():
+                    pickled = base64.b64decode(each[":serialized:"], validate=True)
+                each = value_of(parse(pickled), len(pickled))
+            data[name] = each
         except Refused as error:
             unread[name] = str(error)
     return data, unread
-
-
-def _value(written: Any) -> Any:
-    if not (isinstance(written, dict) and ":serialized:" in written):
-        return written
-    with decoding():
-        pickled = base64.b64decode(written[":serialized:"], validate=True)
-    return value_of(parse(pickled), len(pickled))
 
 
 def _tensors(name: str, content: bytes) -> Any:

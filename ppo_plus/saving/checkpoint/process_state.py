@@ -1,23 +1,48 @@
-"""The state of a logger, and the lengths of its files."""
+"""What a process has beside the model: the generators of random numbers that all of it shares, and its logs."""
 
 import os
+import random
 from collections.abc import Iterable
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.logger import Logger, configure
+
+from ppo_plus.generators import check_facts
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
 #: The state of a logger without files in which nothing is recorded.
-EMPTY: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
+NO_LOG: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
 
 
-def get_state(logger: Logger) -> dict[str, Any]:
+def get_generators() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators; those of GPUs only if they are in use."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": th.get_rng_state(),
+        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_initialized() else [],
+    }
+
+
+def set_generators(states: dict[str, Any]) -> None:
+    """:raises ValueError: the state of NumPy's generator is not valid; nothing has changed then"""
+    check_facts(states["numpy"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(states["numpy"])
+    th.set_rng_state(states["torch"])
+    for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
+        th.cuda.set_rng_state(state, device)
+
+
+def get_log(logger: Logger) -> dict[str, Any]:
     """The recorded numbers and texts, but no pictures, and TensorBoard's folder with the sizes of its files."""
     kept = {name for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
     recorded = {part: getattr(logger, attribute).items() for part, attribute in RECORDED.items()}
@@ -28,7 +53,7 @@ def get_state(logger: Logger) -> dict[str, Any]:
     }
 
 
-def set_state(logger: Logger, state: dict[str, Any]) -> None:
+def set_log(logger: Logger, state: dict[str, Any]) -> None:
     """Restore the recorded values."""
     for part, attribute in RECORDED.items():
         getattr(logger, attribute).update(state[part])
