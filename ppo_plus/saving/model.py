@@ -95,7 +95,7 @@ def _not_attributes(model: Any) -> set[str]:
     """The attributes that are made from others, belong to this process, or are in other parts of a file."""
     places = [place for part in _places(type(model)).values() for place in part.values()]
     left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
-    return {_owner(each) for each in [*places, *left_out]}
+    return {each.partition(".")[0] for each in [*places, *left_out]}
 
 
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
@@ -107,15 +107,14 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
 
 
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
-    """A model as a value that files can contain; :func:`assemble` makes the model again.
-
-    :return: ``"arguments"`` and ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under
-        ``"missing"``, by name, why what has no description is left out
-    """
+    """A model as a value that files can contain, from which :func:`assemble` makes the model again: ``"arguments"`` and
+    ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under ``"missing"``, by name, why
+    what has no description is left out."""
     present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
     for part, names in _places(type(model)).items():
-        saved[part] = {name: attrgetter(place)(model) for name, place in names.items() if _owner(place) in present}
+        found = {name: place for name, place in names.items() if place.partition(".")[0] in present}
+        saved[part] = {name: attrgetter(place)(model) for name, place in found.items()}
     others = present - (_not_attributes(model) - {*include})
     saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
@@ -130,9 +129,7 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
             except Undescribable as error:
                 missing[name] = str(error)
                 del saved[part][name]
-    saved["missing"] = missing
-    saved["parameters"] = model.get_parameters()
-    return saved
+    return {**saved, "missing": missing, "parameters": model.get_parameters()}
 
 
 def _plain(argument: Any) -> Any:
@@ -140,11 +137,6 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, os.PathLike):
         return os.fspath(argument)
     return argument.schedule if isinstance(argument, Bounded) else argument
-
-
-def _owner(place: str) -> str:
-    """The attribute of a model that a place is in."""
-    return place.partition(".")[0]
 
 
 def load_model(
@@ -235,7 +227,6 @@ def assemble(
             if owner:
                 setattr(attrgetter(owner)(model), name, value)
         if env is not None and force_reset:
-            vars(model).pop("_last_obs", None)
             model._last_obs = None
         vars(model).update(changes)
         model._setup_model()

@@ -43,7 +43,7 @@ def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
                     yield from tree_of(each)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """A call of ``learn`` and its progress: the rollouts that it has completed, whether every one has been learned
     from, its callbacks as they were configured, and the checkpoint that it is going to resume from."""
@@ -58,13 +58,12 @@ class Call:
     def watch(self, callback: BaseCallback) -> None:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
         others do at the start of a rollout is done again after resuming."""
-
-        def comes_first(one: BaseCallback) -> bool:
-            return any(getattr(each, "comes_first", False) for each in tree_of(one))
-
         for each in tree_of(callback):
             if isinstance(each, CallbackList):
-                each.callbacks = sorted(each.callbacks, key=lambda one: not comes_first(one))
+                each.callbacks = sorted(
+                    each.callbacks,
+                    key=lambda root: not any(getattr(one, "comes_first", False) for one in tree_of(root)),
+                )
         self.callbacks = [each for each in tree_of(callback) if not isinstance(each, CallbackList)]
         self.configured = [_plain_attributes(each) for each in self.callbacks]
 

@@ -270,7 +270,8 @@ class Checkpoints(BaseCallback):
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
         self._begins = self.model.call.resumed is None  # type: ignore[attr-defined]
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and self._ranks.leads else None
+        leads = self.model.ranks.leads  # type: ignore[attr-defined]
+        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
@@ -280,13 +281,14 @@ class Checkpoints(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         is_due, start = self._is_due(), time.monotonic()
+        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
         # The same decision in all processes.
-        is_due, is_wanted = self._ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
+        is_due, is_wanted = ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
         if is_wanted:
             self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
-            if self._begins and self._ranks.leads and self.latest["env"]["reason"] is not None:
+            if self._begins and ranks.leads and self.latest["env"]["reason"] is not None:
                 warnings.warn(
                     "a run that resumes from these checkpoints will start new episodes: "
                     f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
@@ -297,10 +299,6 @@ class Checkpoints(BaseCallback):
             # Even if writing fails, so that it is not tried in every rollout.
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
             self.write()
-
-    @property
-    def _ranks(self) -> Ranks:
-        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
 
     def _is_due(self) -> bool:
         steps = self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
@@ -315,12 +313,14 @@ class Checkpoints(BaseCallback):
 
         :return: the file; ``None`` if it could not be written
         """
+        if self.latest is None:
+            return None
         try:
-            return write(self.folder, self.latest, self.keep) if self.latest is not None else None
+            return write(self.folder, self.latest, self.keep)
         except OSError as error:
             timesteps = self.latest["num_timesteps"]
             warnings.warn(f"no checkpoint after {timesteps} timesteps: {error}; training continues", stacklevel=2)
-        return None
+            return None
 
     def get_state(self) -> dict[str, Any]:
         return {"written_at": self.written_at}

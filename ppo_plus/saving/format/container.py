@@ -10,7 +10,7 @@ import json
 import platform
 import warnings
 import zipfile
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,12 +79,10 @@ def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dic
 
 def is_container(path_or_file: PathOrFile) -> bool:
     """Whether a file is one of these, damaged or not, rather than one of SB3's."""
-    with opened(path_or_file) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return bool({*MEMBERS} & {*archive.namelist()})
-        except Exception:  # zipfile raises many kinds
-            return False
+    # zipfile raises many kinds of errors.
+    with opened(path_or_file) as file, suppress(Exception), zipfile.ZipFile(file) as archive:
+        return bool({*MEMBERS} & {*archive.namelist()})
+    return False
 
 
 @contextmanager
@@ -104,8 +102,7 @@ def opened(path_or_file: PathOrFile) -> Any:
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
     """Begin error messages about a file with its name, and with what it should be."""
-    is_path = isinstance(path_or_file, (str, Path))
-    name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
+    name = path_or_file if isinstance(path_or_file, (str, Path)) else getattr(path_or_file, "name", "the file")
     try:
         yield
     except Refused as error:

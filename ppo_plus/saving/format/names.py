@@ -41,30 +41,16 @@ _NAMES = {f"{module}:{name}": f"ppo_plus:{name}" for name, module in OURS.items(
 _PUBLIC = {"gymnasium.spaces": "gymnasium.spaces", "torch.nn.modules": "torch.nn", "torch.optim": "torch.optim"}
 #: Modules whose classes may be named.
 MODULES = frozenset(
-    {
-        "gymnasium.spaces",
-        "ppo_plus",
-        "sb3_contrib.common.maskable.buffers",
-        "sb3_contrib.common.maskable.policies",
-        "sb3_contrib.common.recurrent.buffers",
-        "sb3_contrib.common.recurrent.policies",
-        "stable_baselines3.common.buffers",
-        "stable_baselines3.common.policies",
-        "stable_baselines3.common.sb2_compat.rmsprop_tf_like",
-        "stable_baselines3.common.torch_layers",
-        "torch.nn",
-        "torch.optim",
-    }
+    "gymnasium.spaces ppo_plus torch.nn torch.optim "
+    "sb3_contrib.common.maskable.buffers sb3_contrib.common.maskable.policies "
+    "sb3_contrib.common.recurrent.buffers sb3_contrib.common.recurrent.policies "
+    "stable_baselines3.common.buffers stable_baselines3.common.policies "
+    "stable_baselines3.common.sb2_compat.rmsprop_tf_like stable_baselines3.common.torch_layers".split()
 )
 #: What these classes must be subclasses of: what models are built from.
 BASES = (
-    "gymnasium.spaces:Space",
-    "ppo_plus:KLControl",
-    "ppo_plus:NoiseProcess",
-    "ppo_plus:RolloutBuffer",
-    "stable_baselines3.common.buffers:RolloutBuffer",
-    "torch.nn:Module",
-    "torch.optim:Optimizer",
+    "gymnasium.spaces:Space ppo_plus:KLControl ppo_plus:NoiseProcess ppo_plus:RolloutBuffer "
+    "stable_baselines3.common.buffers:RolloutBuffer torch.nn:Module torch.optim:Optimizer".split()
 )
 #: Classes whose objects may be in a file: plain values, whose creation has no effect.
 OBJECTS = frozenset(

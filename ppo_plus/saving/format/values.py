@@ -47,11 +47,8 @@ def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]
 
 
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
-    """What was described; tensors are on the CPU, and the arrays become part of the value.
-
-    :raises Damaged: it is not a description
-    :raises Refused: it asks for what files may not have (:mod:`ppo_plus.saving.format.names`)
-    """
+    """What was described; tensors are on the CPU, and the arrays become part of the value. Raises :class:`Damaged` if
+    it is not a description, and :class:`Refused` if it asks for what files may not have."""
     with decoding(), np.errstate(all="ignore"):
         return _Reader(arrays).read(description)
 

@@ -61,8 +61,7 @@ def from_sb3(
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
         require_spaces(env, data["observation_space"], data["action_space"])
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    left_out = OWN.union(model._excluded_save_params())
-    for each in data.keys() - left_out:
+    for each in data.keys() - OWN.union(model._excluded_save_params()):
         # Containers are copied, so that the two models share nothing that either changes.
         vars(model)[each] = copy.copy(data[each]) if isinstance(data[each], (dict, deque)) else data[each]
     model.policy_class = model.policy_aliases.get(name, data["policy_class"])

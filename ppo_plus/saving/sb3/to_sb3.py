@@ -64,10 +64,9 @@ def _policy_for_sb3(model: Any) -> Any:
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
     space, policy_class = model.action_space, model.policy_class
     names = {model.policy_aliases[name]: name for name in PPO.policy_aliases}
+    known = spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
     reasons = {
-        f"action_space={space}": not isinstance(
-            space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-        )
+        f"action_space={space}": not isinstance(space, known)
         or np.any(getattr(space, "start", 0))
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
         "memory": model.policy.remembers,
