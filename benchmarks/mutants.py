@@ -750,7 +750,7 @@ TOP = (
         "saving/format/names.py",
         "isinstance(found, type) and name_of(found) == name and issubclass",
         "isinstance(found, type) and issubclass",
-        "tests/saving/format/test_values.py",
+        "tests/saving/format/test_names.py",
     ),
     Fault(
         "resets-counted",

@@ -187,7 +187,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, deque)):
         return all(map(_is_plain, value))
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.kind in "biuf"
+        return value.dtype.kind in "biufc"
     return value is None or isinstance(value, (int, float, th.Tensor))
 
 
