@@ -685,7 +685,7 @@ TOP = (
     Fault(
         "generators-forgotten",
         "saving/checkpoint/call.py",
-        'random_state.set_states(resumed["generators"])',
+        'process_state.set_generators(resumed["generators"])',
         "pass",
         "tests/saving/checkpoint/test_checkpoint.py",
     ),
@@ -705,17 +705,17 @@ TOP = (
     ),
     Fault(
         "configuration-kept",
-        "saving/checkpoint/callback_state.py",
+        "saving/checkpoint/call.py",
         "if name not in configured or not _equal(value, configured[name])",
         "if True",
-        "tests/saving/checkpoint/test_callback_state.py",
+        "tests/saving/checkpoint/test_call.py",
     ),
     Fault(
         "logs-not-cut",
-        "saving/checkpoint/log_state.py",
-        "os.truncate(path, size)",
+        "saving/checkpoint/process_state.py",
+        "os.truncate(os.path.normpath(os.path.join(folder, name)), kept.get(name, 0))",
         "pass",
-        "tests/saving/checkpoint/test_log_state.py",
+        "tests/saving/checkpoint/test_process_state.py",
     ),
     Fault(
         "checkpoint-not-written",
@@ -736,7 +736,7 @@ TOP = (
         "saving/format/names.py",
         ' or callable(defined) or hasattr(defined, "__get__")',
         "",
-        "tests/saving/checkpoint/test_callback_state.py tests/saving/test_model.py",
+        "tests/saving/checkpoint/test_call.py tests/saving/test_model.py",
     ),
     Fault(
         "other-versions-read",
@@ -750,7 +750,7 @@ TOP = (
         "saving/format/names.py",
         "isinstance(found, type) and name_of(found) == name and issubclass",
         "isinstance(found, type) and issubclass",
-        "tests/saving/format/test_values.py",
+        "tests/saving/format/test_names.py",
     ),
     Fault(
         "resets-counted",

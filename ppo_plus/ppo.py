@@ -53,9 +53,10 @@ from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
-from ppo_plus.saving.model import load_model, load_parameters, save_model
-from ppo_plus.saving.sb3.from_sb3 import changes, from_sb3, saved_by
+from ppo_plus.saving.model import changes, load_model, load_parameters, save_model
+from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
+from ppo_plus.saving.sb3.zip import saved_by
 from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule

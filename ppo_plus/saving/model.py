@@ -1,5 +1,6 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
+import inspect
 import os
 import threading
 import warnings
@@ -17,12 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from ppo_plus.compiling.compilation import CompileStatus
 from ppo_plus.formulas.schedules import Bounded
-from ppo_plus.require import require_spaces
+from ppo_plus.require import nearest, require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import Damaged, Refused, name_of, require_attributes
+from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of, require_attributes
 from ppo_plus.saving.format.values import Undescribable, describe, restore
-from ppo_plus.saving.sb3.from_sb3 import argument_attributes
 from ppo_plus.saving.sb3.zip import read_sb3_zip
 
 KIND = "model"
@@ -51,24 +51,51 @@ STATE = {
     "compile_required": "compilation.strict",
     "compile_obstacles": "compilation.unable",
 }
-DECISION = STATE["compile_decision"]
 #: Attributes that are made from the others, or have no meaning here.
 NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
+#: Arguments whose attributes have another name.
+ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 #: How many weights a model may make, and how many times more than its file contains: networks may replace others.
 MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
 
-def places_of_arguments(cls: Any) -> dict[str, str]:
-    """The arguments of ``PPO_Plus`` and its spaces: the names in a file, and the attributes that have them."""
-    ours = next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
-    return {name: name for name in ALWAYS} | argument_attributes(ours)
+def argument_attributes(cls: type[Any]) -> dict[str, str]:
+    """The arguments of a class that do not have to be as they were, and the attributes that have them."""
+    constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
+    names = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    names -= {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+    return {name: ATTRIBUTES.get(name, name) for name in sorted(names)}
+
+
+def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Changed arguments of a saved model, by attribute; raises :class:`TypeError` if a model has no such argument."""
+    arguments = argument_attributes(cls)
+    known = {*arguments}
+    if not kwargs.keys() <= known:
+        known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
+    for name, value in kwargs.items():
+        if name not in known:
+            likely = nearest(name, arguments)
+            remedy = f"see help({cls.__name__}) for its arguments" if likely is None else f"did you mean {likely}?"
+            raise TypeError(f"{name}={value!r} is not an argument of {cls.__name__}: {remedy}")
+    return {ATTRIBUTES.get(name, name): value for name, value in kwargs.items()}
+
+
+def base_of(cls: type[Any]) -> type[Any]:
+    """``PPO_Plus``, of which ``cls`` is a class."""
+    return next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
+
+
+def _places(cls: type[Any]) -> dict[str, dict[str, str]]:
+    """Where a model has what is in the parts of a file: by part, and by name in the file."""
+    return {"arguments": {name: name for name in ALWAYS} | argument_attributes(base_of(cls)), "state": STATE}
 
 
 def _not_attributes(model: Any) -> set[str]:
-    """The attributes of a model that are not among the "attributes" of a file: they are made from the others, belong to
-    this process, or are in the other parts."""
-    places = [*places_of_arguments(type(model)).values(), *STATE.values(), *model._get_torch_save_params()[0]]
-    return {*model._excluded_save_params(), *NOT_SAVED, *map(_owner, places)}
+    """The attributes that are made from others, belong to this process, or are in other parts of a file."""
+    places = [place for part in _places(type(model)).values() for place in part.values()]
+    left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
+    return {each.partition(".")[0] for each in [*places, *left_out]}
 
 
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
@@ -76,31 +103,33 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude or (), include or ())
     container.write(path, KIND, state)
     if state["missing"]:
-        names, reasons = _names_and_reasons(state["missing"])
-        warnings.warn(f"the model is saved without {names}: {reasons}; or save(path, pickle=True)", stacklevel=3)
+        warnings.warn(f"the model is saved {_without(state['missing'])}; or save(path, pickle=True)", stacklevel=3)
 
 
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
-    """A model as a value that files can contain; :func:`assemble` makes the model again.
-
-    :return: ``"arguments"`` and ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under
-        ``"missing"``, by name, why what has no description is left out
-    """
-    places = {"arguments": places_of_arguments(type(model)), "state": STATE}
+    """A model as a value that files can contain, from which :func:`assemble` makes the model again: ``"arguments"`` and
+    ``"state"`` by their names in files, and the other ``"attributes"`` by their own; under ``"missing"``, by name, why
+    what has no description is left out."""
     present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
-    for part, names in places.items():
-        saved[part] = {name: attrgetter(place)(model) for name, place in names.items() if _owner(place) in present}
+    for part, names in _places(type(model)).items():
+        found = {name: place for name, place in names.items() if place.partition(".")[0] in present}
+        saved[part] = {name: attrgetter(place)(model) for name, place in found.items()}
     others = present - (_not_attributes(model) - {*include})
     saved["attributes"] = {name: value for name, value in vars(model).items() if name in others}
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         saved["state"]["compile_decision"] = [decision.compiles, decision.reason, decision.unexpected]
     saved["arguments"] = {name: _plain(value) for name, value in saved["arguments"].items()}
-    missing = [_take_undescribable(saved[part]) for part in ("arguments", "state", "attributes")]
-    saved["missing"] = {name: reason for reasons in missing for name, reason in reasons.items()}
-    saved["parameters"] = model.get_parameters()
-    return saved
+    missing = {}
+    for part in ("arguments", "state", "attributes"):
+        for name, value in [*saved[part].items()]:
+            try:
+                describe(value, name)
+            except Undescribable as error:
+                missing[name] = str(error)
+                del saved[part][name]
+    return {**saved, "missing": missing, "parameters": model.get_parameters()}
 
 
 def _plain(argument: Any) -> Any:
@@ -108,23 +137,6 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, os.PathLike):
         return os.fspath(argument)
     return argument.schedule if isinstance(argument, Bounded) else argument
-
-
-def _owner(place: str) -> str:
-    """The attribute of a model that a place is in."""
-    return place.partition(".")[0]
-
-
-def _take_undescribable(values: dict[str, Any]) -> dict[str, str]:
-    """Take out what has no description, and return the reason for each."""
-    found = {}
-    for name, value in [*values.items()]:
-        try:
-            describe(value, name)
-        except Undescribable as error:
-            found[name] = str(error)
-            del values[name]
-    return found
 
 
 def load_model(
@@ -144,12 +156,11 @@ def load_model(
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
     with naming(path, "saved model"):
         saved = _restored(cls, head["value"], arrays, given)
-        places = {**places_of_arguments(cls), **argument_attributes(cls)}
+        places = _places(cls)["arguments"] | argument_attributes(cls)
         needed = {*places.values()} - given.keys()
         lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
         if lacking:
-            names, reasons = _names_and_reasons(lacking)
-            raise Refused(f"it was saved without {names}: {reasons}. Pass {', '.join(f'{name}=' for name in lacking)}")
+            raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
         return assemble(cls, saved, env, device, force_reset, changes, custom_objects)
 
 
@@ -158,7 +169,7 @@ def load_parameters(path: PathOrFile) -> dict[str, Any]:
     if not container.is_container(path):
         return read_sb3_zip(path).parameters
     head, arrays = container.read_parts(path, KIND)
-    with naming(path, "saved model"):
+    with naming(path, "saved model"), decoding("the model"):
         return dict(_part(head["value"], "parameters", arrays))
 
 
@@ -166,17 +177,14 @@ def _restored(
     cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: Collection[str]
 ) -> dict[str, Any]:
     """The value of :func:`state_of` from its description, without the attributes that are given."""
-    places = {"arguments": places_of_arguments(cls), "state": STATE, "attributes": {}}
-    saved: dict[str, Any] = {name: _part(written, name, arrays) for name in ("missing", "parameters")}
-    if not isinstance(saved["missing"], dict):
-        raise Damaged("it does not describe a model")
-    for part, names in places.items():
-        if not isinstance(written.get(part), dict):
-            raise Damaged(f"it has no {part}")
-        wanted = [name for name in written[part] if names.get(name, name) not in given]
-        if "kl_control" in given and "kl_memory" in wanted:
-            wanted.remove("kl_memory")  # another control has no use for it
-        saved[part] = {name: _part(written[part], name, arrays) for name in wanted}
+    # Another control has no use for the memory of this one.
+    unwanted = {*given, STATE["kl_memory"]} if "kl_control" in given else {*given}
+    with decoding("the model"):
+        saved = {name: _part(written, name, arrays) for name in ("missing", "parameters")}
+        saved["missing"] = dict(saved["missing"])
+        for part, names in {**_places(cls), "attributes": {}}.items():
+            wanted = [name for name, _ in written[part].items() if names.get(name, name) not in unwanted]
+            saved[part] = {name: _part(written[part], name, arrays) for name in wanted}
     return saved
 
 
@@ -185,12 +193,10 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
         return restore(written[name], arrays)
     except Refused as error:
         raise type(error)(f"{name}: {error}") from error
-    except (KeyError, TypeError):
-        raise Damaged(f"it has no {name}") from None
 
 
-def _names_and_reasons(missing: Mapping[str, Any]) -> tuple[str, str]:
-    return " and ".join(missing), "; ".join(map(str, missing.values()))
+def _without(missing: Mapping[str, Any]) -> str:
+    return f"without {' and '.join(missing)}: {'; '.join(map(str, missing.values()))}"
 
 
 def assemble(
@@ -202,10 +208,7 @@ def assemble(
     changes: dict[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The model of a file, made in SB3's order.
-
-    :raises Damaged: it does not describe a model
-    """
+    """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
     given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
     data = {place: value for place, value in places.items() if "." not in place} | given
@@ -224,7 +227,6 @@ def assemble(
             if owner:
                 setattr(attrgetter(owner)(model), name, value)
         if env is not None and force_reset:
-            vars(model).pop("_last_obs", None)
             model._last_obs = None
         vars(model).update(changes)
         model._setup_model()
@@ -237,39 +239,31 @@ def assemble(
 
 
 def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments and the state of a file, by where a model has them.
-
-    :raises Damaged: the file has other parts, or unknown names
-    """
+    """The arguments and the state of a file, which are checked, by where a model has them."""
     if not all(isinstance(saved.get(part), dict) for part in ("arguments", "state", "attributes", "parameters")):
         raise Damaged("it does not describe a model")
     require_attributes(cls, saved["attributes"])
     found: dict[str, Any] = {}
-    for part, places in (("arguments", places_of_arguments(cls)), ("state", STATE)):
+    for part, places in _places(cls).items():
         unknown = saved[part].keys() - places.keys()
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
-    if DECISION in found:
-        decision = found[DECISION]
+    if "compile_decision" in saved["state"]:
+        decision = saved["state"]["compile_decision"]
         if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:
             raise Damaged("its compile_decision is not valid")
-        found[DECISION] = CompileStatus(*decision)
+        found[STATE["compile_decision"]] = CompileStatus(*decision)
     return found
 
 
 def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
-    """The number of weights of what a model is made of.
-
-    :raises Damaged: a model is not made of it
-    """
-    missing = [name for name in ALWAYS if name not in data]
-    if missing:
-        raise Damaged(f"it has no {' and no '.join(missing)}")
-    is_policy = isinstance(data["policy_class"], type) and issubclass(data["policy_class"], ActorCriticPolicy)
-    are_spaces = all(isinstance(data[name], spaces.Space) for name in ("observation_space", "action_space"))
+    """The number of weights of what a model is made of, which is checked."""
+    policy_class = data.get("policy_class")
+    is_policy = isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy)
+    are_spaces = all(isinstance(data.get(name), spaces.Space) for name in ("observation_space", "action_space"))
     if not is_policy or not are_spaces or not isinstance(data.get("policy_kwargs", {}), dict):
-        raise Damaged("its policy or its spaces are not valid")
+        raise Damaged("its policy or its spaces are missing or not valid")
     weights = parameters.get("policy")
     if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
         raise Damaged("it has no weights")
@@ -281,10 +275,7 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _building(n_weights: int) -> Iterator[None]:
-    """Do not build much larger networks than a file has weights for: memory would be allocated, but never used.
-
-    :raises Damaged: the networks are larger, or do not fit
-    """
+    """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file."""
     thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * n_weights
 
     def count(module: th.nn.Module, name: str, parameter: th.nn.Parameter) -> None:

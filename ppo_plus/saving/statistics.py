@@ -35,35 +35,26 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
-    """The statistics in a file, by the names of ``VecNormalize``'s attributes.
+    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``.
 
-    :param path: what :func:`write_statistics` wrote, or SB3
     :param trust_pickle: unpickle SB3's, which runs code in it. Without it, the file is read without running anything
     :raises Refused: it is damaged or something else, or cannot be read without running it
-    :raises OSError: it cannot be opened
     """
     if container.is_container(path):
         written = container.read(path, KIND)
-        if not isinstance(written, dict) or not written.keys() <= STATISTICS.keys():
-            with naming(path, "VecNormalize"):
-                raise Damaged("it has no statistics")
-        found = {STATISTICS[name]: each for name, each in written.items()}
+        found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
     elif trust_pickle:
         with path.open("rb") as file:
             found = vars(pickle.load(file))
     else:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
-            found = _pickled(data)
-    if not {"obs_rms", "ret_rms"} <= found.keys():
+            parsed = parse(data)
+            if not isinstance(parsed, Call) or parsed.name != _PICKLED or type(parsed.state) is not dict:
+                raise Damaged("it is the pickle of something else")
+            present = [name for name in STATISTICS.values() if name in parsed.state]
+            found = {name: value_of(parsed.state[name], len(data)) for name in present}
+    if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found:
         with naming(path, "VecNormalize"):
             raise Damaged("it has no statistics")
     return found
-
-
-def _pickled(data: bytes) -> dict[str, Any]:
-    parsed = parse(data)
-    if not isinstance(parsed, Call) or parsed.name != _PICKLED or type(parsed.state) is not dict:
-        raise Damaged("it is the pickle of something else")
-    present = [name for name in STATISTICS.values() if name in parsed.state]
-    return {name: value_of(parsed.state[name], len(data)) for name in present}

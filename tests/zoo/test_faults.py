@@ -14,7 +14,7 @@ import torch as th
 
 from ppo_plus import PPO_Plus, SupervisedVecEnv
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.checkpoint.log_state import EVENTS
+from ppo_plus.saving.checkpoint.process_state import EVENTS
 from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import load_experiment

@@ -1,62 +1,92 @@
-"""A call of ``learn``: its progress, and how an interrupted one is resumed."""
+"""A call of ``learn``: its progress and the state of its callbacks, and how an interrupted one is resumed.
 
+A callback may have two methods for its state::
+
+    def get_state(self) -> dict: ...        # numbers, strings, arrays, tensors, and lists, tuples and dicts of them
+    def set_state(self, state) -> None: ... # called after training has started again
+
+Otherwise the state is those attributes that have changed since training began and are numbers, arrays or containers of
+these; the configuration, such as texts and paths, is the new callback's. The state of an environment among the
+attributes, as in ``EvalCallback``, is saved if possible.
+"""
+
+import copy
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.saving.checkpoint import log_state, random_state
-from ppo_plus.saving.checkpoint.callback_state import CallbackStates, tree_of
+from ppo_plus.envs.resumable.state import get_state, set_state
+from ppo_plus.saving.checkpoint import process_state
+from ppo_plus.saving.format.names import Refused, require_attributes
+
+#: Attributes that SB3 sets on every callback.
+GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
+#: Counters of every callback.
+COUNTS = {"n_calls", "num_timesteps"}
 
 
+def tree_of(callback: BaseCallback) -> Iterator[BaseCallback]:
+    """A callback and all in it, in a fixed order."""
+    yield callback
+    for name, value in vars(callback).items():
+        if name not in GIVEN:
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, BaseCallback):
+                    yield from tree_of(each)
+
+
+@dataclass(eq=False)
 class Call:
-    """A call of ``learn`` and its progress."""
+    """A call of ``learn`` and its progress: the rollouts that it has completed, whether every one has been learned
+    from, its callbacks as they were configured, and the checkpoint that it is going to resume from."""
 
-    def __init__(self, total_timesteps: float | None = None):
-        self.total_timesteps = total_timesteps
-        #: Rollouts that it has completed.
-        self.iteration = 0
-        #: Whether every rollout has been learned from.
-        self.between_rollouts = True
-        self.callbacks: CallbackStates | None = None
-        #: The checkpoint that it is going to resume from.
-        self.resumed: dict[str, Any] | None = None
+    total_timesteps: float | None = None
+    iteration: int = 0
+    between_rollouts: bool = True
+    callbacks: list[BaseCallback] | None = None
+    configured: list[dict[str, Any]] = field(default_factory=list)
+    resumed: dict[str, Any] | None = None
 
     def watch(self, callback: BaseCallback) -> None:
         """Set the callback of this call, and order it: what takes checkpoints (``comes_first``) comes first, since what
         others do at the start of a rollout is done again after resuming."""
         for each in tree_of(callback):
             if isinstance(each, CallbackList):
-                each.callbacks = sorted(each.callbacks, key=lambda one: not _comes_first(one))
-        self.callbacks = CallbackStates(callback)
+                each.callbacks = sorted(
+                    each.callbacks,
+                    key=lambda root: not any(getattr(one, "comes_first", False) for one in tree_of(root)),
+                )
+        self.callbacks = [each for each in tree_of(callback) if not isinstance(each, CallbackList)]
+        self.configured = [_plain_attributes(each) for each in self.callbacks]
 
     @property
     def in_all_processes(self) -> list[str]:
         """The callbacks in which processes that train together wait for each other (``in_all_processes``)."""
-        assert self.callbacks is not None
-        found = [each for each in self.callbacks.callbacks if getattr(each, "in_all_processes", False)]
-        return [type(each).__name__ for each in found]
+        return [type(each).__name__ for each in self.callbacks or () if getattr(each, "in_all_processes", False)]
 
     def state(self) -> dict[str, Any] | None:
         """Its state for a checkpoint."""
         if self.total_timesteps is None or self.callbacks is None:
             return None
-        return {
-            "total_timesteps": self.total_timesteps,
-            "iteration": self.iteration,
-            "callbacks": self.callbacks.get(),
-        }
+        callbacks = [_state(*each) for each in zip(self.callbacks, self.configured, strict=True)]
+        return {"total_timesteps": self.total_timesteps, "iteration": self.iteration, "callbacks": callbacks}
 
     @contextmanager
     def logs(self, model: Any) -> Iterator[None]:
         """While the model sets up its logger: continue the logs of the call that was interrupted."""
         logger = None
         if self.resumed is not None:
-            log_state.cut(**self.resumed["logs"])
+            process_state.cut(**self.resumed["logs"])
             if not model._custom_logger:
-                logger = log_state.reopen(self.resumed["log"], model.verbose)
+                logger = process_state.reopen(self.resumed["log"], model.verbose)
         if logger is not None:
             model.set_logger(logger)
         yield
@@ -68,24 +98,30 @@ class Call:
         if self.resumed is None:
             return
         resumed, self.resumed = self.resumed, None
-        assert self.callbacks is not None
-        for warning in self.callbacks.set(resumed["call"]["callbacks"]):
-            warnings.warn(warning, stacklevel=3)
-        log_state.set_state(model.logger, resumed["log"])
+        self._restore_callbacks(resumed["call"]["callbacks"])
+        process_state.set_log(model.logger, resumed["log"])
         # Last, since what comes before may draw.
-        random_state.set_states(resumed["generators"])
+        process_state.set_generators(resumed["generators"])
 
-
-def _comes_first(callback: BaseCallback) -> bool:
-    return any(getattr(each, "comes_first", False) for each in tree_of(callback))
+    def _restore_callbacks(self, states: list[dict[str, Any]]) -> None:
+        """Restore states of callbacks, which are matched by class and order."""
+        waiting = list(self.callbacks or ())
+        for state in states:
+            callback = next((each for each in waiting if _name(each) == state["class"]), None)
+            if callback is not None:
+                waiting.remove(callback)
+                _put(callback, state)
+            elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
+                warnings.warn(
+                    f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
+                    "state is lost",
+                    stacklevel=4,
+                )
 
 
 @contextmanager
 def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
-    """A call of a model's ``learn``, while it runs: the interrupted one if there is one.
-
-    :raises ValueError: that one had another number of timesteps
-    """
+    """A call of a model's ``learn``, while it runs: the interrupted one if there is one."""
     if model.call.resumed is None:
         model.call = Call(total_timesteps)
     elif total_timesteps != model.call.total_timesteps:
@@ -97,3 +133,72 @@ def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
         yield model.call
     finally:
         model.call = Call()
+
+
+def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
+    changed = {
+        name: value
+        for name, value in _plain_attributes(callback).items()
+        if name not in configured or not _equal(value, configured[name])
+    }
+    envs = {name: get_state(env) for name, env in _envs(callback).items()}
+    return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
+
+
+def _put(callback: Any, state: dict[str, Any]) -> None:
+    if state["own"] is not None:
+        callback.set_state(state["own"])
+        return
+    title, changed = _name(callback), state["changed"]
+    require_attributes(type(callback), changed)
+    if GIVEN & changed.keys():
+        raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
+    for name, value in changed.items():
+        if _is_plain(value):
+            setattr(callback, name, copy.deepcopy(value))
+        else:
+            warnings.warn(f"{title}.{name} is not restored: it is not made of numbers", stacklevel=5)
+    for name, env in _envs(callback).items():
+        reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
+        if reason:
+            warnings.warn(f"{title}.{name} does not resume exactly: {reason}", stacklevel=5)
+
+
+def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
+    return {name: each for name, each in vars(callback).items() if name not in GIVEN and isinstance(each, VecEnv)}
+
+
+def _name(callback: BaseCallback) -> str:
+    """The name in a file: ``saved_as`` if the class has it, so that it may be renamed."""
+    return getattr(callback, "saved_as", type(callback).__qualname__)
+
+
+def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:
+    attributes = vars(callback).items()
+    return {name: copy.deepcopy(value) for name, value in attributes if name not in GIVEN and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, an array of numbers or a container of these; keys of dicts may be texts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) or _is_plain(key) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple, set, deque)):
+        return all(map(_is_plain, value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "biufc"
+    return value is None or isinstance(value, (int, float, th.Tensor))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two plain values are the same, NaN included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, (np.ndarray, th.Tensor)):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    return bool(a == b or (a != a and b != b))

@@ -25,30 +25,18 @@ from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.envs.resumable import state as env_state
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
-from ppo_plus.saving.checkpoint import log_state, random_state
+from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable
-from ppo_plus.saving.model import assemble, state_of
-from ppo_plus.saving.sb3.from_sb3 import argument_attributes
+from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
-#: The parts of a checkpoint.
-PARTS = {
-    "call": "the call of learn: total_timesteps, iteration (rollouts), callbacks; null outside of one",
-    "generators": "the random generators of the process",
-    "model": "the parts of a model file",
-    "policy": "which weights are frozen, and the buffers that a model file does not have",
-    "env": "the state of the environments",
-    "log": "the values that are recorded and not written, and the sizes of TensorBoard's files",
-    "logs": "the sizes of other log files, and the patterns that find them",
-    "num_timesteps": "of the model",
-    "rank": "of the process",
-    "ranks": "the number of processes",
-}
+#: The parts of a checkpoint: see :func:`take`.
+PARTS = frozenset("call generators model policy env log logs num_timesteps rank ranks".split())
 #: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
 OTHERS = "others"
 NAME = re.compile(r"checkpoint_(\d+)\.zip")
@@ -56,25 +44,27 @@ NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
     """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
-    together, and the first gets the states of all.
-
-    :raises RuntimeError: a rollout is not finished
-    """
+    together, and the first gets the states of all; raises :class:`RuntimeError` if a rollout is not finished."""
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
             "after learn, or use ppo_plus.Checkpoints"
         )
+    # Before anything that could draw random numbers.
+    generators = process_state.get_generators()
+    state = state_of(model)
+    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
+    if needed:
+        raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
     ranks = model.ranks
     checkpoint = {
         "call": model.call.state(),
-        # Before anything that could draw random numbers.
-        "generators": random_state.get_states(),
-        "model": _copied_state(model),
+        "generators": generators,
+        "model": copy.deepcopy(state),
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
-        "log": log_state.get_state(model.logger) if model.call.callbacks is not None else None,
-        "logs": {"patterns": list(logs), "kept": log_state.sizes(folder, logs)},
+        "log": process_state.get_log(model.logger) if model.call.callbacks is not None else None,
+        "logs": {"patterns": list(logs), "kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
         "ranks": ranks.size,
@@ -87,15 +77,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         if ranks.leads:
             checkpoint[OTHERS] = [np.frombuffer(each, np.uint8) for each in others]
     return checkpoint
-
-
-def _copied_state(model: Any) -> dict[str, Any]:
-    """:raises Undescribable: something that a model is made of can only be pickled"""
-    state = state_of(model)
-    needed = [reason for name, reason in state["missing"].items() if name in argument_attributes(type(model))]
-    if needed:
-        raise Undescribable(f"a checkpoint cannot contain all of the model: {needed[0]}")
-    return copy.deepcopy(state)
 
 
 def _policy_extras(policy: th.nn.Module) -> dict[str, Any]:
@@ -116,11 +97,7 @@ def _put_policy_extras(policy: th.nn.Module, state: dict[str, Any]) -> None:
 
 
 def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = None) -> Path:
-    """Write a checkpoint, completely or not at all; of several processes, the first writes that of all.
-
-    :return: its file
-    :raises Undescribable: it has a value that can only be pickled
-    """
+    """Write a checkpoint to a file, which is returned; of several processes, the first writes that of all."""
     path = Path(folder) / f"checkpoint_{checkpoint['num_timesteps']:012d}.zip"
     if not checkpoint["rank"]:
         container.write(path, KIND, checkpoint)
@@ -140,14 +117,8 @@ def steps_of(path: Path) -> int:
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
-    """Move the files of another run into a subfolder: the newest file is found by its number of timesteps, and theirs
-    may be larger.
-
-    :param folder: the folder
-    :param num_timesteps: where training begins; at 0 all files are another run's, and else those with more timesteps
-    :return: the subfolder; ``None``: there was no such file
-    :raises OSError: a file cannot be moved
-    """
+    """Move the files of another run into a subfolder, which is returned: the newest file is found by its number of
+    timesteps. Where training begins at 0, all files are another run's, and else those with more timesteps."""
     others = [path for path in files(folder) if not num_timesteps or steps_of(path) > num_timesteps]
     if not others:
         return None
@@ -159,16 +130,12 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 
 def read(folder: str | Path) -> dict[str, Any]:
-    """The newest valid checkpoint in a folder, of the first process.
-
-    :raises FileNotFoundError: there is none
-    :raises Damaged: none is valid
-    """
+    """The newest valid checkpoint in a folder, of the first process; raises :class:`Damaged` if none is valid."""
     return _newest(folder)[1]
 
 
 def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The newest valid file, and the checkpoint in it; parameter and errors as for :func:`read`."""
+    """The newest valid file, and the checkpoint in it."""
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
@@ -184,18 +151,14 @@ def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
 def _read(file: Any, folder: Path) -> dict[str, Any]:
     """The checkpoint in a file; the paths of its logs are relative to its present folder."""
     checkpoint = container.read(file, KIND)
-    if not isinstance(checkpoint, dict) or not PARTS.keys() <= checkpoint.keys():
+    if not isinstance(checkpoint, dict) or not PARTS <= checkpoint.keys():
         with container.naming(file, "checkpoint"):
-            raise Damaged(f"it does not have the parts {', '.join(PARTS)}")
+            raise Damaged(f"it does not have the parts {', '.join(sorted(PARTS))}")
     return {**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}
 
 
 def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
-    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder.
-
-    :raises FileNotFoundError: there is none; in all processes
-    :raises Refused: none is valid; in all processes
-    """
+    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder."""
     data: bytes | Exception = b""
     if ranks.leads:
         try:
@@ -235,11 +198,10 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
         model.collector.interrupt()
-    random_state.set_states(checkpoint["generators"])
+    process_state.set_generators(checkpoint["generators"])
     call = checkpoint["call"]
     if call is not None:
-        model.call = Call(call["total_timesteps"])
-        model.call.iteration, model.call.resumed = call["iteration"], checkpoint
+        model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
     return model
 
 
@@ -258,14 +220,13 @@ def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | N
     checkpoint, *others = found
     if ranks.leads:
         for other in others:
-            log_state.cut(**other["logs"])
+            process_state.cut(**other["logs"])
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    nothing: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
-    logs = {**checkpoint["logs"], "patterns": []}
-    return {**checkpoint, "call": call, "log": nothing, "logs": logs, "generators": random_state.get_states()}
+    logs, generators = {**checkpoint["logs"], "patterns": []}, process_state.get_generators()
+    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "logs": logs, "generators": generators}
 
 
 class Checkpoints(BaseCallback):
@@ -286,10 +247,8 @@ class Checkpoints(BaseCallback):
     """
 
     saved_as = "Checkpoints"
-    #: See :meth:`ppo_plus.saving.checkpoint.call.Call.watch`.
-    comes_first = True
-    #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
-    in_all_processes = True
+    #: See :class:`ppo_plus.saving.checkpoint.call.Call`.
+    comes_first = in_all_processes = True
 
     def __init__(
         self,
@@ -311,7 +270,8 @@ class Checkpoints(BaseCallback):
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
         self._begins = self.model.call.resumed is None  # type: ignore[attr-defined]
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and self._ranks.leads else None
+        leads = self.model.ranks.leads  # type: ignore[attr-defined]
+        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
@@ -320,14 +280,15 @@ class Checkpoints(BaseCallback):
             )
 
     def _on_rollout_start(self) -> None:
-        is_due, start = self.written_at < 0 or self._is_due(), time.monotonic()
+        is_due, start = self._is_due(), time.monotonic()
+        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
         # The same decision in all processes.
-        is_due, is_wanted = self._ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
+        is_due, is_wanted = ranks.lead((is_due, is_due or (start - self._taken) * SHARE >= self._cost))
         if is_wanted:
             self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
-            if self._begins and self._ranks.leads and self.latest["env"]["reason"] is not None:
+            if self._begins and ranks.leads and self.latest["env"]["reason"] is not None:
                 warnings.warn(
                     "a run that resumes from these checkpoints will start new episodes: "
                     f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
@@ -339,14 +300,10 @@ class Checkpoints(BaseCallback):
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
             self.write()
 
-    @property
-    def _ranks(self) -> Ranks:
-        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
-
     def _is_due(self) -> bool:
-        if self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq:
-            return True
-        return self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
+        steps = self.save_freq is not None and self.num_timesteps // self.save_freq > self.written_at // self.save_freq
+        time_is_up = self.minutes is not None and time.monotonic() > self.written_time + 60 * self.minutes
+        return self.written_at < 0 or steps or time_is_up
 
     def _on_step(self) -> bool:
         return True
@@ -366,9 +323,7 @@ class Checkpoints(BaseCallback):
             return None
 
     def get_state(self) -> dict[str, Any]:
-        """The timesteps at which the last file was written."""
         return {"written_at": self.written_at}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.written_at = state["written_at"]

@@ -34,20 +34,15 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             unfinished.unlink()
         raise
-    _sync(path.parent)
+    with suppress(OSError):  # not every system writes the names in a folder to the disk
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file, completely or not at all; see :func:`replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
-
-
-def _sync(folder: Path) -> None:
-    """Write the names of files in a folder to the disk, if the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -10,8 +10,8 @@ import json
 import platform
 import warnings
 import zipfile
-from contextlib import contextmanager, nullcontext
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ import torch as th
 from stable_baselines3.common.save_util import open_path
 
 from ppo_plus.saving.format.atomic import replacing
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import describe, restore
 
 #: The version of the format that is written and read. It changes whenever what files of any kind contain does.
@@ -43,7 +43,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
     :raises OSError: it cannot be written
     """
     description, arrays = describe(value, kind)
-    packages = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    packages = {"python": platform.python_version()} | {name: str(import_module(name).__version__) for name in PACKAGES}
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
     text = json.dumps(head, indent=1, allow_nan=False).encode()
     with opened_to_write(path_or_file) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -61,28 +61,28 @@ def read(path_or_file: PathOrFile, kind: str) -> Any:
     :raises Refused: it is of another kind or version, or asks for what files may not have
     :raises OSError: it cannot be opened
     """
+    head, arrays = read_parts(path_or_file, kind)
     with naming(path_or_file):
-        head, arrays = read_parts(path_or_file, kind)
         return restore(head["value"], arrays)
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
     """The description in a file, with its head, and the arrays; parameters and errors as for :func:`read`."""
     with naming(path_or_file):
-        with opened(path_or_file) as file:
+        with opened(path_or_file) as file, decoding("the archive"):
             text, data = _members(file)
-        head = _head(text, kind)
-        return head, _arrays(data)
+        with decoding(DESCRIPTION):
+            head = _head(text, kind)
+        with decoding(ARRAYS):
+            return head, safetensors.torch.load(data)
 
 
 def is_container(path_or_file: PathOrFile) -> bool:
     """Whether a file is one of these, damaged or not, rather than one of SB3's."""
-    with opened(path_or_file) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return bool({*MEMBERS} & {*archive.namelist()})
-        except Exception:  # zipfile raises many kinds
-            return False
+    # zipfile raises many kinds of errors.
+    with opened(path_or_file) as file, suppress(Exception), zipfile.ZipFile(file) as archive:
+        return bool({*MEMBERS} & {*archive.namelist()})
+    return False
 
 
 @contextmanager
@@ -102,13 +102,10 @@ def opened(path_or_file: PathOrFile) -> Any:
 @contextmanager
 def naming(path_or_file: PathOrFile, what: str = "file of ppo_plus") -> Any:
     """Begin error messages about a file with its name, and with what it should be."""
-    is_path = isinstance(path_or_file, (str, Path))
-    name = str(path_or_file if is_path else getattr(path_or_file, "name", "the file"))
+    name = path_or_file if isinstance(path_or_file, (str, Path)) else getattr(path_or_file, "name", "the file")
     try:
         yield
     except Refused as error:
-        if str(error).startswith(f"{name} is "):
-            raise
         text = " ".join(str(error).split())
         problem = f"is not a valid {what} (damaged or truncated?)" if isinstance(error, Damaged) else "is not read"
         raise type(error)(f"{name} {problem}: {text}") from error.__cause__
@@ -131,35 +128,23 @@ def path_to_save(path: str | Path) -> Path:
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
-    """The contents of both members.
-
-    :raises Damaged: it has others, or they are compressed, encrypted or damaged
-    """
     size = file.seek(0, io.SEEK_END)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-            if sorted(info.filename for info in infos) != sorted(MEMBERS):
-                raise Damaged(f"it must contain {' and '.join(MEMBERS)}, each once, and nothing else")
-            if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
-                raise Damaged("its members must not be compressed, nor larger than the file")
-            return archive.read(DESCRIPTION), archive.read(ARRAYS)
-    except Damaged:
-        raise
-    except Exception as error:  # zipfile raises many kinds
-        raise Damaged(_short(error)) from error
+    with zipfile.ZipFile(file) as archive:
+        infos = archive.infolist()
+        if sorted(info.filename for info in infos) != sorted(MEMBERS):
+            raise Damaged(f"it must contain {' and '.join(MEMBERS)}, each once, and nothing else")
+        if any(info.compress_type != zipfile.ZIP_STORED or info.file_size > size for info in infos):
+            raise Damaged("its members must not be compressed, nor larger than the file")
+        return archive.read(DESCRIPTION), archive.read(ARRAYS)
 
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
     """The description, checked to be one of this kind and of a known version."""
-    try:
-        head = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-        title, number = head["format"], head["version"]
-        known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
-        if not known or "value" not in head or not isinstance(head["packages"], dict):
-            raise ValueError("its head is not valid")
-    except Exception as error:  # a RecursionError too
-        raise Damaged(f"{DESCRIPTION}: {_short(error)}") from error
+    head: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    title, number = head["format"], head["version"]
+    known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
+    if not known or "value" not in head or not isinstance(head["packages"], dict):
+        raise Damaged(f"the head of {DESCRIPTION} is not valid")
     if title != f"ppo_plus {kind}":
         raise Refused(f"it is a {title[:100]}, not a ppo_plus {kind}")
     if number != VERSION:
@@ -168,7 +153,7 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
             f"it has version {number} of the format, written by ppo_plus {str(head['packages'].get('ppo_plus'))[:30]}, "
             f"and this ppo_plus reads version {VERSION}: {remedy}"
         )
-    return dict(head)
+    return head
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -180,21 +165,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _arrays(data: bytes) -> dict[str, th.Tensor]:
-    try:
-        return safetensors.torch.load(data)
-    except Exception as error:  # also assertions
-        raise Damaged(f"{ARRAYS}: {_short(error)}") from error
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # imported from a checkout that is not installed
-        return "unknown"
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"

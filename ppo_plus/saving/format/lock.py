@@ -13,10 +13,8 @@ except ImportError:  # Windows: nothing is locked there
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[bool]:
-    """Acquire the lock of a file unless another process has it, and return whether it was acquired.
-
-    The file is created if missing, and not deleted: otherwise two processes could have a lock of the same name.
-    """
+    """Acquire the lock of a file unless another process has it, and return whether it was acquired. The file is created
+    if missing, and not deleted: otherwise two processes could have a lock of the same name."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -26,8 +24,7 @@ def claim(path: str | Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        # For users who look for the process.
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()}\n")  # for users who look for the process
         file.flush()
         yield True

@@ -2,11 +2,8 @@
 
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
 of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, or for what the user has
-registered. No other module is imported, no dotted path is followed, and no function is returned that the user has not
-registered.
-
-The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay
-readable.
+registered. No other module is imported, and no dotted path is followed. The names are public ones
+(``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay readable.
 """
 
 import inspect
@@ -25,75 +22,43 @@ class Damaged(Refused):
 
 
 @contextmanager
-def reading_a_value() -> Iterator[None]:
-    """Convert any error that is raised while a value is made from a file, unless it is one of these already.
-
-    :raises Damaged: an error of another kind
-    """
+def decoding(what: str = "its data") -> Iterator[None]:
+    """Raise :class:`Damaged` for every other error in the block: what reads damaged data raises many kinds."""
     try:
         yield
     except Refused:
         raise
     except Exception as error:
-        raise Damaged(
-            f"it contains data that cannot be decoded ({type(error).__name__}: {str(error)[:200]})"
-        ) from error
+        raise Damaged(f"{what} cannot be decoded ({type(error).__name__}: {str(error)[:200]})") from error
 
 
-#: Classes of ppo_plus that files may contain objects of and that are not public: name in files, and where they are.
-ALIASES = {
-    "Bounded": "ppo_plus.formulas.schedules",
-    "Constant": "ppo_plus.formulas.schedules",
-    "Cosine": "ppo_plus.formulas.schedules",
-    "Linear": "ppo_plus.formulas.schedules",
-}
-#: Every name of ppo_plus that files have. The package is imported by name: this is a table of texts, and no module of
-#: it is imported before a file asks for it.
-OURS: dict[str, str] = {**import_module("ppo_plus").MODULES, **ALIASES}
+#: Classes of ppo_plus that files may contain objects of and that are not public, and their modules.
+ALIASES = dict.fromkeys(("Bounded", "Constant", "Cosine", "Linear"), "ppo_plus.formulas.schedules")
+#: Every name of ppo_plus that files have, and its module, which is imported only when a file asks for it.
+OURS: dict[str, str] = import_module("ppo_plus").MODULES | ALIASES
 _NAMES = {f"{module}:{name}": f"ppo_plus:{name}" for name, module in OURS.items()}
 #: Packages that are named by a public module, which has the classes of the modules within them.
 _PUBLIC = {"gymnasium.spaces": "gymnasium.spaces", "torch.nn.modules": "torch.nn", "torch.optim": "torch.optim"}
-
-_BUFFER, _MODULE, _OPTIMIZER = (
-    "stable_baselines3.common.buffers:RolloutBuffer",
-    "torch.nn:Module",
-    "torch.optim:Optimizer",
+#: Modules whose classes may be named.
+MODULES = frozenset(
+    "gymnasium.spaces ppo_plus torch.nn torch.optim "
+    "sb3_contrib.common.maskable.buffers sb3_contrib.common.maskable.policies "
+    "sb3_contrib.common.recurrent.buffers sb3_contrib.common.recurrent.policies "
+    "stable_baselines3.common.buffers stable_baselines3.common.policies "
+    "stable_baselines3.common.sb2_compat.rmsprop_tf_like stable_baselines3.common.torch_layers".split()
 )
-#: Modules whose classes may be named, and what these must be subclasses of: what models are built from.
-MODULES = {
-    "gymnasium.spaces": ("gymnasium.spaces:Space",),
-    "ppo_plus": ("ppo_plus:KLControl", "ppo_plus:NoiseProcess", "ppo_plus:RolloutBuffer", _MODULE),
-    "sb3_contrib.common.maskable.buffers": (_BUFFER,),
-    "sb3_contrib.common.maskable.policies": (_MODULE,),
-    "sb3_contrib.common.recurrent.buffers": (_BUFFER,),
-    "sb3_contrib.common.recurrent.policies": (_MODULE,),
-    "stable_baselines3.common.buffers": (_BUFFER,),
-    "stable_baselines3.common.policies": (_MODULE,),
-    "stable_baselines3.common.sb2_compat.rmsprop_tf_like": (_OPTIMIZER,),
-    "stable_baselines3.common.torch_layers": (_MODULE,),
-    "torch.nn": (_MODULE,),
-    "torch.optim": (_OPTIMIZER,),
-}
+#: What these classes must be subclasses of: what models are built from.
+BASES = (
+    "gymnasium.spaces:Space ppo_plus:KLControl ppo_plus:NoiseProcess ppo_plus:RolloutBuffer "
+    "stable_baselines3.common.buffers:RolloutBuffer torch.nn:Module torch.optim:Optimizer".split()
+)
 #: Classes whose objects may be in a file: plain values, whose creation has no effect.
 OBJECTS = frozenset(
-    {
-        *(f"ppo_plus:{name}" for name in ALIASES),
-        "ppo_plus:AdaptiveLearningRate",
-        "ppo_plus:AdaptivePenalty",
-        "ppo_plus:Carry",
-        "ppo_plus:Coefficients",
-        "ppo_plus:ColoredNoise",
-        "ppo_plus:EarlyStop",
-        "ppo_plus:KLControl",
-        "ppo_plus:KLState",
-        "ppo_plus:NoiseProcess",
-        "ppo_plus:StateDependentNoise",
-        "ppo_plus:WhiteNoise",
-        "stable_baselines3.common.running_mean_std:RunningMeanStd",
-        "stable_baselines3.common.utils:ConstantSchedule",
-        "stable_baselines3.common.utils:FloatSchedule",
-        "stable_baselines3.common.utils:LinearSchedule",
-    }
+    [f"ppo_plus:{name}" for name in ALIASES]
+    + [f"ppo_plus:{name}" for name in "AdaptiveLearningRate AdaptivePenalty Carry Coefficients ColoredNoise".split()]
+    + [f"ppo_plus:{name}" for name in "EarlyStop KLControl KLState NoiseProcess StateDependentNoise WhiteNoise".split()]
+    + [f"stable_baselines3.common.utils:{name}" for name in ("ConstantSchedule", "FloatSchedule", "LinearSchedule")]
+    + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )
 _registered: dict[str, Any] = {}
 
@@ -126,10 +91,7 @@ def name_of(named: Any) -> str:
 
 
 def public_name(name: str) -> str:
-    """The name in files of what a module defines.
-
-    :param name: by this module, as in pickles: ``"torch.nn.modules.activation:Tanh"`` is ``"torch.nn:Tanh"``
-    """
+    """The name in files of what a module defines: ``"torch.nn.modules.activation:Tanh"`` is ``"torch.nn:Tanh"``."""
     module, _, attribute = name.partition(":")
     for package, public in _PUBLIC.items():
         if module.startswith(f"{package}."):
@@ -140,41 +102,30 @@ def public_name(name: str) -> str:
 
 
 def find(name: str) -> Any:
-    """The class or function that a file asks for.
-
-    :raises Refused: files may not ask for it, or it is not there
-    """
+    """The class or function that a file asks for; raises :class:`Refused` if files may not ask for it."""
     if name in _registered:
         return _registered[name]
     module = name.partition(":")[0]
     found = _look_up(name) if module in MODULES else None
     # A module's imports from elsewhere are not allowed with it.
-    if isinstance(found, type) and name_of(found) == name and issubclass(found, tuple(map(_look_up, MODULES[module]))):
+    if isinstance(found, type) and name_of(found) == name and issubclass(found, tuple(map(_look_up, BASES))):
         return found
     raise _not_allowed(name)
 
 
 def find_class_of_objects(name: str) -> type:
-    """The class of an object that is in a file.
-
-    :raises Refused: files may not contain such objects
-    """
-    found = _registered.get(name)
-    if found is None and name in OBJECTS:
-        found = _look_up(name)
-    if found is None and name.startswith("torch.nn:"):
+    """The class of an object in a file; raises :class:`Refused` if files may not contain such objects."""
+    if name in _registered or name.startswith("torch.nn:"):
         found = find(name)
+    else:
+        found = _look_up(name) if name in OBJECTS else None
     if not isinstance(found, type):
         raise _not_allowed(name)
     return found
 
 
 def require_attributes(cls: type, names: Iterable[str]) -> None:
-    """Check the names of attributes that a file gives to an object of a class: they must not replace methods or
-    properties.
-
-    :raises Refused: one of them does, or is not a name
-    """
+    """:raises Refused: a file gives an object of a class an attribute that would replace a method or a property"""
     for name in names:
         defined = inspect.getattr_static(cls, name, None)
         if not name.isidentifier() or name.startswith("__") or callable(defined) or hasattr(defined, "__get__"):

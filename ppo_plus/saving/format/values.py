@@ -22,7 +22,7 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.saving.format.names import Damaged, find, find_class_of_objects, is_registered, name_of, reading_a_value
+from ppo_plus.saving.format.names import Damaged, decoding, find, find_class_of_objects, is_registered, name_of
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64
@@ -47,14 +47,9 @@ def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]
 
 
 def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
-    """What was described; tensors are on the CPU.
-
-    :param description: from :func:`describe`
-    :param arrays: from there; they become part of the value
-    :raises Damaged: it is not a description
-    :raises Refused: it asks for what files may not have (:mod:`ppo_plus.saving.format.names`)
-    """
-    with reading_a_value(), np.errstate(all="ignore"):
+    """What was described; tensors are on the CPU, and the arrays become part of the value. Raises :class:`Damaged` if
+    it is not a description, and :class:`Refused` if it asks for what files may not have."""
+    with decoding(), np.errstate(all="ignore"):
         return _Reader(arrays).read(description)
 
 
@@ -71,24 +66,20 @@ class _Writer:
         if len(self._open) >= MAX_DEPTH:
             raise _undescribable(path, value, f"is nested more than {MAX_DEPTH} deep: make it flatter")
         self._open.append(id(value))
-        try:
-            return self._write(value, path)
-        finally:
-            self._open.pop()
+        written = self._write(value, path)
+        self._open.pop()
+        return written
 
     def _write(self, value: Any, path: str) -> Any:
-        kind = type(value)
+        kind = next((base for base in (np.dtype, np.generic) if isinstance(value, base)), type(value))
         if _is_json(value):
             return value
         if kind is list:
             return self.items(value, path)
         if kind is dict and not any(type(key) is not str or key.startswith("!") for key in value):
             return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
-        form = _FORMS.get(kind) or next(
-            (_FORMS[base] for base in (np.dtype, np.generic) if isinstance(value, base)), None
-        )
-        if form is not None:
-            return {f"!{form.tag}": form.write(self, value, path)}
+        if kind in _FORMS:
+            return {f"!{_FORMS[kind].tag}": _FORMS[kind].write(self, value, path)}
         if isinstance(value, type) or _is_function(value):
             return {"!name": _named(value, path)}
         state = object_state(value)
@@ -103,11 +94,11 @@ class _Writer:
         return sorted(self.items(value, path), key=repr)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
-        titles = (repr(key) if isinstance(key, (str, int)) else f"key {i}" for i, key in enumerate(value))
-        return [
-            [self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")]
-            for title, (key, each) in zip(titles, value.items(), strict=True)
-        ]
+        written = []
+        for i, (key, each) in enumerate(value.items()):
+            title = repr(key) if isinstance(key, (str, int)) else f"key {i}"
+            written.append([self.write(key, f"{path}, key {title}"), self.write(each, f"{path}[{title}]")])
+        return written
 
     def dtype(self, value: np.dtype[Any], path: str) -> str:
         if value.kind not in ARRAY_KINDS or value.subdtype is not None:
@@ -135,6 +126,9 @@ class _Writer:
             raise _undescribable(path, value, "is not a plain tensor: convert it")
         return self._keep(value.detach().cpu().clone(memory_format=th.contiguous_format), path)
 
+    def parameter(self, value: nn.Parameter, path: str) -> list[Any]:
+        return [{"!tensor": self.tensor(value, path)}, value.requires_grad]
+
     def _keep(self, data: th.Tensor, path: str) -> str:
         name, i = path, 1
         while name in self.arrays:
@@ -156,19 +150,19 @@ class _Reader:
         self._depth += 1
         if self._depth > MAX_DEPTH + 5:  # a pair or a list inside a tag is one level more
             raise Damaged("it is nested too deep")
-        try:
-            if type(written) is list:
-                return self.items(written)
-            if not any(key.startswith("!") for key in written):
-                return {key: self.read(each) for key, each in written.items()}
-            ((tag, content),) = written.items()
-            tag = tag.removeprefix("!")
-            if ":" not in tag:
-                return _READERS[tag](self, content)
-            cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
-            return make_object(cls, {key: self.read(each) for key, each in content.items()})
-        finally:
-            self._depth -= 1
+        value = self.items(written) if type(written) is list else self._object(written)
+        self._depth -= 1
+        return value
+
+    def _object(self, written: dict[str, Any]) -> Any:
+        if not any(key.startswith("!") for key in written):
+            return {key: self.read(each) for key, each in written.items()}
+        ((tag, content),) = written.items()
+        tag = tag.removeprefix("!")
+        if ":" not in tag:
+            return _READERS[tag](self, content)
+        cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
+        return make_object(cls, {key: self.read(each) for key, each in content.items()})
 
     def items(self, content: list[Any]) -> list[Any]:
         if type(content) is not list:
@@ -219,23 +213,28 @@ class _Form(NamedTuple):
     read: Callable[[_Reader, Any], Any]
 
 
+def _text(tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> _Form:
+    return _Form(tag, lambda _, value, path: write(value), lambda _, content: read(content))
+
+
+def _made_of(items: Callable[[_Writer, Any, str], Any], kind: type) -> _Form:
+    read = _Reader.pairs if items is _Writer.pairs else _Reader.items
+    return _Form(kind.__name__, items, lambda reader, content: kind(read(reader, content)))
+
+
 _FORMS: dict[type, _Form] = {
-    int: _Form("int", lambda _, value, path: hex(value), lambda _, content: int(content, 16)),
-    float: _Form(
-        "float",
-        lambda _, value, path: repr(value),
-        lambda _, content: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[content],
+    int: _text("int", hex, lambda text: int(text, 16)),
+    float: _text("float", repr, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
+    bytes: _text(
+        "bytes", lambda value: base64.b64encode(value).decode(), lambda text: base64.b64decode(text, validate=True)
     ),
-    bytes: _Form(
-        "bytes",
-        lambda _, value, path: base64.b64encode(value).decode(),
-        lambda _, content: base64.b64decode(content, validate=True),
-    ),
-    tuple: _Form("tuple", _Writer.items, lambda reader, content: tuple(reader.items(content))),
-    set: _Form("set", _Writer.unordered, lambda reader, content: set(reader.items(content))),
-    frozenset: _Form("frozenset", _Writer.unordered, lambda reader, content: frozenset(reader.items(content))),
-    dict: _Form("dict", _Writer.pairs, lambda reader, content: dict(reader.pairs(content))),
-    OrderedDict: _Form("OrderedDict", _Writer.pairs, lambda reader, content: OrderedDict(reader.pairs(content))),
+    th.dtype: _text("torch.dtype", str, lambda text: _TORCH_TYPES[text]),
+    th.device: _text("device", str, th.device),
+    tuple: _made_of(_Writer.items, tuple),
+    set: _made_of(_Writer.unordered, set),
+    frozenset: _made_of(_Writer.unordered, frozenset),
+    dict: _made_of(_Writer.pairs, dict),
+    OrderedDict: _made_of(_Writer.pairs, OrderedDict),
     deque: _Form(
         "deque",
         lambda writer, value, path: {"maxlen": value.maxlen, "items": writer.items(value, path)},
@@ -250,13 +249,7 @@ _FORMS: dict[type, _Form] = {
     np.generic: _Form("scalar", _Writer.scalar, _Reader.scalar),
     np.ndarray: _Form("array", _Writer.array, _Reader.array),
     th.Tensor: _Form("tensor", _Writer.tensor, _Reader.tensor),
-    nn.Parameter: _Form(
-        "parameter",
-        lambda writer, value, path: [{"!tensor": writer.tensor(value, path)}, value.requires_grad],
-        _Reader.parameter,
-    ),
-    th.dtype: _Form("torch.dtype", lambda _, value, path: str(value), lambda _, content: _TORCH_TYPES[content]),
-    th.device: _Form("device", lambda _, value, path: str(value), lambda _, content: th.device(content)),
+    nn.Parameter: _Form("parameter", _Writer.parameter, _Reader.parameter),
 }
 _READERS = {form.tag: form.read for form in _FORMS.values()} | {"name": lambda _, content: find(content)}
 
@@ -269,8 +262,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    # A method of an object carries the object with it.
-    owner = getattr(value, "__self__", None)
+    owner = getattr(value, "__self__", None)  # a method of an object carries the object with it
     return isinstance(value, (FunctionType, BuiltinFunctionType)) and (owner is None or isinstance(owner, ModuleType))
 
 
@@ -280,8 +272,7 @@ def _named(value: Any, path: str) -> str:
     if name.startswith("ppo_plus.") and not is_registered(value):
         raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
     if not isinstance(value, type) and not is_registered(value) and "<" in name:
-        what = "is a lambda" if "<lambda>" in name else "is a function inside a function"
-        raise _undescribable(path, value, f"{what}, which has no name: {_REMEDY}")
+        raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
     return name
 
 
@@ -297,16 +288,11 @@ def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
 
 #: Kinds of NumPy's types that files contain; others are objects, structures and times.
 ARRAY_KINDS = "biufcSU"
-#: Torch's types that are stored.
-STORED = frozenset(
-    {
-        *(th.bool, th.int8, th.int16, th.int32, th.int64, th.uint8, th.uint16, th.uint32, th.uint64),
-        *(th.float16, th.bfloat16, th.float32, th.float64),
-    }
-)
-_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
 #: NumPy's types that torch stores.
-NATIVE = frozenset(str(each).removeprefix("torch.") for each in STORED - {th.bfloat16})
+NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
+#: Torch's types that are stored.
+STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
+_TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -315,10 +301,7 @@ def dtype_name(dtype: np.dtype) -> str:
 
 
 def find_dtype(name: str) -> np.dtype:
-    """NumPy's type of a name.
-
-    :raises ValueError: there is none, or none that files contain
-    """
+    """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
     if name not in NATIVE and not re.fullmatch(rf"[<>|][{ARRAY_KINDS}]\d{{1,6}}", name):
         raise ValueError(f"{name[:50]!r} is not a type of numbers")
     return np.dtype(name)
@@ -370,37 +353,26 @@ def object_state(value: Any) -> dict[str, Any] | None:
 
 
 def make_object(cls: type, state: dict[str, Any]) -> Any:
-    """An object of a class; dataclasses and spaces check their values as they always do.
-
-    :raises Exception: of any kind, if they do not make an object
-    """
-    made: Any
+    """An object of a class; dataclasses and spaces check their values as usual, and raise errors of any kind."""
     if name_of(cls) in SPACES:
-        return _make_space(cls, state)
+        values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
+        if cls is spaces.Dict:
+            values["spaces"] = list(values["spaces"].items())  # pairs: Gymnasium would sort the keys of a dict
+        if cls is spaces.Discrete and values.get("dtype") == np.int64:
+            del values["dtype"]  # older Gymnasium has no other
+        return cls(**values)
     if issubclass(cls, tuple):
         return cls(**state)
+    made: Any = object.__new__(cls)
     if issubclass(cls, nn.Module):
         valid = all(isinstance(each, (_PARTS[part], type(None))) for part in _PARTS for each in state[part].values())
         if not valid or any(name in _NEW and name not in _SAVED for name in state) or issubclass(cls, nn.RNNBase):
             raise ValueError(f"this is not a {cls.__name__}")
-        made = object.__new__(cls)
         nn.Module.__init__(made)
     elif dataclasses.is_dataclass(cls):
         fields = {each.name: each.init for each in dataclasses.fields(cls)}
         if not state.keys() <= fields.keys():
             raise Damaged(f"{cls.__name__} has no {sorted(state.keys() - fields.keys())}")
         made = cls(**{name: each for name, each in state.items() if fields[name]})
-    else:
-        made = object.__new__(cls)
     vars(made).update(state)
     return made
-
-
-def _make_space(cls: type, state: Mapping[str, Any]) -> spaces.Space:
-    values = {name: state[name] for name in SPACES[name_of(cls)][1] if name in state}
-    if cls is spaces.Dict:
-        # Pairs, since Gymnasium would sort the keys of a dict.
-        values["spaces"] = list(values["spaces"].items())
-    if cls is spaces.Discrete and values.get("dtype") == np.int64:
-        del values["dtype"]  # older Gymnasium has no other
-    return cls(**values)  # type: ignore[no-any-return]

@@ -16,27 +16,23 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 
-from ppo_plus.saving.format.names import Damaged, Refused, find, find_class_of_objects, public_name, reading_a_value
+from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
 from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_object
 
 
 class Call:
-    """A call that a pickle asks for, and what it does with the result; nothing is called.
-
-    Each name in a pickle is a subclass of this.
-    """
+    """A call that a pickle asks for, and what it does with the result. Each name in a pickle is a subclass of this."""
 
     name: ClassVar[str]
+    args: tuple[Any, ...]
+    state: Any = None
+    items: list[Any]
+    pairs: list[tuple[Any, Any]]
 
     def __new__(cls, *args: Any) -> "Call":
         made = object.__new__(cls)
-        made.args, made.state, made.items, made.pairs = args, None, [], []
+        made.args, made.items, made.pairs = args, [], []
         return made
-
-    args: tuple[Any, ...]
-    state: Any
-    items: list[Any]
-    pairs: list[tuple[Any, Any]]
 
     def __call__(self, *args: Any) -> "Call":
         """A pickle may also call what it has made: cloudpickle does."""
@@ -46,9 +42,6 @@ class Call:
         if self.state is not None:
             raise Refused("it changes a state twice")
         self.state = state
-
-    def extend(self, items: list[Any]) -> None:
-        self.items += items
 
     def append(self, item: Any) -> None:
         self.items.append(item)
@@ -77,32 +70,19 @@ _INSTRUCTIONS = frozenset(
 
 
 def parse(data: bytes) -> Any:
-    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names.
-
-    :raises Refused: it has instructions that plain values and objects do not need
-    """
-    try:
+    """What a pickle would make: plain values, :class:`Call`, and subclasses of it for names."""
+    with decoding("the pickle"):
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in _INSTRUCTIONS:
                 raise Refused(f"it has the instruction {opcode.name}, which is not read")
             if opcode.name == "LONG_BINPUT" and (argument or 0) > len(data):
                 raise Refused("it numbers more values than it has")  # memory would be reserved for all numbers
         return _Reader(io.BytesIO(data)).load()
-    except Refused:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {str(error)[:100]}"
-        raise Damaged(f"it is not a pickle of plain values and objects ({problem})") from error
 
 
 def value_of(parsed: Any, n_bytes: int) -> Any:
-    """The value that :func:`parse` found, if all that it asks for is known.
-
-    :param parsed: from there
-    :param n_bytes: how long the pickle was: arrays are not much larger
-    :raises Refused: it asks for something else
-    """
-    with reading_a_value():
+    """The value that :func:`parse` found in so many bytes; raises :class:`Refused` if it asks for what is not known."""
+    with decoding():
         return _Maker(n_bytes).make(parsed)
 
 
@@ -154,11 +134,7 @@ class _Maker:
             raise Refused(f"it would call {name} with arguments")
         return make_object(cls, self.make(call.state or {}))
 
-    def array(self, call: Call) -> np.ndarray:
-        _, shape, dtype, in_columns, data = self.make(call.state)
-        return self._array(data, dtype, shape, "F" if in_columns else "C")
-
-    def _array(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    def array(self, data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
         if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, np.dtype):
             raise Refused("it has an array that is not made of numbers")
         self._bytes_left -= len(data)
@@ -166,12 +142,13 @@ class _Maker:
             raise Refused("its arrays are larger than itself")
         return np.frombuffer(bytes(data), dtype).reshape(shape, order=order).copy(order="K")
 
-    def array_of_buffer(self, call: Call) -> np.ndarray:
-        return self._array(*self.make(call.args))
+    def reconstructed(self, call: Call) -> np.ndarray:
+        _, shape, dtype, in_columns, data = self.make(call.state)
+        return self.array(data, dtype, shape, "F" if in_columns else "C")
 
     def scalar(self, call: Call) -> Any:
         dtype, data = self.make(call.args)
-        return self._array(data, dtype, (1,), "C")[0]
+        return self.array(data, dtype, (1,), "C")[0]
 
     def dtype(self, call: Call) -> np.dtype:
         name, state = self.make(call.args)[0], self.make(call.state or (3, "|"))
@@ -183,17 +160,17 @@ class _Maker:
     def deque(self, call: Call) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
 
-    def ordered_dict(self, call: Call) -> OrderedDict[Any, Any]:
-        return OrderedDict((self.make(key), self.make(each)) for key, each in call.pairs)
-
 
 #: What is made from calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
-    "collections:OrderedDict": _Maker.ordered_dict,
+    "collections:OrderedDict": lambda maker, call: OrderedDict(map(maker.make, call.pairs)),
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
     "torch:device": lambda maker, call: th.device(*maker.make(call.args)),
-    **{f"numpy.{core}.multiarray:_reconstruct": _Maker.array for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray:_reconstruct": _Maker.reconstructed for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray:scalar": _Maker.scalar for core in ("core", "_core")},
-    **{f"numpy.{core}.numeric:_frombuffer": _Maker.array_of_buffer for core in ("core", "_core")},
+    **{
+        f"numpy.{core}.numeric:_frombuffer": lambda maker, call: maker.array(*maker.make(call.args))
+        for core in ("core", "_core")
+    },
 }

@@ -1,6 +1,7 @@
 """Models for SB3's ``PPO``."""
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,27 +14,31 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from ppo_plus.formulas.exploration import StateDependentNoise
 from ppo_plus.formulas.schedules import Bounded, Constant, Linear
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MultiInputPolicy
+from ppo_plus.policy.policies import ActorCriticPolicy
 from ppo_plus.saving.format.container import PathOrFile, opened_to_write, path_to_save
+from ppo_plus.saving.model import base_of
 
-#: SB3's name of the policies of ours that it has too.
-_NAMES = {ActorCriticPolicy: "MlpPolicy", CnnPolicy: "CnnPolicy", MultiInputPolicy: "MultiInputPolicy"}
 #: Attributes that mean the same in both.
 _SHARED = (
     "n_steps batch_size n_epochs gamma gae_lambda max_grad_norm seed verbose tensorboard_log use_sde num_timesteps "
     "_total_timesteps _num_timesteps_at_start _n_updates _episode_num _current_progress_remaining _stats_window_size "
     "ep_info_buffer ep_success_buffer start_time n_envs observation_space action_space policy_kwargs"
 ).split()
-#: Arguments that SB3's ``PPO`` has too, what they may be there, and its value if it does not support ours.
-_LESS: dict[str, tuple[Any, Any]] = {
-    "ent_coef": ((int, float), 0.0),
-    "vf_coef": ((int, float), 0.5),
-    "target_kl": ((int, float, type(None)), None),
-    "normalize_advantage": (bool, True),
-    "sde_sample_freq": (int, -1),
-}
-#: How SB3's ``PPO`` always learns.
-_FIXED = {"value_clip": "plain", "recompute_advantages": False, "kl_control": "stop", "exploration": None}
+#: Arguments that are numbers, or ``None``, in SB3's ``PPO``; in ours they may be schedules or words.
+_NUMBERS = ("ent_coef", "vf_coef", "target_kl", "normalize_advantage", "sde_sample_freq")
+#: Arguments of ours alone without which a model learns the same, if it has neither memory nor masks.
+_NOT_MISSED = {"compile", "n_threads", "sequence_length", "action_mask_key"}
+
+
+def _defaults(cls: type[Any]) -> dict[str, Any]:
+    return {name: argument.default for name, argument in inspect.signature(cls).parameters.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, type(None)))
+
+
+_THEIRS = _defaults(PPO)
 
 
 def to_sb3(model: Any, path: PathOrFile) -> None:
@@ -56,13 +61,12 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
 
 
 def _policy_for_sb3(model: Any) -> Any:
-    """The policy's name or class in SB3.
-
-    :raises ValueError: it has none
-    """
-    space = model.action_space
+    """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
+    space, policy_class = model.action_space, model.policy_class
+    names = {model.policy_aliases[name]: name for name in PPO.policy_aliases}
+    known = spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
     reasons = {
-        f"action_space={space}": not isinstance(space, (spaces.Box, spaces.Discrete, *_CHOICES))
+        f"action_space={space}": not isinstance(space, known)
         or np.any(getattr(space, "start", 0))
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
         "memory": model.policy.remembers,
@@ -71,28 +75,21 @@ def _policy_for_sb3(model: Any) -> Any:
         f"actor_keys={model.policy_kwargs.get('actor_keys')!r}": model.policy_kwargs.get("actor_keys") is not None,
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
+        f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),
     }
     for what, unknown in reasons.items():
         if unknown:
             raise ValueError(f"SB3's PPO cannot read this model: it does not support {what}")
-    if model.policy_class in _NAMES:
-        return _NAMES[model.policy_class]
-    if issubclass(model.policy_class, ActorCriticPolicy):
-        raise ValueError(f"SB3's PPO cannot read this model: it does not support policy={model.policy_class.__name__}")
-    return model.policy_class
-
-
-_CHOICES = (spaces.MultiDiscrete, spaces.MultiBinary)
+    return names.get(policy_class, policy_class)
 
 
 def _export(model: Any, policy: Any) -> PPO:
     exported = PPO(policy, None, device="cpu", _init_setup_model=False)  # type: ignore[arg-type]
     vars(exported).update({name: copy.deepcopy(getattr(model, name)) for name in _SHARED})
-    for name, (kinds, otherwise) in _LESS.items():
-        value = getattr(model, name)
-        setattr(exported, name, value if isinstance(value, kinds) else otherwise)
+    for name in _NUMBERS:
+        setattr(exported, name, getattr(model, name) if _is_number(getattr(model, name)) else _THEIRS[name])
     exported.learning_rate = _schedule(model.settings.schedules["learning_rate"])
-    exported.clip_range = _schedule(model.clip_range or Constant(0.2))
+    exported.clip_range = _schedule(model.clip_range or _THEIRS["clip_range"])
     exported.clip_range_vf = None if model.clip_range_vf is None else _schedule(model.clip_range_vf)
     exported.seed = None  # seeding would disturb the generators
     exported._setup_model()
@@ -122,10 +119,10 @@ def _check_actions(model: Any, exported: PPO) -> None:
 
 def _lost(model: Any) -> Iterator[str]:
     """What of learning SB3's ``PPO`` does not know."""
-    names = [name for name, value in _FIXED.items() if getattr(model, name) != value]
-    names += [name for name, (kinds, _) in _LESS.items() if not isinstance(getattr(model, name), kinds)]
+    ours = _defaults(base_of(type(model))) | {"value_clip": "plain"}
+    names = [name for name in ours if name not in _THEIRS and getattr(model, name) != ours[name]]
+    names += [name for name in _NUMBERS if not _is_number(getattr(model, name))]
     if model.clip_range is None:
         names.append("clip_range")
-    if model.clip_range_vf is None and "value_clip" in names:
-        names.remove("value_clip")
-    return (f"{name}={getattr(model, name)!r}" for name in names)
+    left_out = _NOT_MISSED | ({"value_clip"} if model.clip_range_vf is None else set())
+    return (f"{name}={getattr(model, name)!r}" for name in names if name not in left_out)

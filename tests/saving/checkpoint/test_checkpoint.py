@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 import ppo_plus
 from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.saving.checkpoint import checkpoint, random_state
+from ppo_plus.saving.checkpoint import checkpoint, process_state
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged
 from ppo_plus.saving.format.values import Undescribable
@@ -316,7 +316,7 @@ def test_frozen_weights_and_non_persistent_buffers_resume(tmp_path):
     assert resumed.policy.action_net.n == model.policy.action_net.n > 64
     for each in (resumed, model):  # the generators stand where they stood
         if each is model:
-            random_state.set_states(checkpoint.read(tmp_path)["generators"])
+            process_state.set_generators(checkpoint.read(tmp_path)["generators"])
         each.learn(64, reset_num_timesteps=False)
     for ours, theirs in zip(resumed.policy.parameters(), model.policy.parameters(), strict=True):
         assert th.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad

@@ -1,13 +1,17 @@
-"""The state of callbacks is restored; their configuration is not."""
+"""A call resumes with the state of its callbacks; their configuration is the new one."""
 
+import warnings
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
+from stable_baselines3.common.logger import Logger
 
-from ppo_plus.saving.checkpoint.callback_state import CallbackStates, tree_of
+from ppo_plus.saving.checkpoint.call import Call, calling, tree_of
+from ppo_plus.saving.checkpoint.process_state import NO_LOG, get_generators
 from ppo_plus.saving.format.names import Refused
 
 
@@ -23,7 +27,7 @@ class Counter(BaseCallback):
     def count(self):
         self.best, self.last = 3.0, np.arange(2.0)
         self.history.extend([{"a": (1, th.ones(1))}, 2, 3])
-        self.new = "made later"
+        self.new, self.path = 7, "elsewhere"
         self.net = th.nn.Linear(2, 2)
 
     def _on_step(self):
@@ -45,16 +49,38 @@ class Speaking(BaseCallback):
         self.hidden = state["twice"] // 2
 
 
+def watching(callback):
+    call = Call(1.0)
+    call.watch(callback)
+    return call
+
+
+def states(call):
+    return call.state()["callbacks"]
+
+
+def restored(callback, states):
+    """Restore states into a callback; what was warned of."""
+    model = SimpleNamespace(logger=Logger(None, []))
+    call = watching(callback)
+    call.resumed = {"call": {"callbacks": states}, "log": NO_LOG, "generators": get_generators()}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        call.restore(model)
+    assert call.resumed is None
+    return [str(each.message) for each in warned]
+
+
 def test_what_has_changed_is_kept():
     counter, other = Counter(limit=1), Counter(limit=2)
-    states = CallbackStates(counter)
+    call = watching(counter)
     counter.count()
-    (state,) = states.get()
+    (state,) = states(call)
     assert state["class"] == "Counter" and state["changed"].keys() == {"best", "last", "history", "new"}
     counter.history.append("later")
     counter.last[0] = 9.0
-    assert CallbackStates(other).set([state]) == []
-    assert (other.limit, other.best, other.new) == (2, 3.0, "made later")
+    assert restored(other, [state]) == []
+    assert (other.limit, other.best, other.new) == (2, 3.0, 7)
     assert other.history == deque([2, 3]) and other.history.maxlen == 2
     assert other.last.tolist() == [0.0, 1.0]
     other.history.append("of its own")
@@ -64,8 +90,8 @@ def test_what_has_changed_is_kept():
 def test_nan_that_stays_has_not_changed():
     counter = Counter()
     counter.best, counter.last = np.nan, np.array([np.nan])
-    states = CallbackStates(counter)
-    assert states.get()[0]["changed"] == {}
+    call = watching(counter)
+    assert states(call)[0]["changed"] == {}
 
 
 def test_nested_callbacks_are_matched_by_class_and_order():
@@ -74,24 +100,24 @@ def test_nested_callbacks_are_matched_by_class_and_order():
         return CallbackList([counters[0], inner, Speaking()])
 
     root, fresh = tree(Counter(), Counter()), [Counter(), Counter()]
-    states = CallbackStates(root)
+    call = watching(root)
     assert [type(each).__name__ for each in tree_of(root)].count("Counter") == 2
     for value, each in enumerate(each for each in tree_of(root) if isinstance(each, Counter)):
         each.best = value
     root.callbacks[2].hidden = 21
     other = tree(*fresh)
-    assert CallbackStates(other).set(states.get()) == []
+    assert restored(other, states(call)) == []
     assert [each.best for each in fresh] == [0, 1]
     assert other.callbacks[2].hidden == 21
 
 
 def test_missing_callbacks_with_state_are_named():
     root = CallbackList([Counter(), Counter(), Speaking()])
-    states = CallbackStates(root)
+    call = watching(root)
     root.callbacks[0].count()
     root.callbacks[1].n_calls = 7
-    warnings = CallbackStates(CallbackList([])).set(states.get())
-    assert warnings == [
+    warned = restored(CallbackList([]), states(call))
+    assert warned == [
         f"the resumed run used callback {name}, which was not passed to learn(): pass it, or its state is lost"
         for name in ("Counter", "Speaking")
     ]
@@ -101,7 +127,18 @@ def test_missing_callbacks_with_state_are_named():
 def test_a_file_sets_no_methods_and_no_models(name):
     state = {"class": "Counter", "own": None, "changed": {name: 3}, "envs": {}}
     with pytest.raises(Refused, match=f"it sets '?{name}"):
-        CallbackStates(Counter()).set([state])
+        restored(Counter(), [state])
+
+
+@pytest.mark.parametrize("value", ["a", b"a", np.array("a"), np.str_("a"), ["a"], {1: "a"}, {"a": ("a",)}])
+def test_texts_and_paths_are_neither_saved_nor_restored(value):
+    counter = Counter()
+    call = watching(counter)
+    counter.limit = value
+    assert states(call)[0]["changed"] == {}
+    state = {"class": "Counter", "own": None, "changed": {"limit": value, "best": 1.0}, "envs": {}}
+    assert restored(other := Counter(), [state]) == ["Counter.limit is not restored: it is not made of numbers"]
+    assert (other.limit, other.best) == (1, 1.0)
 
 
 def test_a_callback_may_have_a_name_for_files():
@@ -110,13 +147,33 @@ def test_a_callback_may_have_a_name_for_files():
 
     speaking, renamed = Speaking(), Renamed()
     speaking.hidden = 3
-    assert CallbackStates(renamed).set(CallbackStates(speaking).get()) == []
+    assert restored(renamed, states(watching(speaking))) == []
     assert renamed.hidden == 3
 
 
 @pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
 def test_attributes_that_sb3_sets_are_not_state(name):
     counter = Counter()
-    states = CallbackStates(counter)
+    call = watching(counter)
     vars(counter)[name] = {"new": 1}
-    assert states.get()[0]["changed"] == {}
+    assert states(call)[0]["changed"] == {}
+
+
+def test_what_takes_checkpoints_comes_first():
+    class First(Counter):
+        comes_first = in_all_processes = True
+
+    given = [Counter(), CallbackList([Counter(), First()])]
+    root = CallbackList(given)
+    call = watching(root)
+    assert [type(each).__name__ for each in call.callbacks] == ["First", "Counter", "Counter"]
+    assert call.in_all_processes == ["First"]
+    assert type(given[0]) is Counter  # the user's list is as it was
+
+
+def test_a_call_is_over_after_an_error():
+    model = SimpleNamespace(call=Call())
+    with pytest.raises(KeyError), calling(model, 64.0) as call:
+        assert model.call is call and call.total_timesteps == 64.0
+        raise KeyError
+    assert model.call is not call and model.call.total_timesteps is None

@@ -1,0 +1,66 @@
+"""Statistics of VecNormalize come back from our files and from SB3's, without running the pickles in them."""
+
+import pickle
+
+import pytest
+from envs import ACTIONS, OBSERVATIONS, vec
+from poison import Evil
+from stable_baselines3.common.vec_env import VecNormalize
+
+from ppo_plus import PPO_Plus
+from ppo_plus.saving.format import container
+from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.statistics import KIND, read_statistics, write_statistics
+
+
+@pytest.fixture(params=["box", "dict"])
+def normalize(request):
+    keys = ["vector"] if request.param == "dict" else None
+    env = VecNormalize(vec(ACTIONS["box"], OBSERVATIONS[request.param]), norm_obs_keys=keys, gamma=0.9, clip_obs=5.0)
+    env.reset()
+    for _ in range(10):
+        env.step([env.action_space.sample() for _ in range(2)])
+    return env
+
+
+def moments(found):
+    each = found["obs_rms"]
+    parts = [*(each.values() if isinstance(each, dict) else [each]), found["ret_rms"]]
+    return [(part.mean.tolist(), part.var.tolist(), part.count) for part in parts]
+
+
+def test_statistics_come_back_and_pickled_ones_are_read(normalize, tmp_path):
+    expected = moments(vars(normalize))
+    normalize.save(str(tmp_path / "old.pkl"))
+    write_statistics(normalize, tmp_path / "new.zip")
+    for found in (
+        read_statistics(tmp_path / "old.pkl"),
+        read_statistics(tmp_path / "new.zip"),
+        read_statistics(tmp_path / "old.pkl", trust_pickle=True),
+    ):
+        assert moments(found) == expected
+        assert (found["gamma"], found["clip_obs"], found["norm_obs"]) == (0.9, 5.0, True)
+        assert found["observation_space"] == normalize.observation_space
+
+
+def test_poisoned_statistics_run_nothing(normalize, tmp_path):
+    normalize.obs_rms = Evil(tmp_path / "ran")
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(normalize))
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    for name in ("a.pkl", "b.pkl"):
+        with pytest.raises(Refused, match=name):
+            read_statistics(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_is_not_statistics(tmp_path):
+    PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu").save(tmp_path / "model")
+    with pytest.raises(Refused, match="is a ppo_plus model, not a ppo_plus statistics"):
+        read_statistics(tmp_path / "model.zip")
+
+
+@pytest.mark.parametrize("value", [3, {}, {"gamma": 0.9}, {"observation_moments": 1, "return_moments": 1, "x": 1}])
+def test_a_file_without_statistics_is_damaged(value, tmp_path):
+    container.write(tmp_path / "a.zip", KIND, value)
+    with pytest.raises(Damaged, match=r"a\.zip is not a valid VecNormalize .*it has no statistics"):
+        read_statistics(tmp_path / "a.zip")
