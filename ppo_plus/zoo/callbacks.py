@@ -26,26 +26,18 @@ class Episodes(NamedTuple):
     lengths: list[int]
     successes: list[bool]
 
-    def gather(self, ranks: Ranks) -> "Episodes":
-        """The episodes of all processes, in the order of their ranks."""
-        return Episodes(*(sum(parts, []) for parts in zip(*ranks.gather_values(self), strict=True)))
-
 
 class EvalAfterUpdates(EvalCallback):
     """SB3's ``EvalCallback``, but it evaluates after updates, including the last one.
 
     SB3 evaluates in the middle of a rollout, where it scores the policy of the previous rollout, and never scores the
-    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. A run
-    without any update has no evaluation.
+    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one.
 
     If several processes train one model, each plays its share of the episodes, and the first one records all.
 
-    :param eval_env: evaluation environments of this process; statistics of ``VecNormalize`` are copied to them before
-        each evaluation
+    :param eval_env: evaluation environments of this process; they get the training's normalization statistics
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
-    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well, and a
-        ``callback_after_eval`` is called after every evaluation (``self.parent.last_mean_reward``), and may stop
-        training by returning ``False``
+    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
     #: The name in checkpoints.
@@ -72,21 +64,18 @@ class EvalAfterUpdates(EvalCallback):
     def _on_training_end(self) -> None:
         self._evaluate(True)
 
-    @property
-    def _ranks(self) -> Ranks:
-        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
-
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
+        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
         # Rank 0 decides: after resuming in more processes than before, the counts of the new ones differ.
-        if self._ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
+        if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            episodes = self._play().gather(self._ranks)
-            if self._ranks.leads:
-                self.should_continue = self._record(episodes) and self.should_continue
+            parts = ranks.gather_values(self._play(ranks))
+            if ranks.leads:
+                self._record(Episodes(*(sum(part, []) for part in zip(*parts, strict=True))))
 
-    def _play(self) -> Episodes:
+    def _play(self, ranks: Ranks) -> Episodes:
         """This process's share of the episodes: those that its environments would play if all were in one process."""
         if self.model.get_vec_normalize_env() is not None:
             sync_envs_normalization(self.training_env, self.eval_env)
@@ -95,7 +84,7 @@ class EvalAfterUpdates(EvalCallback):
             # SB3's evaluator does not support masks.
             with_masks(self.model, self.eval_env),
             self.eval_env,
-            (self.n_eval_episodes + self._ranks.rank) // self._ranks.size,
+            (self.n_eval_episodes + ranks.rank) // ranks.size,
             deterministic=self.deterministic,
             render=self.render,
             return_episode_rewards=True,
@@ -104,15 +93,12 @@ class EvalAfterUpdates(EvalCallback):
         )
         return Episodes(returns, lengths, self._is_success_buffer)  # type: ignore[arg-type]
 
-    def _record(self, episodes: Episodes) -> bool:
-        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does.
-
-        :return: whether training should continue
-        """
+    def _record(self, episodes: Episodes) -> None:
+        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
         if self.log_path is not None:
             self._write(episodes)
-        mean, std = float(np.mean(episodes.returns)), np.std(episodes.returns)
-        is_best, self.last_mean_reward = mean > self.best_mean_reward, mean
+        self.last_mean_reward = mean = float(np.mean(episodes.returns))
+        is_best = mean > self.best_mean_reward
         self.logger.record("eval/mean_reward", mean)
         self.logger.record("eval/mean_ep_length", np.mean(episodes.lengths))
         if episodes.successes:
@@ -121,19 +107,16 @@ class EvalAfterUpdates(EvalCallback):
         self.logger.dump(self.num_timesteps)
         if self.verbose >= 1:
             # Above the progress bar, if there is one.
-            tqdm.write(
-                f"evaluation after {self.num_timesteps:,} timesteps: return {mean:.2f} +/- {std:.2f} over "
-                f"{len(episodes.returns)} episodes{' (new best)' if is_best else ''}",
-                file=sys.stderr,
-            )
-        should_continue = True
+            result = f"mean return {mean:.2f} +/- {np.std(episodes.returns):.2f} over {len(episodes.returns)} episodes"
+            best = " (new best)" if is_best else ""
+            tqdm.write(f"evaluation after {self.num_timesteps:,} timesteps: {result}{best}", file=sys.stderr)
         if is_best:
             self.best_mean_reward = mean
             if self.best_model_save_path is not None:
                 save_model(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
             if self.callback_on_new_best is not None:
-                should_continue = self.callback_on_new_best.on_step()
-        return should_continue and self._on_event()
+                self.should_continue &= self.callback_on_new_best.on_step()
+        self.should_continue = self.should_continue and self._on_event()
 
     def _write(self, episodes: Episodes) -> None:
         """Add an evaluation to ``evaluations.npz``."""
@@ -198,16 +181,8 @@ class ProgressDisplay(BaseCallback):
             print(notice, file=sys.stderr, flush=True)
         done, total = self.model.num_timesteps, self.locals["total_timesteps"]
         # Without a terminal the bar is never drawn; its text is printed at each tenth.
-        file, interval = (sys.stderr, 0.1) if self.shows_bar else (StringIO(), math.inf)
-        self.bar = tqdm(
-            initial=done,
-            total=total,
-            unit=" steps",
-            unit_scale=True,
-            dynamic_ncols=True,
-            file=file,
-            mininterval=interval,
-        )
+        where: dict[str, Any] = {} if self.shows_bar else {"file": StringIO(), "mininterval": math.inf}
+        self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, **where)
 
     def _on_step(self) -> bool:
         assert self.bar is not None

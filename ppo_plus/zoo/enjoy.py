@@ -1,6 +1,7 @@
 """Watch and record a trained model."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -14,8 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, parse_settings
-from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.experiment import saved_experiment
 from ppo_plus.zoo.models import load_statistics
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO, RunFolder
@@ -28,10 +28,8 @@ NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 
 @dataclass(frozen=True)
 class Player:
-    """A trained model with environments to play in.
+    """A trained model with environments to play in, whose normalization statistics are fixed.
 
-    :param model: the model
-    :param env: environments whose statistics are fixed
     :param deterministic: take the most likely actions
     """
 
@@ -40,10 +38,7 @@ class Player:
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
-        """Play, and yield the environments' ``infos`` after each step.
-
-        :param n_timesteps: steps of each environment
-        """
+        """Play a number of steps in each environment, and yield their ``infos`` after each step."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
         player = with_masks(self.model, self.env)
         for _ in range(n_timesteps):
@@ -75,7 +70,7 @@ def make_player(
     """
     if not model.is_file():
         raise FileNotFoundError(f"there is no model {model}")
-    experiment = saved_experiment(folder, packages)
+    experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
     env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
     # rl_zoo3 saves one file of statistics for all models of a run.
     shared = folder.settings / "vecnormalize.pkl" if folder.arguments().get("algo") != ALGO else None
@@ -86,39 +81,19 @@ def make_player(
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
 
 
-def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
-    """The experiment of a run, of rl_zoo3's runs as well.
-
-    :param packages: packages that its settings may import from; ``None``: any
-    :raises FileNotFoundError: not the folder of a run
-    :raises ValueError: its settings import from another package
-    """
-    settings = read_mapping(folder.settings / "config.yml", RunLoader)
-    arguments = folder.arguments()
-    if arguments.get("env_kwargs"):
-        settings["env_kwargs"] = arguments["env_kwargs"]
-    experiment = parse_settings(folder.env_id, settings, packages)
-    return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
-
-
 def enjoy(player: Player, n_timesteps: int) -> None:
     """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
-    returns: list[float] = []
-    lengths: list[int] = []
-    try:
+    episodes: list[tuple[float, int]] = []
+    with suppress(KeyboardInterrupt):
         for infos in player.play(n_timesteps):
             for episode in (info["episode"] for info in infos if "episode" in info):
-                returns.append(episode["r"])
-                lengths.append(episode["l"])
-                print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
-    except KeyboardInterrupt:
-        pass
+                episodes.append((episode["r"], episode["l"]))
+                print(f"episode {len(episodes)}: return {episode['r']:.2f}, length {episode['l']}", flush=True)
     player.env.close()
-    if returns:
-        print(
-            f"mean return {np.mean(returns):.2f} +/- {np.std(returns):.2f}, "
-            f"mean length {np.mean(lengths):.2f} +/- {np.std(lengths):.2f} over {len(returns)} episodes"
-        )
+    if episodes:
+        (mean, mean_length), (std, std_length) = np.mean(episodes, axis=0), np.std(episodes, axis=0)
+        lengths = f"mean length {mean_length:.2f} +/- {std_length:.2f}"
+        print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
         print(f"no episode ended within {n_timesteps} steps")
 
@@ -137,12 +112,7 @@ def check_recording(path: Path) -> None:
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
-    """Play, and save what the environments render.
-
-    :param player: the player; its environments have ``render_mode="rgb_array"``
-    :param n_timesteps: steps of each environment
-    :param path: a ``.gif`` or ``.mp4``
-    """
+    """Play in environments with ``render_mode="rgb_array"``, and save what they render as a ``.gif`` or ``.mp4``."""
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)

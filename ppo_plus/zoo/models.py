@@ -26,16 +26,10 @@ def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plu
     :param arguments: further arguments of ``PPO_Plus``, such as ``verbose`` or ``tensorboard_log``
     :raises ValueError, TypeError: see ``PPO_Plus``
     """
-    hyperparams = deepcopy(experiment.hyperparams)
+    given = {"policy_kwargs": experiment.policy_kwargs, **experiment.hyperparams}
+    given = {**deepcopy(given), "seed": experiment.seed, "device": experiment.device, **arguments}
     with torch_threads(1):
-        return PPO_Plus(
-            experiment.policy,
-            env,
-            policy_kwargs=deepcopy(experiment.policy_kwargs),
-            seed=experiment.seed,
-            device=experiment.device,
-            **{**hyperparams, **arguments},
-        )
+        return PPO_Plus(experiment.policy, env, **given)
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
@@ -71,9 +65,8 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write normalization statistics atomically.
+    """Write normalization statistics atomically; a ``.pkl`` in SB3's format, for rl_zoo3.
 
-    :param path: the file; a ``.pkl`` is written in SB3's format, for rl_zoo3
     :raises ValueError: they are not finite
     """
     _require_finite(normalize, path)
@@ -84,12 +77,11 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
-    """Load the statistics that were saved with a model; whether the environments update them does not change.
+    """Load the statistics that were saved with a model into environments, if these normalize.
 
-    :param env: environments; if they do not normalize, nothing is loaded
     :param source: the statistics' file; ``None``: the one next to the model
     :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
-    :raises FileNotFoundError: the environments normalize, and there is no file
+    :raises FileNotFoundError: there is no file
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     normalize = unwrap_vec_normalize(env)
@@ -118,7 +110,6 @@ def _shapes(moments: Any) -> Any:
 
 
 def _require_finite(normalize: Any, path: Path) -> None:
-    """:raises ValueError: statistics are not finite"""
     if not are_finite(normalize):
         raise ValueError(
             f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "

@@ -10,7 +10,7 @@ from typing import Any
 
 from ppo_plus.saving.format.atomic import UNFINISHED
 from ppo_plus.saving.format.lock import claim
-from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.hyperparams import read_mapping
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.
@@ -55,42 +55,28 @@ class Options:
         return {"restarts": self.restart_envs, "timeout": self.env_timeout}
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run of an environment."""
+    """The folder of one run of an environment.
 
-    path: Path
-    env_id: str
+    :ivar last_model: the model at the end of training
+    :ivar best_model: the best model in evaluation
+    :ivar checkpoints: folder that an interrupted run is resumed from
+    :ivar settings: folder of the settings and arguments
+    :ivar command: file with the command line that started the run
+    """
 
-    @property
-    def last_model(self) -> Path:
-        """The model at the end of training."""
-        return self.path / f"{file_name(self.env_id)}.zip"
-
-    @property
-    def best_model(self) -> Path:
-        """The best model in evaluation."""
-        return self.path / "best_model.zip"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder that an interrupted run is resumed from."""
-        return self.path / "checkpoints"
+    def __init__(self, path: Path, env_id: str):
+        self.path, self.env_id = path, env_id
+        self.last_model = path / f"{file_name(env_id)}.zip"
+        self.best_model = path / "best_model.zip"
+        self.checkpoints = path / "checkpoints"
+        self.settings = path / file_name(env_id)
+        self.command = self.settings / "command.txt"
 
     @property
     def is_finished(self) -> bool:
         """Whether the run was trained to its end: the checkpoints are removed last."""
         return self.last_model.exists() and not self.checkpoints.exists()
-
-    @property
-    def settings(self) -> Path:
-        """Folder of the settings and arguments."""
-        return self.path / file_name(self.env_id)
-
-    @property
-    def command(self) -> Path:
-        """File with the command line that started the run."""
-        return self.settings / "command.txt"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -124,7 +110,7 @@ class RunFolder:
 
         :raises FileNotFoundError: not the folder of a run
         """
-        return read_mapping(self.settings / "args.yml", RunLoader)
+        return read_mapping(self.settings / "args.yml")
 
 
 def file_name(env_id: str) -> str:
@@ -182,4 +168,4 @@ def open_run(path: Path) -> RunFolder:
         raise FileNotFoundError(
             f"--resume {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
         )
-    return RunFolder(path, read_mapping(saved, RunLoader)["env"])
+    return RunFolder(path, read_mapping(saved)["env"])
