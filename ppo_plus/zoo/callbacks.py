@@ -158,22 +158,12 @@ class Interruptible(BaseCallback):
 
 
 class ProgressDisplay(BaseCallback):
-    """Shows how far training is, its return, speed and remaining time: a bar on a terminal, else ten plain lines.
-
-    :param bar: ``None``: a bar if standard error is a terminal
-    """
+    """Shows how far training is, its return, speed and remaining time: a bar on a terminal, else ten plain lines."""
 
     def __init__(self, bar: bool | None = None):
         super().__init__()
         self.shows_bar = sys.stderr.isatty() if bar is None else bar
         self.bar: tqdm | None = None
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing: the progress of a resumed run is in its model."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
 
     def _on_training_start(self) -> None:
         notice = self.model.compilation.notice  # type: ignore[attr-defined]

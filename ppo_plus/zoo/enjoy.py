@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,19 +95,6 @@ def enjoy(player: Player, n_timesteps: int) -> None:
         print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
         print(f"no episode ended within {n_timesteps} steps")
-
-
-def check_recording(path: Path) -> None:
-    """Check before playing that a recording can be written.
-
-    :raises ValueError: unknown format
-    :raises ImportError: a video needs ``imageio[ffmpeg]``
-    """
-    suffix = path.suffix.lower()
-    if suffix not in (".gif", ".mp4"):
-        raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
-    if suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: an .mp4 needs pip install 'imageio[ffmpeg]'")
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:

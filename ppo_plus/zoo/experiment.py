@@ -47,14 +47,12 @@ class Experiment:
     """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
 
     :param n_timesteps: number of environment steps, over all environments together
-    :param policy: name of the policy class, or the class itself
     :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
     :param frame_stack: number of observations to stack; ``None`` for no stacking
     :param env_wrapper: wrappers of each environment, the innermost first
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
     :param hyperparams: the other arguments of ``PPO_Plus``
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
-    :param seed: seed of environments, weights and exploration
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
         ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
         backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`

@@ -74,11 +74,8 @@ class Curve:
 
     def legend(self) -> str:
         """The number of runs, and what the picture shows of them."""
-        if self.n_runs == 1:
-            return "1 run"
-        return (
-            f"mean of {self.n_runs} runs, {'thin lines: each run' if self.interval is None else 'band: 95 % interval'}"
-        )
+        shown = "thin lines: each run" if self.interval is None else "band: 95 % interval"
+        return "1 run" if self.n_runs == 1 else f"mean of {self.n_runs} runs, {shown}"
 
     def __str__(self) -> str:
         """The last mean, with its interval, or the worst and the best run."""

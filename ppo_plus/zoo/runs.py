@@ -22,18 +22,14 @@ class Options:
     """Where a run starts from, what it records and shows, and how it handles failing environments. As long as no
     environment fails, none of it changes what is learned.
 
-    :param log_folder: folder of all runs
     :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
     :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
     :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
         checkpoints every ten minutes only
-    :param keep_checkpoints: number of checkpoints to keep
     :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
     :param trust_model: read the trained agent even if that runs code in it
-    :param restart_envs: how many failed environments to replace by new ones, over all training environments, and over
-        all evaluation environments
+    :param restart_envs: how many failed environments to replace, over all for training, and over all for evaluation
     :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
-    :param verbose: 0: no tables of metrics, 1: SB3's, 2: debug messages
     """
 
     log_folder: str = "logs"
@@ -56,22 +52,15 @@ class Options:
 
 
 class RunFolder:
-    """The folder of one run of an environment.
-
-    :ivar last_model: the model at the end of training
-    :ivar best_model: the best model in evaluation
-    :ivar checkpoints: folder that an interrupted run is resumed from
-    :ivar settings: folder of the settings and arguments
-    :ivar command: file with the command line that started the run
-    """
+    """The folder of one run of an environment."""
 
     def __init__(self, path: Path, env_id: str):
         self.path, self.env_id = path, env_id
         self.last_model = path / f"{file_name(env_id)}.zip"
         self.best_model = path / "best_model.zip"
-        self.checkpoints = path / "checkpoints"
-        self.settings = path / file_name(env_id)
-        self.command = self.settings / "command.txt"
+        self.checkpoints = path / "checkpoints"  # what an interrupted run is resumed from
+        self.settings = path / file_name(env_id)  # folder of the settings and arguments
+        self.command = self.settings / "command.txt"  # the command line that started the run
 
     @property
     def is_finished(self) -> bool:
@@ -92,9 +81,8 @@ class RunFolder:
             yield
 
     def saved_model(self, timesteps: int | None = None) -> Path:
-        """A model that was saved during training (``--save-freq``).
+        """The model that was saved after a number of timesteps (``--save-freq``); ``None``: the last one.
 
-        :param timesteps: number of timesteps trained; ``None``: the last one
         :raises FileNotFoundError: there is no such model; the message lists the existing ones
         """
         found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
@@ -106,10 +94,7 @@ class RunFolder:
         return found[timesteps or max(found)]
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that the run was started with, besides its settings.
-
-        :raises FileNotFoundError: not the folder of a run
-        """
+        """The arguments that the run was started with, besides its settings."""
         return read_mapping(self.settings / "args.yml")
 
 
@@ -159,10 +144,7 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run in a folder.
-
-    :raises FileNotFoundError: not the folder of a run
-    """
+    """The run in a folder, or ``FileNotFoundError``."""
     saved = next(path.glob("*/args.yml"), None)
     if saved is None:
         raise FileNotFoundError(

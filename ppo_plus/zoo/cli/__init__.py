@@ -24,7 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with ending_at_once():
             parser = make_parser()
             work = _prepare(parser, arguments)
-        _work(parser, work)
+        import gymnasium as gym
+
+        try:
+            work()
+        except gym.error.DependencyNotInstalled as error:
+            # Many environments import the package that they draw with only when they draw.
+            parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -41,16 +47,6 @@ def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], 
         parser.error(str(error) or type(error).__name__)
 
 
-def _work(parser: "Parser", work: Callable[[], None]) -> None:
-    import gymnasium as gym
-
-    try:
-        work()
-    except gym.error.DependencyNotInstalled as error:
-        # Many environments import the package that they draw with only when they draw.
-        parser.error(str(error))
-
-
 def make_parser() -> "Parser":
     """The parser of the program and its subcommands."""
     from ppo_plus import __version__
@@ -60,7 +56,7 @@ def make_parser() -> "Parser":
     parser = Parser(
         prog="ppo-plus",
         description="Train and tune PPO_Plus; watch, record and compare what it learned.",
-        epilog="To begin: ppo-plus train --env CartPole-v1. The options of a command: ppo-plus COMMAND --help.",
+        epilog="To begin: ppo-plus train --env CartPole-v1. Options of a command: ppo-plus COMMAND --help.",
     )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
