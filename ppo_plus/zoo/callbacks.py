@@ -4,7 +4,7 @@ import math
 import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
@@ -17,14 +17,6 @@ from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.models import save_model, save_statistics
-
-
-class Episodes(NamedTuple):
-    """Returns and lengths of finished episodes, and whether each was a success (empty: not known)."""
-
-    returns: list[float]
-    lengths: list[int]
-    successes: list[bool]
 
 
 class EvalAfterUpdates(EvalCallback):
@@ -73,10 +65,10 @@ class EvalAfterUpdates(EvalCallback):
             self.evaluated_timesteps = self.num_timesteps
             parts = ranks.gather_values(self._play(ranks))
             if ranks.leads:
-                self._record(Episodes(*(sum(part, []) for part in zip(*parts, strict=True))))
+                self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
 
-    def _play(self, ranks: Ranks) -> Episodes:
-        """This process's share of the episodes: those that its environments would play if all were in one process."""
+    def _play(self, ranks: Ranks) -> tuple[Any, Any, list[bool]]:
+        """Returns, lengths and successes of this process's share of the episodes."""
         if self.model.get_vec_normalize_env() is not None:
             sync_envs_normalization(self.training_env, self.eval_env)
         self._is_success_buffer = []
@@ -91,23 +83,34 @@ class EvalAfterUpdates(EvalCallback):
             warn=self.warn,
             callback=self._log_success_callback,
         )
-        return Episodes(returns, lengths, self._is_success_buffer)  # type: ignore[arg-type]
+        return returns, lengths, self._is_success_buffer
 
-    def _record(self, episodes: Episodes) -> None:
+    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
         """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
+        self.evaluations_timesteps.append(self.num_timesteps)
+        self.evaluations_results.append(returns)
+        self.evaluations_length.append(lengths)
+        tables: dict[str, Any] = {
+            "timesteps": self.evaluations_timesteps,
+            "results": self.evaluations_results,
+            "ep_lengths": self.evaluations_length,
+        }
+        if successes:
+            self.evaluations_successes.append(successes)
+            tables["successes"] = self.evaluations_successes
+            self.logger.record("eval/success_rate", np.mean(successes))
         if self.log_path is not None:
-            self._write(episodes)
-        self.last_mean_reward = mean = float(np.mean(episodes.returns))
+            with replacing(f"{self.log_path}.npz") as file:
+                np.savez(file, **tables)
+        self.last_mean_reward = mean = float(np.mean(returns))
         is_best = mean > self.best_mean_reward
         self.logger.record("eval/mean_reward", mean)
-        self.logger.record("eval/mean_ep_length", np.mean(episodes.lengths))
-        if episodes.successes:
-            self.logger.record("eval/success_rate", np.mean(episodes.successes))
+        self.logger.record("eval/mean_ep_length", np.mean(lengths))
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
         if self.verbose >= 1:
             # Above the progress bar, if there is one.
-            result = f"mean return {mean:.2f} +/- {np.std(episodes.returns):.2f} over {len(episodes.returns)} episodes"
+            result = f"mean return {mean:.2f} +/- {np.std(returns):.2f} over {len(returns)} episodes"
             best = " (new best)" if is_best else ""
             tqdm.write(f"evaluation after {self.num_timesteps:,} timesteps: {result}{best}", file=sys.stderr)
         if is_best:
@@ -117,22 +120,6 @@ class EvalAfterUpdates(EvalCallback):
             if self.callback_on_new_best is not None:
                 self.should_continue &= self.callback_on_new_best.on_step()
         self.should_continue = self.should_continue and self._on_event()
-
-    def _write(self, episodes: Episodes) -> None:
-        """Add an evaluation to ``evaluations.npz``."""
-        self.evaluations_timesteps.append(self.num_timesteps)
-        self.evaluations_results.append(episodes.returns)
-        self.evaluations_length.append(episodes.lengths)
-        tables: dict[str, Any] = {
-            "timesteps": self.evaluations_timesteps,
-            "results": self.evaluations_results,
-            "ep_lengths": self.evaluations_length,
-        }
-        if episodes.successes:
-            self.evaluations_successes.append(episodes.successes)
-            tables["successes"] = self.evaluations_successes
-        with replacing(f"{self.log_path}.npz") as file:
-            np.savez(file, **tables)
 
 
 class SavedModels(CheckpointCallback):

@@ -27,10 +27,7 @@ NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 
 @dataclass(frozen=True)
 class Player:
-    """A trained model with environments to play in, whose normalization statistics are fixed.
-
-    :param deterministic: take the most likely actions
-    """
+    """A trained model with environments to play in, whose normalization statistics are fixed."""
 
     model: PPO_Plus
     env: VecEnv
@@ -59,7 +56,6 @@ def make_player(
 ) -> Player:
     """A model of a run, with its normalization statistics, in the environments that it was trained for.
 
-    :param seed: seed of the first environment
     :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
     :param env_kwargs: arguments of the environment that replace the run's, such as ``render_mode``
     :param packages: packages that the run's settings may import from; ``None``: any
@@ -98,12 +94,14 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
-    """Play in environments with ``render_mode="rgb_array"``, and save what they render as a ``.gif`` or ``.mp4``."""
+    """Play in environments with ``render_mode="rgb_array"``, save what they render as a ``.gif`` or ``.mp4``, and print
+    its path."""
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
+    print(path)
 
 
 def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:

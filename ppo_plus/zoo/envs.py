@@ -46,11 +46,9 @@ def make_envs(
     frame stacking, transposed images.
 
     :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
-    :param seed: seed of the first one, the others follow; ``None``: the experiment's, plus :data:`EVAL_SEED` for
-        evaluation
+    :param seed: seed of the first one; ``None``: the experiment's, plus :data:`EVAL_SEED` for evaluation
     :param evaluation: single environments with unnormalized rewards and fixed statistics
-    :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
-    :param append: append to existing files
+    :param monitor_dir: folder for the ``monitor.csv`` files, which are overwritten unless you ``append``
     :param first: number of the first environment, if other processes have others; it shifts seeds and file names
     :param restarts: how many failed environments to replace by new ones
     :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
@@ -89,7 +87,13 @@ def make_envs(
             env.episode_log = ResultsWriter(str(path), header=header, override_existing=not append)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
-        env = _normalize(env, experiment, evaluation)
+        arguments = dict(experiment.normalize)
+        # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
+        if "gamma" in experiment.hyperparams:
+            arguments["gamma"] = experiment.hyperparams["gamma"]
+        if evaluation:
+            arguments.update(training=False, norm_reward=False)
+        env = (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
     if experiment.frame_stack is not None:
         env = VecFrameStack(env, experiment.frame_stack)
     # The algorithm does the same with its training environments.
@@ -111,8 +115,7 @@ def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = N
 
 
 def choose_vec_env(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
-    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason. An
-    experiment with another choice is returned unchanged."""
+    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason."""
     if experiment.vec_env != "auto":
         return experiment
     if timeout is not None:
@@ -181,16 +184,6 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
         )
     arguments = {"episodic_life": True, "reward_clip": True, "stack_num": experiment.frame_stack or 1}
     return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
-
-
-def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:
-    arguments: dict[str, Any] = dict(experiment.normalize or {})
-    # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
-    if "gamma" in experiment.hyperparams:
-        arguments["gamma"] = experiment.hyperparams["gamma"]
-    if evaluation:
-        arguments.update(training=False, norm_reward=False)
-    return (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
 
 
 def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:

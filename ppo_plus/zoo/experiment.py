@@ -83,10 +83,8 @@ class Experiment:
     def with_hyperparams(
         self, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
     ) -> "Experiment":
-        """A copy with some settings changed.
+        """A copy with some settings changed; ``policy_kwargs`` are merged key by key.
 
-        :param settings: keys and values as in a settings file; ``policy_kwargs`` are merged key by key
-        :param packages: see :func:`parse_settings`
         :raises ValueError: unknown key or bad value
         """
         changed = _parse_checked(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
@@ -171,9 +169,7 @@ def load_experiment(
     :param variant: use the entry ``env_id/variant`` of the file
     :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
-    :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names the key, and the file and
-        entry if the mistake is there
-    :raises OSError: the file cannot be read
+    :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
     source, overrides = builtin_file() if path is None else Path(path), overrides or {}
     name, entry = read_entry(env_id, source, variant)
@@ -186,9 +182,8 @@ def load_experiment(
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
     """The experiment of a run, of rl_zoo3's runs as well.
 
-    :param packages: packages that its settings may import from; ``None``: any
     :raises FileNotFoundError: not the folder of a run
-    :raises ValueError: its settings import from another package
+    :raises ValueError: its settings import from other packages
     """
     settings, arguments = read_mapping(folder.settings / "config.yml"), folder.arguments()
     if arguments.get("env_kwargs"):
@@ -206,8 +201,7 @@ def _parse_checked(env_id: str, settings: dict[str, Any], packages: Collection[s
 def parse_settings(
     env_id: str, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
 ) -> Experiment:
-    """Read one entry of a settings file. Names of hyperparameters are not checked, so that entries of other algorithms
-    can be read.
+    """Read one entry of a settings file, which may be another algorithm's: names of hyperparameters are not checked.
 
     :raises ValueError: bad value
     """
@@ -216,7 +210,7 @@ def parse_settings(
         "n_envs": positive_int,
         "policy": partial(_policy, packages),
         "normalize": _normalize,
-        "frame_stack": _frame_stack,
+        "frame_stack": lambda name, value: None if value is None else positive_int(name, value),
         **dict.fromkeys(PARTS, partial(_parts, packages)),
         "env_kwargs": read_arguments,
         "monitor_kwargs": read_arguments,
@@ -249,10 +243,6 @@ def _policy(packages: Collection[str] | None, _name: str, value: Any) -> str | t
     if isinstance(value, str) and "." in value:
         return import_class(value, BasePolicy, packages)
     return value if isinstance(value, type) else str(value)
-
-
-def _frame_stack(name: str, value: Any) -> int | None:
-    return None if value is None else positive_int(name, value)
 
 
 def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Part, ...]:

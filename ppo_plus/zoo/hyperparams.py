@@ -11,6 +11,8 @@ import yaml
 from ppo_plus.zoo.literals import STRATEGIES, format_literal, parse_literal
 from ppo_plus.zoo.registry import is_atari
 
+#: A class that a mapping may name without being Python text as a whole.
+CLASS = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+")
 #: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500
 #: Maximum of any number of things: fits in 64 bits.
@@ -30,7 +32,6 @@ def read_entry(env_id: str, source: Path, variant: str | None = None) -> tuple[s
     :param variant: use the entry ``env_id/variant``, and no other
     :return: name of the entry, and its settings
     :raises ValueError: invalid YAML, or no entry
-    :raises OSError: the file cannot be read
     """
     entries = read_mapping(source)
     names = (
@@ -58,25 +59,19 @@ class Loader(yaml.SafeLoader):
             lines[name] = line
         return node
 
-    def make_dict(self, node: yaml.SequenceNode) -> dict[Any, Any]:
-        """An ordered dictionary."""
-        (pairs,) = self.construct_sequence(node, deep=True)
-        return dict(pairs)
 
-    def make_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
-        """A tuple."""
-        return tuple(self.construct_sequence(node, deep=True))
-
-
-Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", Loader.make_dict)
-Loader.add_constructor("tag:yaml.org,2002:python/tuple", Loader.make_tuple)
+_PYTHON = "tag:yaml.org,2002:python/"
+Loader.add_constructor(f"{_PYTHON}tuple", lambda loader, node: tuple(loader.construct_sequence(node, deep=True)))
+Loader.add_constructor(
+    f"{_PYTHON}object/apply:collections.OrderedDict",
+    lambda loader, node: dict(*loader.construct_sequence(node, deep=True)),
+)
 
 
 def read_mapping(source: Path) -> dict[str, Any]:
     """Read a YAML file that contains a mapping of plain data.
 
     :raises ValueError: invalid YAML, a key that is written twice, or not a mapping
-    :raises OSError: the file cannot be read
     """
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file")
@@ -112,10 +107,7 @@ def errors_of(name: str) -> Iterator[None]:
 
 
 def positive_int(name: str, value: Any) -> int:
-    """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``.
-
-    :raises ValueError: anything else
-    """
+    """A whole number from 1 to :data:`MAX_NUMBER`, written as ``100000``, ``1e5`` or ``"1e5"``, or ``ValueError``."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -137,11 +129,10 @@ def read_arguments(name: str, value: Any) -> dict[str, Any]:
     """A mapping, given as such, as Python text, or as ``None``; ``nn.X`` in its values becomes the class."""
     value = read_literal(name, value)
     mapping = require_mapping(name, {} if value is None else value)
-    return {key: read_literal(name, item) if _names_class(item) else item for key, item in mapping.items()}
-
-
-def _names_class(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"(nn|(th|torch)\.(nn|optim))\.\w+", value) is not None
+    return {
+        key: read_literal(name, item) if isinstance(item, str) and CLASS.fullmatch(item) else item
+        for key, item in mapping.items()
+    }
 
 
 def read_hyperparameter(name: Any, value: Any) -> Any:

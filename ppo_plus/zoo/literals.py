@@ -51,28 +51,20 @@ def _value(node: ast.AST) -> Any:
             name == "dict" or name in STRATEGIES
         ):
             arguments = {str(pair.arg): _value(pair.value) for pair in pairs}
-            return arguments if name == "dict" else _strategy(name, arguments)
+            try:
+                return arguments if name == "dict" else getattr(import_module(STRATEGIES[name]), name)(**arguments)
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from None
         case ast.Name(id=name) if name in NAMES:
             return getattr(import_module(NAMES[name]), name)
         case ast.Attribute(value=owner, attr=name) if ast.unparse(owner) in MODULES:
-            return _class(ast.unparse(owner), name)
+            path, parent = MODULES[ast.unparse(owner)]
+            module = import_module(path)
+            found = vars(module).get(name)
+            if isinstance(found, type) and issubclass(found, getattr(module, parent)):
+                return found
+            raise ValueError(f"{ast.unparse(node)} is not a torch {parent.lower()} class")
     raise ValueError(f"{_quoted(ast.unparse(node))} is not allowed: write only {ALLOWED}")
-
-
-def _strategy(name: str, arguments: dict[str, Any]) -> Any:
-    try:
-        return getattr(import_module(STRATEGIES[name]), name)(**arguments)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _class(owner: str, name: str) -> type:
-    path, parent = MODULES[owner]
-    module = import_module(path)
-    found = vars(module).get(name)
-    if isinstance(found, type) and issubclass(found, getattr(module, parent)):
-        return found
-    raise ValueError(f"{owner}.{name} is not a torch {parent.lower()} class")
 
 
 def _quoted(text: str) -> str:

@@ -53,11 +53,6 @@ class Curve:
     longest: float
 
     @property
-    def n_runs(self) -> int:
-        """Number of runs."""
-        return len(self.runs)
-
-    @property
     def mean(self) -> np.ndarray:
         """Mean over the runs, ``(N,)``."""
         return self.runs.mean(axis=0)
@@ -66,25 +61,25 @@ class Curve:
     def interval(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Lower and upper ends of the mean's 95 % percentile bootstrap interval over runs (Efron 1979): the spread of
         the means of as many runs, drawn with replacement. ``None`` for fewer than :data:`MIN_RUNS` runs."""
-        if self.n_runs < MIN_RUNS:
+        if len(self.runs) < MIN_RUNS:
             return None
-        drawn = np.random.default_rng(0).integers(self.n_runs, size=(N_RESAMPLES, self.n_runs))
+        drawn = np.random.default_rng(0).integers(len(self.runs), size=(N_RESAMPLES, len(self.runs)))
         low, high = np.quantile(self.runs[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         return low, high
 
     def legend(self) -> str:
         """The number of runs, and what the picture shows of them."""
         shown = "thin lines: each run" if self.interval is None else "band: 95 % interval"
-        return "1 run" if self.n_runs == 1 else f"mean of {self.n_runs} runs, {shown}"
+        return "1 run" if len(self.runs) == 1 else f"mean of {len(self.runs)} runs, {shown}"
 
     def __str__(self) -> str:
         """The last mean, with its interval, or the worst and the best run."""
         last = f"{self.mean[-1]:.2f} after {self.timesteps[-1]:.0f} timesteps"
-        if self.n_runs == 1:
+        if len(self.runs) == 1:
             return f"{last}, 1 run"
         low, high = self.interval or (self.runs.min(axis=0), self.runs.max(axis=0))
         what = "from worst to best" if self.interval is None else "95 % interval"
-        return f"{last}, mean of {self.n_runs} runs, {what} [{low[-1]:.2f}, {high[-1]:.2f}]"
+        return f"{last}, mean of {len(self.runs)} runs, {what} [{low[-1]:.2f}, {high[-1]:.2f}]"
 
 
 def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
@@ -153,7 +148,7 @@ def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
                 (line,) = axes.plot(curve.timesteps, curve.mean, label=f"{label} ({curve.legend()})")
                 if curve.interval is not None:
                     axes.fill_between(curve.timesteps, *curve.interval, color=line.get_color(), alpha=0.2, linewidth=0)
-                elif curve.n_runs > 1:
+                elif len(curve.runs) > 1:
                     axes.plot(curve.timesteps, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
 
 

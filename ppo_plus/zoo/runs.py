@@ -29,7 +29,7 @@ class Options:
     :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
     :param trust_model: read the trained agent even if that runs code in it
     :param restart_envs: how many failed environments to replace, over all for training, and over all for evaluation
-    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
+    :param env_timeout: limit of seconds for a step or a reset of an environment
     """
 
     log_folder: str = "logs"
@@ -61,11 +61,6 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"  # what an interrupted run is resumed from
         self.settings = path / file_name(env_id)  # folder of the settings and arguments
         self.command = self.settings / "command.txt"  # the command line that started the run
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run was trained to its end: the checkpoints are removed last."""
-        return self.last_model.exists() and not self.checkpoints.exists()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

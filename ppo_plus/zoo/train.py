@@ -61,19 +61,13 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 
 
 def check(experiment: Experiment, options: Options) -> None:
-    """Build everything that :func:`set_up` builds, and discard it: nothing is written.
-
-    :raises ValueError, TypeError: a mistake in the settings
-    """
+    """Build everything that :func:`set_up` builds, with the same errors, and discard it: nothing is written."""
     ranks = Ranks.present()
     _close(*_build(_with_one_backend(experiment, options, ranks), options, ranks))
 
 
 def _with_one_backend(experiment: Experiment, options: Options, ranks: Ranks) -> Experiment:
-    """The experiment with the same kind of vector environment in all processes.
-
-    :raises ValueError: the experiment cannot be divided among the processes
-    """
+    """The experiment with the same kind of vector environment in all processes, if these can divide it."""
     part = experiment.for_each_process(ranks.size)
     if experiment.vec_env != "auto":
         return experiment
@@ -127,14 +121,14 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
 
     :param packages: packages that its settings may import from; ``None``: any
     :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
-    :raises FileNotFoundError: there is no checkpoint, because the run was trained to its end or ended before the first
+    :raises FileNotFoundError: there is no checkpoint
     :raises ValueError: a file is damaged
     :raises BlockingIOError: another process is training the run
     """
     arguments, experiment = folder.arguments(), saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        if folder.is_finished:
+        if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
             why = "The run was trained to its end. To train its model further: "
             command = f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
         else:
@@ -211,7 +205,18 @@ def _train_and_record(run: Run) -> bool:
 
 def _learn(run: Run, callbacks: list[Any], log_interval: int | None = 1) -> bool:
     """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
-    checkpoints, finished = _checkpoints(run), False
+    finished, ranks, n_envs, every = False, run.model.ranks, run.model.n_envs, run.options.save_freq
+    names = ["*"]
+    if ranks.several:
+        # Each process has its own files of episodes.
+        names = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
+        names += ["all"] if ranks.leads else []
+    checkpoints = checkpoint.Checkpoints(
+        run.folder.checkpoints,
+        save_freq=every if every > 0 else None,
+        keep=run.options.keep_checkpoints,
+        logs=[f"../{name}.monitor.csv" for name in names],
+    )
     callbacks = [checkpoints, *callbacks, Interruptible()]
     try:
         run.model.learn(run.experiment.n_timesteps, callbacks, log_interval)  # type: ignore[arg-type]
@@ -239,21 +244,6 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
         verbose=int(run.options.progress),
     )
     return [evaluations]
-
-
-def _checkpoints(run: Run) -> checkpoint.Checkpoints:
-    ranks, n_envs = run.model.ranks, run.model.n_envs
-    logs = ["*"]
-    if ranks.several:
-        # Each process has its own files of episodes.
-        logs = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
-        logs += ["all"] if ranks.leads else []
-    return checkpoint.Checkpoints(
-        run.folder.checkpoints,
-        save_freq=run.options.save_freq if run.options.save_freq > 0 else None,
-        keep=run.options.keep_checkpoints,
-        logs=[f"../{name}.monitor.csv" for name in logs],
-    )
 
 
 def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:

@@ -84,12 +84,7 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
     require_drawing(args.env, window=False)
-
-    def work() -> None:
-        record(player, args.n_timesteps, path)
-        print(path)
-
-    return work
+    return partial(record, player, args.n_timesteps, path)
 
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:

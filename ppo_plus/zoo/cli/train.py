@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ppo_plus.distributed.torchrun import job, launch, launched
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -199,7 +201,7 @@ def _join(args: argparse.Namespace, device: str) -> None:
 
 
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
-    """Build a new run, or describe it (``--dry-run``)."""
+    """Build a new run, or print its settings (``--dry-run``)."""
     experiment = make_experiment(args)
     options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     options = replace(options, restart_envs=args.restart_envs or 0)
@@ -213,7 +215,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
 
     if args.dry_run:
         check(experiment, options)
-        return partial(_describe, experiment, options)
+        settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
+        return partial(yaml.safe_dump, settings, sys.stdout, sort_keys=False)
     with deferred():
         run = set_up(experiment, options)
     if args.track and run.model.ranks.leads:
@@ -226,14 +229,6 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
             sync_tensorboard=True,
         )
     return partial(_train, run, args)
-
-
-def _describe(experiment: "Experiment", options: Options) -> None:
-    """Print the resolved experiment as YAML."""
-    import yaml
-
-    settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
-    yaml.safe_dump(settings, sys.stdout, sort_keys=False)
 
 
 def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[], None]:
