@@ -129,8 +129,7 @@ class SavedModels(CheckpointCallback):
     saved_as = "SavedModels"
 
     def _on_step(self) -> bool:
-        if not super()._on_step():
-            return False
+        super()._on_step()
         if self.n_calls % self.save_freq == 0:
             save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
         return True

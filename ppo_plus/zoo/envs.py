@@ -67,7 +67,7 @@ def make_envs(
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
     if evaluation or experiment.vec_env not in BATCHED:
-        env = _make_single(
+        env: Any = _make_single(
             experiment,
             seed + first,
             kwargs,
@@ -80,7 +80,13 @@ def make_envs(
     else:
         if experiment.vec_env == "envpool" and is_atari(experiment.env_id):
             experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-        env = _make_batched(experiment, seed + first, kwargs)
+        if experiment.env_wrapper or experiment.monitor_kwargs:
+            raise ValueError(
+                f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are "
+                f"for: use one of {', '.join(VEC_ENVS)}"
+            )
+        name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
+        env = BATCHED[experiment.vec_env](name, n_envs, seed + first, kwargs)
         if monitor_dir is not None:
             path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
             header: dict[str, float | str] = {"t_start": time.time(), "env_id": experiment.env_id}
@@ -161,20 +167,8 @@ def _print(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def _make_batched(experiment: Experiment, seed: int, kwargs: dict[str, Any]) -> Any:
-    """One object that steps all environments at once."""
-    if experiment.env_wrapper or experiment.monitor_kwargs:
-        raise ValueError(
-            f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
-            f"use one of {', '.join(VEC_ENVS)}"
-        )
-    name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
-    return BATCHED[experiment.vec_env](name, experiment.n_envs, seed, kwargs)
-
-
 def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
-    """An Atari experiment with EnvPool's name of the game, and EnvPool's arguments in place of ``AtariWrapper`` and
-    frame stacking. The arguments' defaults are those of ``AtariWrapper`` except for the two that are set."""
+    """EnvPool's name of the game, and its arguments in place of ``AtariWrapper`` (whose defaults the others have)."""
     game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
     if game is None or kwargs or [(part.cls, part.kwargs) for part in experiment.env_wrapper] != [(AtariWrapper, {})]:
         raise ValueError(

@@ -87,7 +87,8 @@ class Experiment:
 
         :raises ValueError: unknown key or bad value
         """
-        changed = _parse_checked(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
+        settings = {"n_timesteps": self.n_timesteps, **settings}
+        changed = parse_settings(self.env_id, settings, packages, check_names=True)
         named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
         merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
         return self.replace(**{**named, **merged})
@@ -174,9 +175,9 @@ def load_experiment(
     source, overrides = builtin_file() if path is None else Path(path), overrides or {}
     name, entry = read_entry(env_id, source, variant)
     # Overrides are checked alone first, so that the message does not blame the file for them.
-    _parse_checked(env_id, {"n_timesteps": 1, **overrides}, packages)
+    parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages, check_names=True)
     with errors_of(f"{source}, {name}"):
-        return _parse_checked(env_id, {**entry, **overrides}, packages).replace(**run)
+        return parse_settings(env_id, {**entry, **overrides}, packages, check_names=True).replace(**run)
 
 
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
@@ -192,19 +193,20 @@ def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOW
     return parse_settings(folder.env_id, settings, packages).replace(**run)
 
 
-def _parse_checked(env_id: str, settings: dict[str, Any], packages: Collection[str] | None) -> Experiment:
-    # Names first: a key that seems to be missing may be misspelled.
-    _check_names(settings, hyperparameter_names().union(SETTINGS))
-    return parse_settings(env_id, settings, packages)
-
-
 def parse_settings(
-    env_id: str, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
+    env_id: str,
+    settings: dict[str, Any],
+    packages: Collection[str] | None = ALLOWED_PACKAGES,
+    check_names: bool = False,
 ) -> Experiment:
-    """Read one entry of a settings file, which may be another algorithm's: names of hyperparameters are not checked.
+    """Read one entry of a settings file.
 
-    :raises ValueError: bad value
+    :param check_names: whether it must be for PPO_Plus; else it may be another algorithm's
+    :raises ValueError: unknown key or bad value
     """
+    if check_names:
+        # First: a key that seems to be missing may be misspelled.
+        _check_names(settings, hyperparameter_names().union(SETTINGS))
     readers: dict[str, Callable[[str, Any], Any]] = {
         "n_timesteps": positive_int,
         "n_envs": positive_int,

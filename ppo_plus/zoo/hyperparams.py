@@ -60,12 +60,13 @@ class Loader(yaml.SafeLoader):
         return node
 
 
+def _items(loader: Any, node: Any) -> tuple[Any, ...]:
+    return tuple(loader.construct_sequence(node, deep=True))
+
+
 _PYTHON = "tag:yaml.org,2002:python/"
-Loader.add_constructor(f"{_PYTHON}tuple", lambda loader, node: tuple(loader.construct_sequence(node, deep=True)))
-Loader.add_constructor(
-    f"{_PYTHON}object/apply:collections.OrderedDict",
-    lambda loader, node: dict(*loader.construct_sequence(node, deep=True)),
-)
+Loader.add_constructor(f"{_PYTHON}tuple", _items)
+Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda *args: dict(*_items(*args)))
 
 
 def read_mapping(source: Path) -> dict[str, Any]:

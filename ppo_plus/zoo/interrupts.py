@@ -35,11 +35,8 @@ class _State:
 
 
 def check() -> None:
-    """Raise what came, each time: code with a bare ``except:`` loses the first one, such as Python's own ``copyreg``,
-    which vector environments run at each step to copy observations.
-
-    :raises KeyboardInterrupt: a signal came
-    """
+    """Raise ``KeyboardInterrupt`` if a signal came, each time."""
+    # Code with a bare `except:` loses the first one, such as `copyreg`, with which environments copy observations.
     if _State.came is not None:
         _State.raised = True
         raise KeyboardInterrupt

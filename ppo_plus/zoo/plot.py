@@ -41,16 +41,11 @@ Returns = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Curve:
-    """Several runs (seeds), and their mean, up to the end of the shortest run.
+    """Several runs (seeds), and their mean, up to the end of the shortest run."""
 
-    :param timesteps: shape ``(N,)``
-    :param runs: returns of each run, ``(n_runs, N)``
-    :param longest: last timestep of the longest run
-    """
-
-    timesteps: np.ndarray
-    runs: np.ndarray
-    longest: float
+    timesteps: np.ndarray  # (N,)
+    runs: np.ndarray  # returns of each run, (n_runs, N)
+    longest: float  # last timestep of the longest run
 
     @property
     def mean(self) -> np.ndarray:
@@ -83,11 +78,9 @@ class Curve:
 
 
 def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
-    """The learning curve of an environment over all runs in a log folder.
+    """The learning curve of an environment over all runs in a log folder, or ``ValueError`` if there are no returns.
 
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
-    :param algo: name of the algorithm's folder
-    :raises ValueError: there are no returns
     """
     read = {"eval": read_evaluations, "train": read_training}[what]
     runs = [run for folder in runs_of(log_folder / algo, env_id).values() if len((run := read(folder))[0])]
@@ -137,11 +130,7 @@ def _read_monitor(path: Path) -> list[tuple[float, float, float]]:
 
 
 def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Draw curves, one panel per environment: means with their intervals, or with the single runs if there are few.
-
-    :param curves: environment id → label → curve
-    :param path: picture to write; its suffix (``.png``, ``.svg``, ``.pdf``) is the format
-    """
+    """Draw curves (environment id → label → curve), one panel per environment, as a ``.png``, ``.svg`` or ``.pdf``."""
     with picture(path, *curves) as panels:
         for axes, by_label in zip(panels, curves.values(), strict=True):
             for label, curve in by_label.items():
@@ -165,10 +154,7 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
 
 @contextmanager
 def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) -> "Iterator[list[Axes]]":
-    """Panels of a picture to draw in, side by side; the end of the block labels them and writes the picture.
-
-    :param size: width and height of each panel in inches
-    """
+    """Panels side by side to draw in, of a size in inches; the end of the block labels them and writes the picture."""
     import matplotlib as mpl
     from cycler import cycler
     from matplotlib.figure import Figure  # not pyplot, which needs a display and keeps global state

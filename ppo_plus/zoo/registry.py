@@ -18,7 +18,6 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
 
     :param env_id: Gymnasium environment id; ``module:id`` imports the module first
     :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
-    :raises ImportError: the module does not exist
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -64,8 +63,7 @@ def _search_current_folder() -> None:
 def import_class(name: str, parent: type, packages: Collection[str] | None = ALLOWED_PACKAGES) -> type:
     """Import a class by its dotted name.
 
-    :param packages: packages that the name, and the class itself, must come from; ``None``: any, which runs the code of
-        the module that it names
+    :param packages: packages that the name, and the class itself, must come from; ``None``: any, which may run any code
     :raises ValueError: another package, no such class, or not a subclass of ``parent``
     """
     module_name, _, class_name = name.rpartition(".")

@@ -19,8 +19,7 @@ RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 @dataclass(frozen=True)
 class Options:
-    """Where a run starts from, what it records and shows, and how it handles failing environments. As long as no
-    environment fails, none of it changes what is learned.
+    """Where a run starts from, what it records and shows, and how it handles failing environments.
 
     :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
     :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
@@ -64,10 +63,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes to this folder, and remove unfinished files of a killed process.
-
-        :raises BlockingIOError: another process is training this run
-        """
+        """Be the only process that writes to this folder, or ``BlockingIOError``, and remove unfinished files."""
         with claim(self.checkpoints / ".lock") as acquired:
             if not acquired:
                 raise BlockingIOError(f"{self.path}: another process is training this run")

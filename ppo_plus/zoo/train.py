@@ -5,8 +5,9 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,22 @@ class Run:
 
 
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
-    """Build environments and model. A mistake in the settings raises an error here, before training, and leaves no
-    folder."""
+    """Build environments and model. A mistake in the settings raises its error here, and leaves no folder."""
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
     experiment = _with_one_backend(experiment, options, ranks)
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:
-        model, eval_env = _build(experiment, options, ranks, folder.path)
+        env = _make_train_envs(experiment, options, ranks, folder.path)
+        part = experiment.for_each_process(ranks.size)
+        tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
+        arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
+        if options.trained_agent is None:
+            model = make_model(part, env, **arguments)
+        else:
+            model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
+        eval_env = make_eval_envs(experiment, options, ranks)
         if ranks.leads:
             _write_settings(experiment, options, folder)
         interrupts.check()
@@ -61,9 +69,10 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
 
 
 def check(experiment: Experiment, options: Options) -> None:
-    """Build everything that :func:`set_up` builds, with the same errors, and discard it: nothing is written."""
-    ranks = Ranks.present()
-    _close(*_build(_with_one_backend(experiment, options, ranks), options, ranks))
+    """Build everything that :func:`set_up` builds, with the same errors, and discard it."""
+    with TemporaryDirectory() as folder:
+        run = set_up(experiment, replace(options, log_folder=folder))
+        _close(run.model, run.eval_env)
 
 
 def _with_one_backend(experiment: Experiment, options: Options, ranks: Ranks) -> Experiment:
@@ -75,23 +84,8 @@ def _with_one_backend(experiment: Experiment, options: Options, ranks: Ranks) ->
     return experiment.replace(vec_env=ranks.lead(kind))
 
 
-def _build(
-    experiment: Experiment, options: Options, ranks: Ranks, monitor_dir: Path | None = None
-) -> tuple[PPO_Plus, VecEnv | None]:
-    """The model with its training environments, and the evaluation environments."""
-    env = _make_train_envs(experiment, options, ranks, monitor_dir)
-    part = experiment.for_each_process(ranks.size)
-    tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
-    arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
-    if options.trained_agent is None:
-        model = make_model(part, env, **arguments)
-    else:
-        model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
-    return model, make_eval_envs(experiment, options, ranks)
-
-
 def _make_train_envs(
-    experiment: Experiment, options: Options, ranks: Ranks, monitor_dir: Path | None, append: bool = False
+    experiment: Experiment, options: Options, ranks: Ranks, monitor_dir: Path, append: bool = False
 ) -> VecEnv:
     """This process's training environments."""
     part = experiment.for_each_process(ranks.size)
@@ -122,7 +116,6 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     :param packages: packages that its settings may import from; ``None``: any
     :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
     :raises FileNotFoundError: there is no checkpoint
-    :raises ValueError: a file is damaged
     :raises BlockingIOError: another process is training the run
     """
     arguments, experiment = folder.arguments(), saved_experiment(folder, packages)
@@ -143,8 +136,7 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
 
 
 def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
-    """The run that the same command started in the same job of torchrun, before torchrun restarted it; ``None`` if no
-    such run can be resumed."""
+    """The run, if it can be resumed, that this command started in this job of torchrun before torchrun restarted it."""
     ranks, job_id, found = Ranks.present(), job(), None
     if job_id is None:
         return None

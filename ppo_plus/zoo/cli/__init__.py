@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    :param arguments: the arguments; ``None`` for those of the process
-    """
+    """Run the command line with some arguments; ``None`` for those of the process."""
     try:
         # Everything else is imported inside, so that Ctrl-C also works during the imports.
         with ending_at_once():

@@ -113,10 +113,7 @@ def seed(text: str) -> int:
 
 
 def require_device(name: str) -> None:
-    """Check that a device exists: SB3 would silently use the CPU instead.
-
-    :raises ValueError: torch finds no such device on this machine
-    """
+    """``ValueError`` if torch finds no such device: SB3 would silently use the CPU instead."""
     import torch as th
 
     try:

@@ -113,11 +113,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
 
 
 def make_experiment(args: argparse.Namespace) -> "Experiment":
-    """The experiment that the arguments describe.
-
-    :raises gymnasium.error.Error: the environment does not exist
-    :raises ValueError, OSError, ImportError: see :func:`load_experiment`
-    """
+    """The experiment that the arguments describe, with the errors of ``find_env`` and ``load_experiment``."""
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.registry import find_env
 
@@ -158,7 +154,14 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         return _prepare_processes(args)
     folder = None if args.resume is None else open_run(Path(args.resume))
     if launched():
-        _join(args, args.device if folder is None else folder.arguments()["device"])
+        import numpy as np
+
+        from ppo_plus.distributed.torchrun import join
+
+        # All processes use the seed of the first.
+        if args.seed < 0:
+            args.seed = int(np.random.default_rng().integers(2**32))
+        args.seed = join(args.device if folder is None else folder.arguments()["device"]).lead(args.seed)
     if folder is None and job() is not None and not args.dry_run:
         from ppo_plus.zoo.train import restarted_run
 
@@ -187,17 +190,6 @@ def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
     else:
         open_run(Path(args.resume))
     return partial(launch, args.processes, sys.argv[1:])
-
-
-def _join(args: argparse.Namespace, device: str) -> None:
-    """Join the other processes that torchrun started, and use the same seed."""
-    import numpy as np
-
-    from ppo_plus.distributed.torchrun import join
-
-    if args.seed < 0:
-        args.seed = int(np.random.default_rng().integers(2**32))
-    args.seed = join(device).lead(args.seed)
 
 
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
@@ -241,11 +233,8 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
 
 
 def _train(run: "Run", args: argparse.Namespace) -> None:
-    """Train, and say what can be done next; of several processes only one says it.
-
-    If training does not reach its end, the exit code says why: 128 plus the signal's number, or the operating system's
-    number of a full disk (28) or of too little memory (12).
-    """
+    """Train, and print what can be done next. If training does not reach its end, the exit code says why: 128 plus the
+    signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.zoo.train import train
