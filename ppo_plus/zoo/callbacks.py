@@ -149,7 +149,7 @@ class ProgressDisplay(BaseCallback):
     def __init__(self, bar: bool | None = None):
         super().__init__()
         self.shows_bar = sys.stderr.isatty() if bar is None else bar
-        self.bar: tqdm | None = None
+        self.bar: Any = None
 
     def _on_training_start(self) -> None:
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
@@ -161,7 +161,6 @@ class ProgressDisplay(BaseCallback):
         self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, **where)
 
     def _on_step(self) -> bool:
-        assert self.bar is not None
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
         if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:
@@ -178,6 +177,5 @@ class ProgressDisplay(BaseCallback):
             self.bar.close()
 
     def _set_return(self) -> None:
-        assert self.bar is not None
         returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
         self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")

@@ -55,7 +55,7 @@ class Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in lines:
-                raise yaml.YAMLError(f"the key {key.value!r} is written twice, in lines {lines[name]} and {line}")
+                raise yaml.YAMLError(f"the key {key.value!r} in line {line} is already in line {lines[name]}")
             lines[name] = line
         return node
 

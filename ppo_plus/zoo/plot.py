@@ -117,16 +117,14 @@ def read_training(folder: Path) -> Returns:
 
 def read_episodes(folder: Path) -> Returns:
     """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns."""
-    episodes = np.array([row for path in folder.glob("*monitor.csv") for row in _read_monitor(path)]).reshape(-1, 3)
+    rows: list[tuple[float, float, float]] = []
+    for path in folder.glob("*monitor.csv"):
+        with path.open(newline="") as file:
+            start = json.loads(file.readline().lstrip("#"))["t_start"]
+            rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
+    episodes = np.array(rows).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
     return np.cumsum(episodes[:, 1]), episodes[:, 2]
-
-
-def _read_monitor(path: Path) -> list[tuple[float, float, float]]:
-    """One environment's episodes as (time of the end, length, return). The first line is a JSON comment."""
-    with path.open(newline="") as file:
-        start = json.loads(file.readline().lstrip("#"))["t_start"]
-        return [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
 
 
 def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:

@@ -157,13 +157,13 @@ def train(run: Run) -> bool:
     :return: whether the run was trained to its end
     :raises BlockingIOError: another process is training the run
     """
-    if run.model.ranks.leads:
-        with run.folder.locked():
-            return _train_and_record(run)
-    try:
-        return _learn(run, _evaluations(run), log_interval=None)
-    finally:
-        _close(run.model, run.eval_env)
+    if not run.model.ranks.leads:
+        try:
+            return _learn(run, _evaluations(run))
+        finally:
+            _close(run.model, run.eval_env)
+    with run.folder.locked():
+        return _train_and_record(run)
 
 
 def _train_and_record(run: Run) -> bool:
@@ -195,7 +195,7 @@ def _train_and_record(run: Run) -> bool:
     return finished
 
 
-def _learn(run: Run, callbacks: list[Any], log_interval: int | None = 1) -> bool:
+def _learn(run: Run, callbacks: list[Any]) -> bool:
     """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
     finished, ranks, n_envs, every = False, run.model.ranks, run.model.n_envs, run.options.save_freq
     names = ["*"]
@@ -209,12 +209,12 @@ def _learn(run: Run, callbacks: list[Any], log_interval: int | None = 1) -> bool
         keep=run.options.keep_checkpoints,
         logs=[f"../{name}.monitor.csv" for name in names],
     )
-    callbacks = [checkpoints, *callbacks, Interruptible()]
+    log_interval: Any = 1 if ranks.leads else None
     try:
-        run.model.learn(run.experiment.n_timesteps, callbacks, log_interval)  # type: ignore[arg-type]
+        run.model.learn(run.experiment.n_timesteps, [checkpoints, *callbacks, Interruptible()], log_interval)
         finished = True
     except KeyboardInterrupt:
-        if run.model.ranks.leads:
+        if ranks.leads:
             print("interrupted: saving what was learned", file=sys.stderr)
     finally:
         if not finished:

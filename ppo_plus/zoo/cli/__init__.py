@@ -5,7 +5,7 @@ arguments that does everything in which a mistake of the user can show, and retu
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
@@ -20,9 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Everything else is imported inside, so that Ctrl-C also works during the imports.
         with ending_at_once():
             parser = make_parser()
-            work = _prepare(parser, arguments)
-        import gymnasium as gym
+            args = parser.parse_args(arguments)
+            import gymnasium as gym
 
+            # Only here: an error during the work is not a mistake of the user, and shows its traceback.
+            try:
+                work = args.prepare(args)
+            except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
+                parser.error(str(error) or type(error).__name__)
         try:
             work()
         except gym.error.DependencyNotInstalled as error:
@@ -31,17 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-
-
-def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], None]:
-    args = parser.parse_args(arguments)
-    import gymnasium as gym
-
-    # Only here: an error during the work is not a mistake of the user, and shows its traceback.
-    try:
-        return args.prepare(args)  # type: ignore[no-any-return]
-    except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
-        parser.error(str(error) or type(error).__name__)
 
 
 def make_parser() -> "Parser":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -19,9 +19,6 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
-
-if TYPE_CHECKING:
-    from ppo_plus.zoo.enjoy import Player
 
 
 def add_parser(commands: Any) -> None:
@@ -99,7 +96,7 @@ def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     return folder, folder.last_model
 
 
-def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
+def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
     from ppo_plus.zoo.enjoy import make_player
 
     require_device(args.device)

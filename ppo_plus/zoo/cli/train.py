@@ -150,9 +150,13 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
     """Check the arguments and build the run; return the function that trains."""
     _check(command, args)
-    if args.processes is not None and args.processes > 1 and not args.dry_run:
-        return _prepare_processes(args)
     folder = None if args.resume is None else open_run(Path(args.resume))
+    if args.processes is not None and args.processes > 1 and not args.dry_run:
+        if launched():
+            raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
+        if folder is None:
+            make_experiment(args).for_each_process(args.processes)
+        return partial(launch, args.processes, sys.argv[1:])
     if launched():
         import numpy as np
 
@@ -179,17 +183,6 @@ def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         raise ValueError("the following arguments are required: --env, or --resume")
     if args.trained_agent is not None and not Path(args.trained_agent).is_file():
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
-
-
-def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
-    """Check what can be checked in one process, then start this command in several."""
-    if launched():
-        raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
-    if args.resume is None:
-        make_experiment(args).for_each_process(args.processes)
-    else:
-        open_run(Path(args.resume))
-    return partial(launch, args.processes, sys.argv[1:])
 
 
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
