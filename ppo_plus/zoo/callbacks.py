@@ -23,16 +23,14 @@ class EvalAfterUpdates(EvalCallback):
     """SB3's ``EvalCallback``, but it evaluates after updates, including the last one.
 
     SB3 evaluates in the middle of a rollout, where it scores the policy of the previous rollout, and never scores the
-    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one.
-
-    If several processes train one model, each plays its share of the episodes, and the first one records all.
+    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. If
+    several processes train one model, each plays its share of the episodes, and the first one records all.
 
     :param eval_env: evaluation environments of this process; they get the training's normalization statistics
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
-    #: The name in checkpoints.
     saved_as = "EvalAfterUpdates"
     #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
     in_all_processes = True
@@ -63,27 +61,23 @@ class EvalAfterUpdates(EvalCallback):
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            parts = ranks.gather_values(self._play(ranks))
+            if self.model.get_vec_normalize_env() is not None:
+                sync_envs_normalization(self.training_env, self.eval_env)
+            self._is_success_buffer = []
+            returns, lengths = evaluate_policy(
+                # SB3's evaluator does not support masks.
+                with_masks(self.model, self.eval_env),
+                self.eval_env,
+                (self.n_eval_episodes + ranks.rank) // ranks.size,
+                deterministic=self.deterministic,
+                render=self.render,
+                return_episode_rewards=True,
+                warn=self.warn,
+                callback=self._log_success_callback,
+            )
+            parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
             if ranks.leads:
                 self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
-
-    def _play(self, ranks: Ranks) -> tuple[Any, Any, list[bool]]:
-        """Returns, lengths and successes of this process's share of the episodes."""
-        if self.model.get_vec_normalize_env() is not None:
-            sync_envs_normalization(self.training_env, self.eval_env)
-        self._is_success_buffer = []
-        returns, lengths = evaluate_policy(
-            # SB3's evaluator does not support masks.
-            with_masks(self.model, self.eval_env),
-            self.eval_env,
-            (self.n_eval_episodes + ranks.rank) // ranks.size,
-            deterministic=self.deterministic,
-            render=self.render,
-            return_episode_rewards=True,
-            warn=self.warn,
-            callback=self._log_success_callback,
-        )
-        return returns, lengths, self._is_success_buffer
 
     def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
         """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
@@ -125,7 +119,6 @@ class EvalAfterUpdates(EvalCallback):
 class SavedModels(CheckpointCallback):
     """SB3's ``CheckpointCallback``, with the normalization statistics next to each model."""
 
-    #: The name in checkpoints.
     saved_as = "SavedModels"
 
     def _on_step(self) -> bool:

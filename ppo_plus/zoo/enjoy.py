@@ -94,8 +94,7 @@ def enjoy(player: Player, n_timesteps: int) -> None:
 
 
 def record(player: Player, n_timesteps: int, path: Path) -> None:
-    """Play in environments with ``render_mode="rgb_array"``, save what they render as a ``.gif`` or ``.mp4``, and print
-    its path."""
+    """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)

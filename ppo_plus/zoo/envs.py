@@ -54,7 +54,6 @@ def make_envs(
     :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
     :raises ValueError: restarts or a time limit for environments that do not support them
-    :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs

@@ -121,10 +121,7 @@ class Experiment:
         return {name: getattr(self, name) for name in BESIDE_SETTINGS}
 
     def for_each_process(self, n_processes: int) -> "Experiment":
-        """The part of one of several processes: its share of the environments and of each minibatch.
-
-        :raises ValueError: a number cannot be divided
-        """
+        """The part of one of several processes, with its share of the environments and of each minibatch."""
         if n_processes == 1:
             return self
         batch_size = self.hyperparams.get("batch_size", 64)
@@ -150,8 +147,8 @@ BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
 SETTINGS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
 PARTS = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
-#: Arguments of ``PPO_Plus`` that the training run sets, not the settings file.
-SET_BY_RUN = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+#: Arguments of ``PPO_Plus`` that are not hyperparameters.
+OF_THE_RUN = {"policy", "policy_kwargs", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 
 
 def load_experiment(
@@ -181,11 +178,7 @@ def load_experiment(
 
 
 def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
-    """The experiment of a run, of rl_zoo3's runs as well.
-
-    :raises FileNotFoundError: not the folder of a run
-    :raises ValueError: its settings import from other packages
-    """
+    """The experiment of a run, which rl_zoo3 may have trained."""
     settings, arguments = read_mapping(folder.settings / "config.yml"), folder.arguments()
     if arguments.get("env_kwargs"):
         settings["env_kwargs"] = arguments["env_kwargs"]
@@ -226,11 +219,7 @@ def parse_settings(
 
 def hyperparameter_names() -> set[str]:
     """Arguments of ``PPO_Plus`` that a settings file may set as hyperparameters."""
-    return _arguments(PPO_Plus) - {"policy", "policy_kwargs"}
-
-
-def _arguments(cls: type) -> set[str]:
-    return set(signature(cls).parameters) - SET_BY_RUN
+    return set(signature(PPO_Plus).parameters) - OF_THE_RUN
 
 
 def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") -> None:
@@ -265,7 +254,7 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     arguments = read_arguments(name, value)
-    _check_names(arguments, _arguments(VecNormalize) - {"venv"}, " in normalize")
+    _check_names(arguments, set(signature(VecNormalize).parameters) - {"venv"}, " in normalize")
     return arguments
 
 

@@ -70,10 +70,7 @@ Loader.add_constructor(f"{_PYTHON}object/apply:collections.OrderedDict", lambda 
 
 
 def read_mapping(source: Path) -> dict[str, Any]:
-    """Read a YAML file that contains a mapping of plain data.
-
-    :raises ValueError: invalid YAML, a key that is written twice, or not a mapping
-    """
+    """Read a YAML file that contains a mapping of plain data. ``ValueError``: invalid YAML, or not a mapping."""
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file")
     text = source.read_bytes()

@@ -1,10 +1,10 @@
 """Python values as text, such as ``dict(net_arch=[64], activation_fn=nn.ReLU)``. Reading them never runs code."""
 
 import ast
-import keyword
 import math
 from dataclasses import fields
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 #: Modules whose classes Python text may name: the real module, and the required base class.
@@ -77,7 +77,9 @@ def format_literal(value: Any) -> str:
     :raises ValueError: :func:`parse_literal` cannot return the value
     """
     match value:
-        case dict() if value and all(map(_is_keyword_argument, value)):
+        case dict() if value and all(
+            isinstance(key, str) and key.isidentifier() and not iskeyword(key) for key in value
+        ):
             return f"dict({_format_arguments(value)})"
         case dict():
             return f"{{{', '.join(f'{format_literal(key)}: {format_literal(item)}' for key, item in value.items())}}}"
@@ -103,7 +105,3 @@ def format_literal(value: Any) -> str:
 
 def _format_arguments(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={format_literal(value)}" for name, value in arguments.items())
-
-
-def _is_keyword_argument(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)

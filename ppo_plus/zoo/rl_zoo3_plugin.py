@@ -36,8 +36,6 @@ def register() -> None:
     from rl_zoo3.utils import ALGOS
 
     class Manager(ExperimentManager):
-        """rl_zoo3's manager, with this package's settings and schedules."""
-
         def __init__(self, args: Any, algo: str, *rest: Any, config: str | None = None, **kwargs: Any):
             if algo == ALGO:
                 config = config or str(builtin_file())

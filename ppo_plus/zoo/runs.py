@@ -26,7 +26,6 @@ class Options:
     :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
         checkpoints every ten minutes only
     :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
-    :param trust_model: read the trained agent even if that runs code in it
     :param restart_envs: how many failed environments to replace, over all for training, and over all for evaluation
     :param env_timeout: limit of seconds for a step or a reset of an environment
     """

@@ -45,12 +45,15 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     """Build environments and model. A mistake in the settings raises its error here, and leaves no folder."""
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
-    experiment = _with_one_backend(experiment, options, ranks)
+    part = experiment.for_each_process(ranks.size)
+    if experiment.vec_env == "auto":
+        # The same one in all processes.
+        kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
+        experiment = experiment.replace(vec_env=ranks.lead(kind))
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:
         env = _make_train_envs(experiment, options, ranks, folder.path)
-        part = experiment.for_each_process(ranks.size)
         tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
         arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
         if options.trained_agent is None:
@@ -73,15 +76,6 @@ def check(experiment: Experiment, options: Options) -> None:
     with TemporaryDirectory() as folder:
         run = set_up(experiment, replace(options, log_folder=folder))
         _close(run.model, run.eval_env)
-
-
-def _with_one_backend(experiment: Experiment, options: Options, ranks: Ranks) -> Experiment:
-    """The experiment with the same kind of vector environment in all processes, if these can divide it."""
-    part = experiment.for_each_process(ranks.size)
-    if experiment.vec_env != "auto":
-        return experiment
-    kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
-    return experiment.replace(vec_env=ranks.lead(kind))
 
 
 def _make_train_envs(

@@ -1,7 +1,6 @@
-"""Arguments that several subcommands have: one-line errors, and types whose errors say what is wrong.
+"""Arguments that several subcommands have, and types of arguments whose errors say what is wrong.
 
-Torch, SB3 and Gymnasium take seconds to load. The commands import them where they use them, so that ``--help`` and most
-errors are shown at once.
+Torch and SB3 take seconds to load. Commands import them where they use them, so that most errors come at once.
 """
 
 import argparse
@@ -12,10 +11,7 @@ from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO
 
 #: Help of ``--trust-model``.
-TRUST_MODEL = (
-    "trust the model and its run: SB3 models may contain pickles, which run code when they are read, and settings may "
-    "import from any package"
-)
+TRUST_MODEL = "read SB3 models with pickles, which can run code, and let the run's settings import from any package"
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +42,7 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
     """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
     add_option(command, "--env ID", "id of a Gymnasium environment, such as CartPole-v1", required=env_required)
     add_option(command, f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
-    help = "packages to import first because they register environments; modules in the current folder, too"
+    help = "packages, or modules in the current folder, to import first because they register environments"
     add_option(command, "--gym-packages PKG", help, nargs="+", default=[])
     help = "arguments of the environment as KEY:VALUE, such as g:9.81"
     add_option(command, "--env-kwargs K:V", help, nargs="+", type=key_value)
@@ -56,8 +52,8 @@ def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_req
 def add_fault_arguments(group: Any, of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
-        f"replace failed environments up to N times{of}: those that raise, return NaN or another shape, die, or hang "
-        "(--env-timeout) (default: stop with an error that names environment, seed and step)"
+        f"replace failed environments up to N times{of}: those that raise, return NaN or another shape, die, or exceed "
+        "--env-timeout (default: stop with an error that names environment, seed and step)"
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
     help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"

@@ -40,7 +40,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add = partial(add_option, command)
     add_env_arguments(command, "--folder")
     add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
-    add("--exp-id N", "number of the run; 0: the last one, -1: the run whose folder is -f", type=int, default=0)
+    add("--exp-id N", "number of the run; 0: the last one, -1: -f is the run's folder", type=int, default=0)
     add("--trust-model", TRUST_MODEL, action="store_true")
     which = command.add_mutually_exclusive_group()
     add_option(which, "--load-best", "play the best model in evaluation, not the last model", action="store_true")

@@ -5,13 +5,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppo_plus.zoo.cli.arguments import add_algo_argument, add_option
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, runs_of
-
-if TYPE_CHECKING:
-    from ppo_plus.zoo.plot import Curve
 
 DESCRIPTION = """
 Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
@@ -44,7 +41,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
     from ppo_plus.zoo.plot import read_curve
 
-    curves: dict[str, dict[str, Curve]] = {}
+    curves: dict[str, dict[str, Any]] = {}
     missing = []
     for env_id in args.env:
         for label, folder in dict(zip(labels, map(Path, args.exp_folders), strict=True)).items():
@@ -61,7 +58,7 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     return partial(_plot, curves, path)
 
 
-def _plot(curves: "dict[str, dict[str, Curve]]", path: Path) -> None:
+def _plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
     from ppo_plus.zoo.plot import plot_curves
 
     plot_curves(curves, path)

@@ -59,34 +59,32 @@ def add_parser(commands: Any) -> None:
     command.set_defaults(prepare=partial(prepare, command))
     add_env_arguments(command, "--log-folder", env_required=False)
     command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
-    add_algo_argument(command, "for command lines of rl_zoo3; both train PPO_Plus")
+    add_algo_argument(command, "accepted for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
     add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
-    freq, episodes, n_envs = Options.eval_freq, Options.eval_episodes, Options.n_eval_envs
-    add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=int, default=freq)
-    add("--eval-episodes N", "number of episodes in each evaluation", type=whole_number, default=episodes)
-    add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=n_envs)
+    add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=int, default=Options.eval_freq)
+    add("--eval-episodes N", "episodes in each evaluation", type=whole_number, default=Options.eval_episodes)
+    add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=Options.n_eval_envs)
     help = (
-        "save a checkpoint and a permanent model every N timesteps; negative: a checkpoint every ten minutes, and no "
-        "models"
+        "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes, and "
+        "no models"
     )
     add("--save-freq N", help, type=int, default=Options.save_freq)
-    help = "number of checkpoints to keep for --resume"
-    add("--keep-checkpoints N", help, type=whole_number, default=Options.keep_checkpoints)
+    add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
     add("-i --trained-agent FILE", "continue training this model, a .zip file")
     add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
     add_fault_arguments(add.args[0])
     help = (
-        "train in N processes on this machine, which divide the environments and each minibatch among them; the same "
-        "as torchrun --nproc-per-node N -m ppo_plus train"
+        "train in N processes on this machine, which share the environments and each minibatch; the same as torchrun "
+        "--nproc-per-node N -m ppo_plus train"
     )
     add("--processes N", help, type=whole_number)
     add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
-    help = "log to Weights & Biases (pip install wandb tensorboard); it reads WANDB_PROJECT and its other variables"
+    help = "log to Weights & Biases (pip install wandb tensorboard), which reads WANDB_PROJECT and similar variables"
     add("--track", help, action="store_true")
     help = "show progress, as a bar in a terminal and as lines elsewhere"
     add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
-    add("--verbose", "1: show SB3's tables of metrics, 2: debug messages, too", type=int, choices=[0, 1, 2], default=0)
+    add("--verbose", "1: show SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
     add("--dry-run", "check the experiment and print it, without training", action="store_true")
 
 
@@ -94,7 +92,7 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     """Add the arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``."""
     add = partial(add_option, command.add_argument_group("settings of the training"))
     add("-conf --conf-file FILE", "YAML file of settings in rl_zoo3's format (default: the package's own)")
-    add("--variant NAME", "use the settings' entry ID/NAME, such as CartPole-v1/gSDE")
+    add("--variant NAME", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
     help = "let the settings import wrappers, callbacks and policies from any package"
     add("--trust-config", help, action="store_true")
     add("-n --n-timesteps N", "number of timesteps (default: from the settings)", type=whole_number)
@@ -188,8 +186,8 @@ def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
     """Build a new run, or print its settings (``--dry-run``)."""
     experiment = make_experiment(args)
-    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
-    options = replace(options, restart_envs=args.restart_envs or 0)
+    given = {field.name: getattr(args, field.name) for field in fields(Options)}
+    options = Options(**{name: value for name, value in given.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
         options = replace(options, tensorboard_log=f"runs/{run_name}")
