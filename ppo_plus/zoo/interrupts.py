@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one handler, which sets a flag that loops ask for.
+"""One handler for Ctrl-C and SIGTERM. It sets a flag, which loops check.
 
-Nothing is interrupted in the middle: training asks at each step, the tuner and its workers between their steps. Code
-that does not ask, because it hangs or takes long, is interrupted by a second signal, or :data:`PATIENCE` seconds after
-the first. This module imports nothing slow, so that the handler is in place before anything slow is imported.
+Training checks it at each step, the tuner and its workers between their steps, so that nothing is interrupted in the
+middle. Code that does not check it, because it hangs or takes long, is interrupted by a second signal, or
+:data:`PATIENCE` seconds after the first. This module imports nothing slow, so that the handler is in place early.
 """
 
 import os
@@ -15,22 +15,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-#: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
+#: Ctrl-C, and the signal that a scheduler sends before it kills a process.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: What calls the handler again, where there is such a signal: not on Windows.
+#: The signal that calls the handler again; Windows has none.
 ALARM = {signal.SIGALRM} if hasattr(signal, "SIGALRM") else set()
 #: Exit code of a command that was interrupted.
 INTERRUPTED = 130
-#: Seconds after which an interrupt is raised wherever the process is, if nothing has asked for it.
+#: Seconds after which ``KeyboardInterrupt`` is raised anywhere in the process, if nothing has checked the flag.
 PATIENCE = 5
 
 
 class _State:
-    """What the handler knows."""
+    """The state of the handler."""
 
     deferred = False  # whether a signal sets the flag; else it ends the process at once
     came: int | None = None  # the flag: number of the first signal
-    raised = False  # whether it was raised; further signals are ignored then, so that they do not disturb the cleanup
+    raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
     n_shields = 0  # how many blocks of `uninterrupted` the main thread is in
 
 
@@ -49,7 +49,7 @@ def came() -> int | None:
 
 def _handle(number: int, _frame: object) -> None:
     if not _State.deferred:
-        # Not by `print`, which cannot be entered a second time where the signal came within it.
+        # Not by `print`, which fails if the signal came while it was printing.
         os.write(2, b"interrupted\n")
         os._exit(INTERRUPTED)
     if _State.came is None:
@@ -71,7 +71,7 @@ def _call_again(seconds: int) -> None:
 def ending_at_once() -> Iterator[None]:
     """Within the block, Ctrl-C ends the process, as there is nothing to save yet. It does not raise
     ``KeyboardInterrupt``, of which NumPy's and torch's imports from C would make an ``ImportError``."""
-    # A shell's background job ignores Ctrl-C, and other handlers belong to our caller.
+    # A shell's background job ignores Ctrl-C, and a caller may have set a handler.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -24,7 +24,7 @@ def draw_without_screen() -> None:
 
 
 def require_drawing(env_id: str, window: bool) -> None:
-    """``ValueError`` if an environment that exists uses MuJoCo, which cannot draw: a window would end the process."""
+    """Check that MuJoCo can draw, if an environment uses it: without a screen, a window would end the process."""
     if "mujoco" not in sys.modules or has_screen():
         return
     if window:

@@ -146,7 +146,7 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
         axes.plot(*read_episodes(folder), ".", markersize=3, alpha=0.3, label="training episodes")
         axes.plot(*read_training(folder), label="moving average of training episodes")
         if len(evaluated[0]):
-            axes.plot(*evaluated, "o-", color="black", markersize=4, label="mean of an evaluation's episodes")
+            axes.plot(*evaluated, "o-", color="black", markersize=4, label="mean of each evaluation")
     return path
 
 
@@ -164,7 +164,7 @@ def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) ->
         panels = list(figure.subplots(1, len(titles), squeeze=False)[0])
         yield panels
         for axes, title in zip(panels, titles, strict=True):
-            axes.set(title=title, xlabel="timesteps", ylabel="return of an episode")
+            axes.set(title=title, xlabel="timesteps", ylabel="episode return")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 1M
             axes.legend()
         figure.savefig(path)

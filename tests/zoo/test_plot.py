@@ -144,5 +144,5 @@ def test_style_applies_only_inside_its_block(tmp_path):
 def test_panels_have_titles_labels_and_a_legend(tmp_path):
     with picture(tmp_path / "x.png", "Foo-v0") as (axes,):
         axes.plot([0, 1_000_000], label="mine")
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Foo-v0", "timesteps", "return of an episode")
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Foo-v0", "timesteps", "episode return")
     assert axes.get_legend() is not None and axes.xaxis.get_major_formatter()(20_000) == "20k"
