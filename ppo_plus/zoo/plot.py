@@ -69,7 +69,7 @@ class Curve:
 
     def __str__(self) -> str:
         """The last mean, with its interval, or the worst and the best run."""
-        last = f"{self.mean[-1]:.2f} after {self.timesteps[-1]:.0f} timesteps"
+        last = f"return {self.mean[-1]:.2f} after {self.timesteps[-1]:,.0f} timesteps"
         if len(self.runs) == 1:
             return f"{last}, 1 run"
         low, high = self.interval or (self.runs.min(axis=0), self.runs.max(axis=0))

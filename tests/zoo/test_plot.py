@@ -65,9 +65,9 @@ def test_few_runs_have_no_interval():
     assert returns_of(3).legend() == "1 run"
     assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each run"
     assert returns_of(*range(5)).legend() == "mean of 5 runs, band: 95 % interval"
-    assert str(returns_of(3)) == "3.00 after 2 timesteps, 1 run"
-    assert str(returns_of(1, 2)) == "1.50 after 2 timesteps, mean of 2 runs, from worst to best [1.00, 2.00]"
-    assert str(returns_of(*range(5))).startswith("2.00 after 2 timesteps, mean of 5 runs, 95 % interval [")
+    assert str(returns_of(3)) == "return 3.00 after 2 timesteps, 1 run"
+    assert str(returns_of(1, 2)) == "return 1.50 after 2 timesteps, mean of 2 runs, from worst to best [1.00, 2.00]"
+    assert str(returns_of(*range(5))).startswith("return 2.00 after 2 timesteps, mean of 5 runs, 95 % interval [")
 
 
 @pytest.fixture

@@ -66,5 +66,5 @@ def _plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
         for label, curve in by_label.items():
             print(f"{env_id}, {label}: {curve}")
             if curve.timesteps[-1] < curve.longest:
-                print(f"  (up to the end of the shortest run; the longest has {curve.longest:.0f} timesteps)")
+                print(f"  (up to the end of the shortest run; the longest has {curve.longest:,.0f} timesteps)")
     print(path)

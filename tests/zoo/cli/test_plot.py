@@ -39,8 +39,8 @@ def test_plot_says_where_it_cuts_runs(folder, capsys):
         np.savez(path / "evaluations.npz", timesteps=[500, end], results=[[1.0], [2.0]])
     main(["plot", "-e", "CartPole-v1"])
     result, note, _ = capsys.readouterr().out.splitlines()
-    assert "after 1000 timesteps" in result
-    assert note == "  (up to the end of the shortest run; the longest has 4000 timesteps)"
+    assert "after 1,000 timesteps" in result
+    assert note == "  (up to the end of the shortest run; the longest has 4,000 timesteps)"
 
 
 @pytest.mark.parametrize(
