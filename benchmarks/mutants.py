@@ -934,7 +934,7 @@ ZOO = (
         "zoo/cli/arguments.py",
         "{' '.join(message.split())}",
         "{message}",
-        "tests/zoo/cli/test_cli.py",
+        "tests/zoo/cli/test_arguments.py",
     ),
 )
 DISTRIBUTED = (

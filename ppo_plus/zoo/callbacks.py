@@ -4,7 +4,7 @@ import math
 import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
@@ -19,36 +19,18 @@ from ppo_plus.zoo.interrupts import check
 from ppo_plus.zoo.models import save_model, save_statistics
 
 
-class Episodes(NamedTuple):
-    """Returns and lengths of finished episodes, and whether each was a success (empty: not known)."""
-
-    returns: list[float]
-    lengths: list[int]
-    successes: list[bool]
-
-    def gather(self, ranks: Ranks) -> "Episodes":
-        """The episodes of all processes, in the order of their ranks."""
-        return Episodes(*(sum(parts, []) for parts in zip(*ranks.gather_values(self), strict=True)))
-
-
 class EvalAfterUpdates(EvalCallback):
     """SB3's ``EvalCallback``, but it evaluates after updates, including the last one.
 
     SB3 evaluates in the middle of a rollout, where it scores the policy of the previous rollout, and never scores the
-    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. A run
-    without any update has no evaluation.
+    last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. If
+    several processes train one model, each plays its share of the episodes, and the first one records all.
 
-    If several processes train one model, each plays its share of the episodes, and the first one records all.
-
-    :param eval_env: evaluation environments of this process; statistics of ``VecNormalize`` are copied to them before
-        each evaluation
+    :param eval_env: evaluation environments of this process; they get the training's normalization statistics
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
-    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well, and a
-        ``callback_after_eval`` is called after every evaluation (``self.parent.last_mean_reward``), and may stop
-        training by returning ``False``
+    :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
-    #: The name in checkpoints.
     saved_as = "EvalAfterUpdates"
     #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
     in_all_processes = True
@@ -72,95 +54,75 @@ class EvalAfterUpdates(EvalCallback):
     def _on_training_end(self) -> None:
         self._evaluate(True)
 
-    @property
-    def _ranks(self) -> Ranks:
-        return self.model.ranks  # type: ignore[attr-defined, no-any-return]
-
     def _evaluate(self, is_due: bool) -> None:
         """Evaluate if it is due, and there has been an update since the last evaluation."""
+        ranks: Ranks = self.model.ranks  # type: ignore[attr-defined]
         # Rank 0 decides: after resuming in more processes than before, the counts of the new ones differ.
-        if self._ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
+        if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            episodes = self._play().gather(self._ranks)
-            if self._ranks.leads:
-                self.should_continue = self._record(episodes) and self.should_continue
-
-    def _play(self) -> Episodes:
-        """This process's share of the episodes: those that its environments would play if all were in one process."""
-        if self.model.get_vec_normalize_env() is not None:
-            sync_envs_normalization(self.training_env, self.eval_env)
-        self._is_success_buffer = []
-        returns, lengths = evaluate_policy(
-            # SB3's evaluator does not support masks.
-            with_masks(self.model, self.eval_env),
-            self.eval_env,
-            (self.n_eval_episodes + self._ranks.rank) // self._ranks.size,
-            deterministic=self.deterministic,
-            render=self.render,
-            return_episode_rewards=True,
-            warn=self.warn,
-            callback=self._log_success_callback,
-        )
-        return Episodes(returns, lengths, self._is_success_buffer)  # type: ignore[arg-type]
-
-    def _record(self, episodes: Episodes) -> bool:
-        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does.
-
-        :return: whether training should continue
-        """
-        if self.log_path is not None:
-            self._write(episodes)
-        mean, std = float(np.mean(episodes.returns)), np.std(episodes.returns)
-        is_best, self.last_mean_reward = mean > self.best_mean_reward, mean
-        self.logger.record("eval/mean_reward", mean)
-        self.logger.record("eval/mean_ep_length", np.mean(episodes.lengths))
-        if episodes.successes:
-            self.logger.record("eval/success_rate", np.mean(episodes.successes))
-        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
-        self.logger.dump(self.num_timesteps)
-        if self.verbose >= 1:
-            # Above the progress bar, if there is one.
-            tqdm.write(
-                f"evaluation after {self.num_timesteps:,} timesteps: return {mean:.2f} +/- {std:.2f} over "
-                f"{len(episodes.returns)} episodes{' (new best)' if is_best else ''}",
-                file=sys.stderr,
+            if self.model.get_vec_normalize_env() is not None:
+                sync_envs_normalization(self.training_env, self.eval_env)
+            self._is_success_buffer = []
+            returns, lengths = evaluate_policy(
+                # SB3's evaluator does not support masks.
+                with_masks(self.model, self.eval_env),
+                self.eval_env,
+                (self.n_eval_episodes + ranks.rank) // ranks.size,
+                deterministic=self.deterministic,
+                render=self.render,
+                return_episode_rewards=True,
+                warn=self.warn,
+                callback=self._log_success_callback,
             )
-        should_continue = True
-        if is_best:
-            self.best_mean_reward = mean
-            if self.best_model_save_path is not None:
-                save_model(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
-            if self.callback_on_new_best is not None:
-                should_continue = self.callback_on_new_best.on_step()
-        return should_continue and self._on_event()
+            parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
+            if ranks.leads:
+                self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
 
-    def _write(self, episodes: Episodes) -> None:
-        """Add an evaluation to ``evaluations.npz``."""
+    def _record(self, returns: list[float], lengths: list[int], successes: list[bool]) -> None:
+        """Save and log the episodes, and save the model if it is the best, as ``EvalCallback`` does."""
         self.evaluations_timesteps.append(self.num_timesteps)
-        self.evaluations_results.append(episodes.returns)
-        self.evaluations_length.append(episodes.lengths)
+        self.evaluations_results.append(returns)
+        self.evaluations_length.append(lengths)
         tables: dict[str, Any] = {
             "timesteps": self.evaluations_timesteps,
             "results": self.evaluations_results,
             "ep_lengths": self.evaluations_length,
         }
-        if episodes.successes:
-            self.evaluations_successes.append(episodes.successes)
+        if successes:
+            self.evaluations_successes.append(successes)
             tables["successes"] = self.evaluations_successes
-        with replacing(f"{self.log_path}.npz") as file:
-            np.savez(file, **tables)
+            self.logger.record("eval/success_rate", np.mean(successes))
+        if self.log_path is not None:
+            with replacing(f"{self.log_path}.npz") as file:
+                np.savez(file, **tables)
+        self.last_mean_reward = mean = float(np.mean(returns))
+        is_best = mean > self.best_mean_reward
+        self.logger.record("eval/mean_reward", mean)
+        self.logger.record("eval/mean_ep_length", np.mean(lengths))
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+        if self.verbose >= 1:
+            # Above the progress bar, if there is one.
+            result = f"mean return {mean:.2f} +/- {np.std(returns):.2f} over {len(returns)} episodes"
+            best = " (new best)" if is_best else ""
+            tqdm.write(f"evaluation after {self.num_timesteps:,} timesteps: {result}{best}", file=sys.stderr)
+        if is_best:
+            self.best_mean_reward = mean
+            if self.best_model_save_path is not None:
+                save_model(self.model, Path(self.best_model_save_path, "best_model.zip"))  # type: ignore[arg-type]
+            if self.callback_on_new_best is not None:
+                self.should_continue &= self.callback_on_new_best.on_step()
+        self.should_continue = self.should_continue and self._on_event()
 
 
 class SavedModels(CheckpointCallback):
     """SB3's ``CheckpointCallback``, with the normalization statistics next to each model."""
 
-    #: The name in checkpoints.
     saved_as = "SavedModels"
 
     def _on_step(self) -> bool:
-        if not super()._on_step():
-            return False
+        super()._on_step()
         if self.n_calls % self.save_freq == 0:
             save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
         return True
@@ -175,22 +137,12 @@ class Interruptible(BaseCallback):
 
 
 class ProgressDisplay(BaseCallback):
-    """Shows how far training is, its return, speed and remaining time: a bar on a terminal, else ten plain lines.
-
-    :param bar: ``None``: a bar if standard error is a terminal
-    """
+    """Shows how far training is, its return, speed and remaining time: a bar on a terminal, else ten plain lines."""
 
     def __init__(self, bar: bool | None = None):
         super().__init__()
         self.shows_bar = sys.stderr.isatty() if bar is None else bar
-        self.bar: tqdm | None = None
-
-    def get_state(self) -> dict[str, Any]:
-        """Nothing: the progress of a resumed run is in its model."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Nothing."""
+        self.bar: Any = None
 
     def _on_training_start(self) -> None:
         notice = self.model.compilation.notice  # type: ignore[attr-defined]
@@ -198,19 +150,10 @@ class ProgressDisplay(BaseCallback):
             print(notice, file=sys.stderr, flush=True)
         done, total = self.model.num_timesteps, self.locals["total_timesteps"]
         # Without a terminal the bar is never drawn; its text is printed at each tenth.
-        file, interval = (sys.stderr, 0.1) if self.shows_bar else (StringIO(), math.inf)
-        self.bar = tqdm(
-            initial=done,
-            total=total,
-            unit=" steps",
-            unit_scale=True,
-            dynamic_ncols=True,
-            file=file,
-            mininterval=interval,
-        )
+        where: dict[str, Any] = {} if self.shows_bar else {"file": StringIO(), "mininterval": math.inf}
+        self.bar = tqdm(initial=done, total=total, unit=" steps", unit_scale=True, dynamic_ncols=True, **where)
 
     def _on_step(self) -> bool:
-        assert self.bar is not None
         tenths = 10 * self.bar.n // self.bar.total
         self.bar.update(min(self.num_timesteps, self.bar.total) - self.bar.n)  # the last rollout is completed
         if not self.shows_bar and 10 * self.bar.n // self.bar.total > tenths:
@@ -227,6 +170,5 @@ class ProgressDisplay(BaseCallback):
             self.bar.close()
 
     def _set_return(self) -> None:
-        assert self.bar is not None
         returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
         self.bar.set_postfix_str(f"mean return {np.mean(returns):.2f}" if returns else "no episode ended yet")

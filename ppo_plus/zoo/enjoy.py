@@ -1,8 +1,8 @@
 """Watch and record a trained model."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus import PPO_Plus
 from ppo_plus.rollout.evaluation import with_masks
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Experiment, parse_settings
-from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.experiment import saved_experiment
 from ppo_plus.zoo.models import load_statistics
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO, RunFolder
@@ -28,22 +27,14 @@ NOT_LEARNING = {"learning_rate": 0.0, "clip_range": 0.2, "clip_range_vf": None}
 
 @dataclass(frozen=True)
 class Player:
-    """A trained model with environments to play in.
-
-    :param model: the model
-    :param env: environments whose statistics are fixed
-    :param deterministic: take the most likely actions
-    """
+    """A trained model with environments to play in, whose normalization statistics are fixed."""
 
     model: PPO_Plus
     env: VecEnv
     deterministic: bool
 
     def play(self, n_timesteps: int) -> Iterator[list[dict[str, Any]]]:
-        """Play, and yield the environments' ``infos`` after each step.
-
-        :param n_timesteps: steps of each environment
-        """
+        """Play a number of steps in each environment, and yield their ``infos`` after each step."""
         obs, state, starts = self.env.reset(), None, np.ones(self.env.num_envs, dtype=bool)
         player = with_masks(self.model, self.env)
         for _ in range(n_timesteps):
@@ -65,7 +56,6 @@ def make_player(
 ) -> Player:
     """A model of a run, with its normalization statistics, in the environments that it was trained for.
 
-    :param seed: seed of the first environment
     :param deterministic: take the most likely actions; ``None``: as the run's evaluations did
     :param env_kwargs: arguments of the environment that replace the run's, such as ``render_mode``
     :param packages: packages that the run's settings may import from; ``None``: any
@@ -75,7 +65,7 @@ def make_player(
     """
     if not model.is_file():
         raise FileNotFoundError(f"there is no model {model}")
-    experiment = saved_experiment(folder, packages)
+    experiment = saved_experiment(folder, packages).replace(vec_env="dummy")
     env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
     # rl_zoo3 saves one file of statistics for all models of a run.
     shared = folder.settings / "vecnormalize.pkl" if folder.arguments().get("algo") != ALGO else None
@@ -86,68 +76,31 @@ def make_player(
     return Player(loaded, env, experiment.deterministic_eval if deterministic is None else deterministic)
 
 
-def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
-    """The experiment of a run, of rl_zoo3's runs as well.
-
-    :param packages: packages that its settings may import from; ``None``: any
-    :raises FileNotFoundError: not the folder of a run
-    :raises ValueError: its settings import from another package
-    """
-    settings = read_mapping(folder.settings / "config.yml", RunLoader)
-    arguments = folder.arguments()
-    if arguments.get("env_kwargs"):
-        settings["env_kwargs"] = arguments["env_kwargs"]
-    experiment = parse_settings(folder.env_id, settings, packages)
-    return experiment.replace(seed=arguments.get("seed", 0), eval_env_kwargs=arguments.get("eval_env_kwargs"))
-
-
 def enjoy(player: Player, n_timesteps: int) -> None:
     """Play, and print the return and length of each episode, and their means. Ctrl-C ends it."""
-    returns: list[float] = []
-    lengths: list[int] = []
-    try:
+    episodes: list[tuple[float, int]] = []
+    with suppress(KeyboardInterrupt):
         for infos in player.play(n_timesteps):
             for episode in (info["episode"] for info in infos if "episode" in info):
-                returns.append(episode["r"])
-                lengths.append(episode["l"])
-                print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
-    except KeyboardInterrupt:
-        pass
+                episodes.append((episode["r"], episode["l"]))
+                print(f"episode {len(episodes)}: return {episode['r']:.2f}, length {episode['l']}", flush=True)
     player.env.close()
-    if returns:
-        print(
-            f"mean return {np.mean(returns):.2f} +/- {np.std(returns):.2f}, "
-            f"mean length {np.mean(lengths):.2f} +/- {np.std(lengths):.2f} over {len(returns)} episodes"
-        )
+    if episodes:
+        (mean, mean_length), (std, std_length) = np.mean(episodes, axis=0), np.std(episodes, axis=0)
+        lengths = f"mean length {mean_length:.2f} +/- {std_length:.2f}"
+        print(f"mean return {mean:.2f} +/- {std:.2f}, {lengths} over {len(episodes)} episodes")
     else:
         print(f"no episode ended within {n_timesteps} steps")
 
 
-def check_recording(path: Path) -> None:
-    """Check before playing that a recording can be written.
-
-    :raises ValueError: unknown format
-    :raises ImportError: a video needs ``imageio[ffmpeg]``
-    """
-    suffix = path.suffix.lower()
-    if suffix not in (".gif", ".mp4"):
-        raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
-    if suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: an .mp4 needs pip install 'imageio[ffmpeg]'")
-
-
 def record(player: Player, n_timesteps: int, path: Path) -> None:
-    """Play, and save what the environments render.
-
-    :param player: the player; its environments have ``render_mode="rgb_array"``
-    :param n_timesteps: steps of each environment
-    :param path: a ``.gif`` or ``.mp4``
-    """
+    """Play in environments with ``render_mode="rgb_array"``, write a ``.gif`` or ``.mp4``, and print its path."""
     fps = player.env.get_attr("metadata")[0].get("render_fps", 30)
     frames = _frames(player, n_timesteps)
     path.parent.mkdir(parents=True, exist_ok=True)
     (_write_gif if path.suffix.lower() == ".gif" else _write_video)(frames, path, fps)
     player.env.close()
+    print(path)
 
 
 def _write_gif(frames: Iterator[np.ndarray], path: Path, fps: int) -> None:

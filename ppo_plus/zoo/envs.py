@@ -3,7 +3,6 @@
 import re
 import sys
 import time
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial, reduce
 from pathlib import Path
@@ -47,19 +46,14 @@ def make_envs(
     frame stacking, transposed images.
 
     :param n_envs: how many; ``None``: the experiment's number for training, one for evaluation
-    :param seed: seed of the first one, the others follow; ``None``: the experiment's, plus :data:`EVAL_SEED` for
-        evaluation
-    :param evaluation: unnormalized rewards and fixed statistics. SB3's ``EvalCallback`` copies the statistics from the
-        training environments before it evaluates
-    :param monitor_dir: folder for the ``monitor.csv`` files; ``None``: none are written
-    :param append: append to existing files
+    :param seed: seed of the first one; ``None``: the experiment's, plus :data:`EVAL_SEED` for evaluation
+    :param evaluation: single environments with unnormalized rewards and fixed statistics
+    :param monitor_dir: folder for the ``monitor.csv`` files, which are overwritten unless you ``append``
     :param first: number of the first environment, if other processes have others; it shifts seeds and file names
     :param restarts: how many failed environments to replace by new ones
     :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
-    :return: the environments
     :raises ValueError: restarts or a time limit for environments that do not support them
-    :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
@@ -71,23 +65,40 @@ def make_envs(
     if evaluation and experiment.eval_env_kwargs is not None:
         kwargs = experiment.eval_env_kwargs
     kwargs = {**deepcopy(kwargs), **env_kwargs}
-    # Evaluation always steps single environments, whatever makes training faster.
-    batched = not evaluation and experiment.vec_env in BATCHED
-    if batched and experiment.vec_env == "envpool" and is_atari(experiment.env_id):
-        experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
-    if batched:
-        env = _make_batched(experiment, seed + first, kwargs)
-        if monitor_dir is not None:
-            env.episode_log = _episode_log(experiment.env_id, monitor_dir, append, first)
-    else:
-        env = _make_single(experiment, seed + first, kwargs, restarts, timeout)(
+    if evaluation or experiment.vec_env not in BATCHED:
+        env: Any = _make_single(
+            experiment,
+            seed + first,
+            kwargs,
+            restarts,
+            timeout,
             start_index=first,
             monitor_dir=None if monitor_dir is None else str(monitor_dir),
             monitor_kwargs=deepcopy(experiment.monitor_kwargs) | ({"override_existing": False} if append else {}),
         )
+    else:
+        if experiment.vec_env == "envpool" and is_atari(experiment.env_id):
+            experiment, kwargs = _as_atari_of_envpool(experiment, kwargs)
+        if experiment.env_wrapper or experiment.monitor_kwargs:
+            raise ValueError(
+                f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are "
+                f"for: use one of {', '.join(VEC_ENVS)}"
+            )
+        name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
+        env = BATCHED[experiment.vec_env](name, n_envs, seed + first, kwargs)
+        if monitor_dir is not None:
+            path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
+            header: dict[str, float | str] = {"t_start": time.time(), "env_id": experiment.env_id}
+            env.episode_log = ResultsWriter(str(path), header=header, override_existing=not append)
     env = _wrap(env, experiment.vec_env_wrapper)
     if experiment.normalize is not None:
-        env = _normalize(env, experiment, evaluation)
+        arguments = dict(experiment.normalize)
+        # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
+        if "gamma" in experiment.hyperparams:
+            arguments["gamma"] = experiment.hyperparams["gamma"]
+        if evaluation:
+            arguments.update(training=False, norm_reward=False)
+        env = (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
     if experiment.frame_stack is not None:
         env = VecFrameStack(env, experiment.frame_stack)
     # The algorithm does the same with its training environments.
@@ -109,8 +120,7 @@ def check_supervision(vec_env: str, restarts: int = 0, timeout: float | None = N
 
 
 def choose_vec_env(experiment: Experiment, restarts: int = 0, timeout: float | None = None) -> Experiment:
-    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason. An
-    experiment with another choice is returned unchanged."""
+    """The experiment with the fastest vector environment in place of ``"auto"``, which is printed with the reason."""
     if experiment.vec_env != "auto":
         return experiment
     if timeout is not None:
@@ -130,25 +140,24 @@ def _make_one(experiment: Experiment) -> Resumable:
 
 
 def _make_single(
-    experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None
-) -> Callable[..., VecEnv]:
-    """SB3's ``make_vec_env`` for single environments; the arguments of their monitors are missing."""
-    processes = experiment.vec_env == "subproc"
-    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _print}
-    supervised = processes or restarts > 0
-    make = partial(gym.make, find_env(experiment.env_id))
+    experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None, **monitors: Any
+) -> VecEnv:
+    """Environments that are stepped one by one, or each in its process."""
+    make, processes = partial(gym.make, find_env(experiment.env_id)), experiment.vec_env == "subproc"
     if processes:
         # A mistake raises its own error here; in a worker process it would only end the process.
         make(**kwargs).close()
-    return partial(
-        make_vec_env,
+    cls: Any = SupervisedVecEnv if processes or restarts > 0 else LeanVecEnv
+    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _print}
+    return make_vec_env(
         make,
         experiment.n_envs,
         seed=seed,
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
-        vec_env_cls=SupervisedVecEnv if supervised else LeanVecEnv,  # type: ignore[arg-type]
-        vec_env_kwargs=supervision if supervised else {},
+        vec_env_cls=cls,
+        vec_env_kwargs=supervision if cls is SupervisedVecEnv else {},
+        **monitors,
     )
 
 
@@ -157,31 +166,8 @@ def _print(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def _make_batched(experiment: Experiment, seed: int, kwargs: dict[str, Any]) -> Any:
-    """One object that steps all environments at once."""
-    if experiment.env_wrapper or experiment.monitor_kwargs:
-        raise ValueError(
-            f"vec_env={experiment.vec_env!r} has no single environments, which env_wrapper and monitor_kwargs are for: "
-            f"use one of {', '.join(VEC_ENVS)}"
-        )
-    name: Any = experiment.env_id if experiment.vec_env == "envpool" else find_env(experiment.env_id)
-    return BATCHED[experiment.vec_env](name, experiment.n_envs, seed, kwargs)
-
-
-def _episode_log(env_id: str, monitor_dir: Path, append: bool, first: int) -> ResultsWriter:
-    """The file of episodes of environments that are stepped all at once."""
-    path = monitor_dir / (f"{first}.monitor.csv" if first else "all.monitor.csv")
-    header: dict[str, float | str] = {"t_start": time.time(), "env_id": env_id}
-    return ResultsWriter(str(path), header=header, override_existing=not append)
-
-
 def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tuple[Experiment, dict[str, Any]]:
-    """Translate an Atari experiment for EnvPool, which has built in what ``AtariWrapper`` and frame stacking do.
-
-    :return: the experiment with EnvPool's name of the game, without wrapper and stacking, and EnvPool's arguments,
-        whose defaults are those of ``AtariWrapper`` except for the two that are set
-    :raises ValueError: EnvPool cannot make these environments
-    """
+    """EnvPool's name of the game, and its arguments in place of ``AtariWrapper`` (whose defaults the others have)."""
     game = re.fullmatch(r"(\w+)NoFrameskip-v4", experiment.env_id)
     if game is None or kwargs or [(part.cls, part.kwargs) for part in experiment.env_wrapper] != [(AtariWrapper, {})]:
         raise ValueError(
@@ -191,16 +177,6 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
         )
     arguments = {"episodic_life": True, "reward_clip": True, "stack_num": experiment.frame_stack or 1}
     return experiment.replace(env_id=f"{game[1]}-v5", env_wrapper=(), frame_stack=None), arguments
-
-
-def _normalize(env: VecEnv, experiment: Experiment, evaluation: bool) -> VecNormalize:
-    arguments: dict[str, Any] = dict(experiment.normalize or {})
-    # Rewards are scaled by the standard deviation of the discounted return, with the algorithm's discount.
-    if "gamma" in experiment.hyperparams:
-        arguments["gamma"] = experiment.hyperparams["gamma"]
-    if evaluation:
-        arguments.update(training=False, norm_reward=False)
-    return (VecNormalizeTransitions if experiment.vec_env in BATCHED else VecNormalize)(env, **arguments)
 
 
 def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:

@@ -1,8 +1,8 @@
 """An experiment: everything that defines one training run, resolved and checked."""
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,19 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 from ppo_plus import PPO_Plus
 from ppo_plus.require import nearest
 from ppo_plus.zoo.hyperparams import (
-    STRATEGIES,
     builtin_file,
-    format_literal,
-    parse_literal,
+    errors_of,
+    plain,
     positive_int,
+    read_arguments,
     read_entry,
-    require_mapping,
+    read_hyperparameter,
+    read_literal,
+    read_mapping,
 )
+from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_class, is_atari
+from ppo_plus.zoo.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,12 @@ class Experiment:
     """Everything that defines a training run. The fields up to ``hyperparams`` are keys of a settings file.
 
     :param n_timesteps: number of environment steps, over all environments together
-    :param policy: name of the policy class, or the class itself
     :param normalize: arguments of ``VecNormalize``; ``None`` for raw observations and rewards
     :param frame_stack: number of observations to stack; ``None`` for no stacking
     :param env_wrapper: wrappers of each environment, the innermost first
     :param vec_env_wrapper: wrappers of the vector environment, the innermost first
     :param hyperparams: the other arguments of ``PPO_Plus``
     :param eval_env_kwargs: arguments of evaluation environments; ``None`` for ``env_kwargs``
-    :param seed: seed of environments, weights and exploration
     :param vec_env: ``"dummy"`` steps the environments one after another, ``"subproc"`` in separate processes,
         ``"gymnasium"`` and ``"envpool"`` all at once (training environments only); ``"auto"`` picks the fastest
         backend that gives the same task, by the rule in :mod:`ppo_plus.envs.make_vec`
@@ -81,45 +83,45 @@ class Experiment:
     def with_hyperparams(
         self, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
     ) -> "Experiment":
-        """A copy with some settings changed.
+        """A copy with some settings changed; ``policy_kwargs`` are merged key by key.
 
-        :param settings: keys and values as in a settings file; ``policy_kwargs`` are merged key by key
-        :param packages: see :func:`parse_settings`
         :raises ValueError: unknown key or bad value
         """
-        changed = _parse_checked(self.env_id, {"n_timesteps": self.n_timesteps, **settings}, packages)
+        settings = {"n_timesteps": self.n_timesteps, **settings}
+        changed = parse_settings(self.env_id, settings, packages, check_names=True)
         named = {name: getattr(changed, name) for name in SETTINGS if name in settings}
         merged = {name: {**getattr(self, name), **getattr(changed, name)} for name in ("policy_kwargs", "hyperparams")}
         return self.replace(**{**named, **merged})
 
     def settings(self) -> dict[str, Any]:
-        """The experiment as an entry of a settings file, which :func:`parse_settings` and rl_zoo3 can read. Seed,
-        device and kind of vector environment are not part of it."""
+        """The experiment as an entry of a settings file, which :func:`parse_settings` and rl_zoo3 can read."""
         policy = self.policy
-        entry: dict[str, Any] = {
-            "n_timesteps": self.n_timesteps,
-            "n_envs": self.n_envs,
-            "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
+        parts = {
+            name: [{part.name: plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)]
+            for name in PARTS
         }
         optional = {
-            "normalize": self.normalize is not None and (_plain(self.normalize) or True),
+            "normalize": self.normalize is not None and (plain(self.normalize) or True),
             "frame_stack": self.frame_stack,
-            **{
-                name: [{part.name: _plain(part.kwargs)} if part.kwargs else part.name for part in getattr(self, name)]
-                for name in PARTS
-            },
-            "env_kwargs": _plain(self.env_kwargs),
+            **parts,
+            "env_kwargs": plain(self.env_kwargs),
             "monitor_kwargs": self.monitor_kwargs and format_literal(self.monitor_kwargs),
             "policy_kwargs": self.policy_kwargs and format_literal(self.policy_kwargs),
         }
-        entry.update({name: value for name, value in optional.items() if value})
-        return {**entry, **{name: _plain(value) for name, value in self.hyperparams.items()}}
+        return {
+            "n_timesteps": self.n_timesteps,
+            "n_envs": self.n_envs,
+            "policy": policy if isinstance(policy, str) else f"{policy.__module__}.{policy.__qualname__}",
+            **{name: value for name, value in optional.items() if value},
+            **{name: plain(value) for name, value in self.hyperparams.items()},
+        }
+
+    def beside_settings(self) -> dict[str, Any]:
+        """The fields that are not part of a settings file."""
+        return {name: getattr(self, name) for name in BESIDE_SETTINGS}
 
     def for_each_process(self, n_processes: int) -> "Experiment":
-        """The part of one of several processes: its share of the environments and of each minibatch.
-
-        :raises ValueError: a number cannot be divided
-        """
+        """The part of one of several processes, with its share of the environments and of each minibatch."""
         if n_processes == 1:
             return self
         batch_size = self.hyperparams.get("batch_size", 64)
@@ -139,16 +141,14 @@ class Experiment:
         return not is_atari(self.env_id) and "minigrid" not in str(spec and spec.entry_point)
 
 
+#: Fields of :class:`Experiment` that a settings file does not set.
+BESIDE_SETTINGS = ("eval_env_kwargs", "seed", "device", "vec_env")
 #: Keys of a settings file that are fields of :class:`Experiment`; the other keys are arguments of ``PPO_Plus``.
-SETTINGS = tuple(
-    f.name
-    for f in fields(Experiment)
-    if f.name not in ("env_id", "hyperparams", "eval_env_kwargs", "seed", "device", "vec_env")
-)
+SETTINGS = tuple(f.name for f in fields(Experiment) if f.name not in ("env_id", "hyperparams", *BESIDE_SETTINGS))
 #: Keys that name classes to import, and the base class of each.
 PARTS = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
-#: Arguments of ``PPO_Plus`` that the training run sets, not the settings file.
-SET_BY_RUN = {"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
+#: Arguments of ``PPO_Plus`` that are not hyperparameters.
+OF_THE_RUN = {"policy", "policy_kwargs", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"}
 
 
 def load_experiment(
@@ -167,64 +167,59 @@ def load_experiment(
     :param variant: use the entry ``env_id/variant`` of the file
     :param packages: packages that the file may import wrappers, callbacks and policies from; ``None``: any
     :param run: fields that a file does not set: ``seed``, ``device``, ``vec_env``, ``eval_env_kwargs``
-    :return: the experiment
-    :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names the key, and the file and
-        entry if the mistake is there
-    :raises OSError: the file cannot be read
+    :raises ValueError: invalid YAML, no entry, unknown key or bad value; the message names file, entry and key
     """
     source, overrides = builtin_file() if path is None else Path(path), overrides or {}
     name, entry = read_entry(env_id, source, variant)
     # Overrides are checked alone first, so that the message does not blame the file for them.
-    _parse_checked(env_id, {"n_timesteps": 1, **overrides}, packages)
-    try:
-        return _parse_checked(env_id, {**entry, **overrides}, packages).replace(**run)
-    except ValueError as error:
-        raise ValueError(f"{source}, {name}: {error}") from None
+    parse_settings(env_id, {"n_timesteps": 1, **overrides}, packages, check_names=True)
+    with errors_of(f"{source}, {name}"):
+        return parse_settings(env_id, {**entry, **overrides}, packages, check_names=True).replace(**run)
 
 
-def _parse_checked(env_id: str, settings: dict[str, Any], packages: Collection[str] | None) -> Experiment:
-    # Names first: a key that seems to be missing may be misspelled.
-    _check_names(settings, hyperparameter_names().union(SETTINGS))
-    return parse_settings(env_id, settings, packages)
+def saved_experiment(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES) -> Experiment:
+    """The experiment of a run, which rl_zoo3 may have trained."""
+    settings, arguments = read_mapping(folder.settings / "config.yml"), folder.arguments()
+    if arguments.get("env_kwargs"):
+        settings["env_kwargs"] = arguments["env_kwargs"]
+    run = {name: arguments[name] for name in BESIDE_SETTINGS if name in arguments}
+    return parse_settings(folder.env_id, settings, packages).replace(**run)
 
 
 def parse_settings(
-    env_id: str, settings: dict[str, Any], packages: Collection[str] | None = ALLOWED_PACKAGES
+    env_id: str,
+    settings: dict[str, Any],
+    packages: Collection[str] | None = ALLOWED_PACKAGES,
+    check_names: bool = False,
 ) -> Experiment:
-    """Read one entry of a settings file. Names of hyperparameters are not checked, so that entries of other algorithms
-    can be read.
+    """Read one entry of a settings file.
 
-    :raises ValueError: bad value
+    :param check_names: whether it must be for PPO_Plus; else it may be another algorithm's
+    :raises ValueError: unknown key or bad value
     """
-    rest = dict(settings)
-    take = rest.pop
-    frame_stack = take("frame_stack", None)
-    parts: dict[str, Any] = {name: _parts(name, take(name, None), packages) for name in PARTS}
-    return Experiment(
-        env_id=env_id,
-        n_timesteps=positive_int("n_timesteps", take("n_timesteps", None)),
-        n_envs=positive_int("n_envs", take("n_envs", 1)),
-        policy=_policy(take("policy", "MlpPolicy"), packages),
-        normalize=_normalize(take("normalize", None)),
-        frame_stack=None if frame_stack is None else positive_int("frame_stack", frame_stack),
-        env_kwargs=_mapping("env_kwargs", take("env_kwargs", None)),
-        monitor_kwargs=_mapping("monitor_kwargs", take("monitor_kwargs", None)),
-        policy_kwargs=_policy_kwargs(take("policy_kwargs", None)),
-        **parts,
-        hyperparams={
-            name: _mapping(name, value) if str(name).endswith("_kwargs") else _hyperparameter(name, value)
-            for name, value in rest.items()
-        },
-    )
+    if check_names:
+        # First: a key that seems to be missing may be misspelled.
+        _check_names(settings, hyperparameter_names().union(SETTINGS))
+    readers: dict[str, Callable[[str, Any], Any]] = {
+        "n_timesteps": positive_int,
+        "n_envs": positive_int,
+        "policy": partial(_policy, packages),
+        "normalize": _normalize,
+        "frame_stack": lambda name, value: None if value is None else positive_int(name, value),
+        **dict.fromkeys(PARTS, partial(_parts, packages)),
+        "env_kwargs": read_arguments,
+        "monitor_kwargs": read_arguments,
+        "policy_kwargs": _policy_kwargs,
+    }
+    settings = {"n_timesteps": None, **settings}
+    named = {name: read(name, settings[name]) for name, read in readers.items() if name in settings}
+    rest = {name: read_hyperparameter(name, value) for name, value in settings.items() if name not in readers}
+    return Experiment(env_id, **named, hyperparams=rest)
 
 
 def hyperparameter_names() -> set[str]:
     """Arguments of ``PPO_Plus`` that a settings file may set as hyperparameters."""
-    return _arguments(PPO_Plus) - {"policy", "policy_kwargs"}
-
-
-def _arguments(cls: type) -> set[str]:
-    return set(signature(cls).parameters) - SET_BY_RUN
+    return set(signature(PPO_Plus).parameters) - OF_THE_RUN
 
 
 def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") -> None:
@@ -235,87 +230,37 @@ def _check_names(names: Iterable[Any], valid: Collection[str], where: str = "") 
             raise ValueError(f"unknown key {name!r}{where}: {remedy}")
 
 
-def _policy(value: Any, packages: Collection[str] | None) -> str | type:
+def _policy(packages: Collection[str] | None, _name: str, value: Any) -> str | type:
     if isinstance(value, str) and "." in value:
         return import_class(value, BasePolicy, packages)
     return value if isinstance(value, type) else str(value)
 
 
-def _parts(name: str, value: Any, packages: Collection[str] | None) -> tuple[Part, ...]:
+def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Part, ...]:
     """One class or a list of classes, each a dotted name or a mapping from it to keyword arguments."""
-    items = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(_part(name, item, packages) for item in items)
+    parts = []
+    for item in value if isinstance(value, list) else [] if value is None else [value]:
+        mapping = {item: None} if isinstance(item, str) else item
+        if not isinstance(mapping, dict) or len(mapping) != 1 or not isinstance(next(iter(mapping)), str):
+            raise ValueError(f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments")
+        ((dotted, kwargs),) = mapping.items()
+        with errors_of(name):
+            parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
+    return tuple(parts)
 
 
-def _part(name: str, item: Any, packages: Collection[str] | None) -> Part:
-    if isinstance(item, str):
-        item = {item: None}
-    if not isinstance(item, dict) or len(item) != 1 or not isinstance(next(iter(item)), str):
-        raise ValueError(f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments")
-    ((dotted, kwargs),) = item.items()
-    try:
-        return Part(dotted, import_class(dotted, PARTS[name], packages), _mapping(dotted, kwargs))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _normalize(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, str):
-        value = _literal("normalize", value)
+def _normalize(name: str, value: Any) -> dict[str, Any] | None:
+    value = read_literal(name, value)
     if value is None or isinstance(value, bool):
         return {} if value else None
-    arguments = _mapping("normalize", value)
-    _check_names(arguments, _arguments(VecNormalize) - {"venv"}, " in normalize")
+    arguments = read_arguments(name, value)
+    _check_names(arguments, set(signature(VecNormalize).parameters) - {"venv"}, " in normalize")
     return arguments
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping, given as such, as Python text, or as ``None``; ``nn.X`` in its values becomes the class."""
-    if isinstance(value, str):
-        value = _literal(name, value)
-    mapping = require_mapping(name, {} if value is None else value)
-    return {key: _literal(name, item) if _names_class(item) else item for key, item in mapping.items()}
-
-
-def _policy_kwargs(value: Any) -> dict[str, Any]:
-    arguments = _mapping("policy_kwargs", value)
-    for name, item in arguments.items():
-        if isinstance(item, str) and str(name).endswith(("_fn", "_class")):
-            raise ValueError(f"policy_kwargs: {name}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
+def _policy_kwargs(name: str, value: Any) -> dict[str, Any]:
+    arguments = read_arguments(name, value)
+    for key, item in arguments.items():
+        if isinstance(item, str) and str(key).endswith(("_fn", "_class")):
+            raise ValueError(f"policy_kwargs: {key}={item!r} must be a class, such as nn.ReLU or th.optim.Adam")
     return arguments
-
-
-def _literal(name: str, text: str) -> Any:
-    try:
-        return parse_literal(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _names_class(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"(nn|(th|torch)\.(nn|optim))\.\w+", value) is not None
-
-
-def _hyperparameter(name: Any, value: Any) -> Any:
-    """A number (also ``1e-3``, which YAML reads as text), a word, or a call such as ``ColoredNoise(beta=0.5)``."""
-    if not isinstance(value, str):
-        return value
-    if value.partition("(")[0] in STRATEGIES:
-        return _literal(name, value)
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)", value):
-        raise ValueError(f"{name}={value!r} is a string: write the number without quotes")
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def _plain(value: Any) -> Any:
-    """A value as YAML can store it: unchanged, or as Python text."""
-    return value if _is_plain(value) else format_literal(value)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, bool | int | float | str)

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one handler, which sets a flag that loops ask for.
+"""One handler for Ctrl-C and SIGTERM. It sets a flag, which loops check.
 
-Nothing is interrupted in the middle: training asks at each step, the tuner and its workers between their steps. What
-does not ask, because it hangs or takes long, is interrupted by a second signal, or :data:`PATIENCE` seconds after the
-first. This module imports nothing slow, so that the handler is in place before anything slow is imported.
+Training checks it at each step, the tuner and its workers between their steps, so that nothing is interrupted in the
+middle. Code that does not check it, because it hangs or takes long, is interrupted by a second signal, or
+:data:`PATIENCE` seconds after the first. This module imports nothing slow, so that the handler is in place early.
 """
 
 import os
@@ -15,42 +15,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-#: What interrupts: Ctrl-C, and what a scheduler sends before it kills.
+#: Ctrl-C, and the signal that a scheduler sends before it kills a process.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-#: What calls the handler again, where there is such a signal: not on Windows.
+#: The signal that calls the handler again; Windows has none.
 ALARM = {signal.SIGALRM} if hasattr(signal, "SIGALRM") else set()
-
 #: Exit code of a command that was interrupted.
 INTERRUPTED = 130
-
-#: Seconds after which an interrupt is raised wherever the process is, if nothing has asked for it.
+#: Seconds after which ``KeyboardInterrupt`` is raised anywhere in the process, if nothing has checked the flag.
 PATIENCE = 5
 
 
 class _State:
-    """What the handler knows.
+    """The state of the handler."""
 
-    :ivar deferred: whether a signal sets the flag; else it ends the process at once
-    :ivar came: the flag: number of the first signal
-    :ivar raised: whether it was raised; further signals are ignored then, so that they do not disturb the cleanup
-    :ivar n_shields: in how many blocks of :func:`uninterrupted` the main thread is
-    """
-
-    deferred = False
-    came: int | None = None
-    raised = False
-    n_shields = 0
+    deferred = False  # whether a signal sets the flag; else it ends the process at once
+    came: int | None = None  # the flag: number of the first signal
+    raised = False  # whether it was raised; then further signals are ignored, so that they do not disturb the cleanup
+    n_shields = 0  # how many blocks of `uninterrupted` the main thread is in
 
 
 def check() -> None:
-    """Raise what came. Training asks at each step, so it takes next to no time.
-
-    It is raised each time: code with a bare ``except:`` loses the first one, such as Python's own ``copyreg``, which
-    vector environments run at each step to copy observations.
-
-    :raises KeyboardInterrupt: a signal came
-    """
+    """Raise ``KeyboardInterrupt`` if a signal came, each time."""
+    # Code with a bare `except:` loses the first one, such as `copyreg`, with which environments copy observations.
     if _State.came is not None:
         _State.raised = True
         raise KeyboardInterrupt
@@ -63,7 +49,7 @@ def came() -> int | None:
 
 def _handle(number: int, _frame: object) -> None:
     if not _State.deferred:
-        # Not by `print`, which cannot be entered a second time where the signal came within it.
+        # Not by `print`, which fails if the signal came while it was printing.
         os.write(2, b"interrupted\n")
         os._exit(INTERRUPTED)
     if _State.came is None:
@@ -83,12 +69,9 @@ def _call_again(seconds: int) -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Within the block, Ctrl-C ends the process without raising ``KeyboardInterrupt``: there is nothing to save or to
-    clean up yet.
-
-    Some code would not let that one through: what NumPy and torch import from C makes an ``ImportError`` of it.
-    """
-    # A shell's background job ignores Ctrl-C, and other handlers belong to our caller.
+    """Within the block, Ctrl-C ends the process, as there is nothing to save yet. It does not raise
+    ``KeyboardInterrupt``, of which NumPy's and torch's imports from C would make an ``ImportError``."""
+    # A shell's background job ignores Ctrl-C, and a caller may have set a handler.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -102,10 +85,9 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def deferred(numbers: Iterable[int] = SIGNALS, ends_process: bool = False) -> Iterator[None]:
-    """Within the block, signals set a flag, which :func:`check` raises, as does the end of the block. Blocks may be
-    within each other; the outermost one counts.
+    """Within the block, signals set a flag, which :func:`check` raises, as does the end of the block. The outermost of
+    nested blocks counts. Ignored signals stay ignored.
 
-    :param numbers: the signals; one that is ignored stays so, as Ctrl-C in a shell's background job
     :param ends_process: whether the process ends with the block. If it was interrupted, further signals are ignored
         until then, because Python takes its own handlers away before the end.
     :raises KeyboardInterrupt: a signal came, and nothing else was raised
@@ -147,11 +129,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> Iterator[None]:
-    """Turn what ends the block early into one line on standard error and an exit code.
-
-    :param codes: exit code of each expected exception; any other one shows its traceback
-    :param interrupted: printed on Ctrl-C and SIGTERM, whose exit code is 130
-    """
+    """Turn expected exceptions in the block into one line on standard error and their exit codes, and Ctrl-C and
+    SIGTERM into the line ``interrupted`` and exit code 130."""
     try:
         with deferred(ends_process=True):
             yield
@@ -172,8 +151,5 @@ def this_command() -> str:
 
 
 def without_password(word: str) -> str:
-    """An argument with the passwords of URLs in it replaced by ``***``.
-
-    :param word: any argument
-    """
+    """An argument with the passwords of URLs in it replaced by ``***``."""
     return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))

@@ -20,22 +20,12 @@ from ppo_plus.zoo.experiment import Experiment
 
 
 def make_model(experiment: Experiment, env: VecEnv, **arguments: Any) -> PPO_Plus:
-    """A new model. Its weights depend on the seed only: they are initialized on one thread, because the orthogonal
-    initialization rounds differently on several.
-
-    :param arguments: further arguments of ``PPO_Plus``, such as ``verbose`` or ``tensorboard_log``
-    :raises ValueError, TypeError: see ``PPO_Plus``
-    """
-    hyperparams = deepcopy(experiment.hyperparams)
+    """A new model, with further ``arguments`` and the errors of ``PPO_Plus``."""
+    given = {"policy_kwargs": experiment.policy_kwargs, **experiment.hyperparams}
+    given = {**deepcopy(given), "seed": experiment.seed, "device": experiment.device, **arguments}
+    # Orthogonal initialization rounds differently on several threads; the weights should depend on the seed only.
     with torch_threads(1):
-        return PPO_Plus(
-            experiment.policy,
-            env,
-            policy_kwargs=deepcopy(experiment.policy_kwargs),
-            seed=experiment.seed,
-            device=experiment.device,
-            **{**hyperparams, **arguments},
-        )
+        return PPO_Plus(experiment.policy, env, **given)
 
 
 def make_callbacks(experiment: Experiment) -> Sequence[BaseCallback]:
@@ -50,7 +40,6 @@ def load_model(
 
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
-    :raises ValueError: the model does not fit the environments
     """
     load_statistics(path, env, trust_pickle=trust_pickle)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
@@ -71,11 +60,7 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
 
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
-    """Write normalization statistics atomically.
-
-    :param path: the file; a ``.pkl`` is written in SB3's format, for rl_zoo3
-    :raises ValueError: they are not finite
-    """
+    """Write normalization statistics, which must be finite, atomically; a ``.pkl`` in SB3's format, for rl_zoo3."""
     _require_finite(normalize, path)
     if path.suffix != ".pkl":
         return statistics.write_statistics(normalize, path)
@@ -84,12 +69,10 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
 
 
 def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
-    """Load the statistics that were saved with a model; whether the environments update them does not change.
+    """Load the statistics that were saved with a model into environments, if these normalize.
 
-    :param env: environments; if they do not normalize, nothing is loaded
     :param source: the statistics' file; ``None``: the one next to the model
     :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
-    :raises FileNotFoundError: the environments normalize, and there is no file
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     normalize = unwrap_vec_normalize(env)
@@ -118,7 +101,6 @@ def _shapes(moments: Any) -> Any:
 
 
 def _require_finite(normalize: Any, path: Path) -> None:
-    """:raises ValueError: statistics are not finite"""
     if not are_finite(normalize):
         raise ValueError(
             f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "

@@ -24,11 +24,7 @@ def draw_without_screen() -> None:
 
 
 def require_drawing(env_id: str, window: bool) -> None:
-    """Check that MuJoCo can draw: without a screen, a window would end the process.
-
-    :param env_id: id of an environment that has been created, without a window after :func:`draw_without_screen`
-    :raises ValueError: MuJoCo is used, and there is neither a screen nor (without a window) a library
-    """
+    """Check that MuJoCo can draw, if an environment uses it: without a screen, a window would end the process."""
     if "mujoco" not in sys.modules or has_screen():
         return
     if window:

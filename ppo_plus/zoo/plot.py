@@ -2,7 +2,8 @@
 
 import csv
 import json
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from ppo_plus.zoo.runs import ALGO, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -41,19 +41,11 @@ Returns = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Curve:
-    """Several runs (seeds), and their mean.
+    """Several runs (seeds), and their mean, up to the end of the shortest run."""
 
-    :param timesteps: shape ``(N,)``
-    :param runs: returns of each run, ``(n_runs, N)``
-    """
-
-    timesteps: np.ndarray
-    runs: np.ndarray
-
-    @property
-    def n_runs(self) -> int:
-        """Number of runs."""
-        return len(self.runs)
+    timesteps: np.ndarray  # (N,)
+    runs: np.ndarray  # returns of each run, (n_runs, N)
+    longest: float  # last timestep of the longest run
 
     @property
     def mean(self) -> np.ndarray:
@@ -64,58 +56,31 @@ class Curve:
     def interval(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Lower and upper ends of the mean's 95 % percentile bootstrap interval over runs (Efron 1979): the spread of
         the means of as many runs, drawn with replacement. ``None`` for fewer than :data:`MIN_RUNS` runs."""
-        if self.n_runs < MIN_RUNS:
+        if len(self.runs) < MIN_RUNS:
             return None
-        drawn = np.random.default_rng(0).integers(self.n_runs, size=(N_RESAMPLES, self.n_runs))
+        drawn = np.random.default_rng(0).integers(len(self.runs), size=(N_RESAMPLES, len(self.runs)))
         low, high = np.quantile(self.runs[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         return low, high
 
     def legend(self) -> str:
         """The number of runs, and what the picture shows of them."""
-        if self.n_runs == 1:
-            return "1 run"
-        return f"mean of {self.n_runs} runs, {'thin lines: each' if self.interval is None else 'band: 95 % interval'}"
+        shown = "thin lines: each run" if self.interval is None else "band: 95 % interval"
+        return "1 run" if len(self.runs) == 1 else f"mean of {len(self.runs)} runs, {shown}"
 
     def __str__(self) -> str:
         """The last mean, with its interval, or the worst and the best run."""
-        last = f"{self.mean[-1]:.2f} after {self.timesteps[-1]:.0f} timesteps"
-        if self.n_runs == 1:
+        last = f"return {self.mean[-1]:.2f} after {self.timesteps[-1]:,.0f} timesteps"
+        if len(self.runs) == 1:
             return f"{last}, 1 run"
-        low, high = (self.runs.min(axis=0), self.runs.max(axis=0)) if self.interval is None else self.interval
+        low, high = self.interval or (self.runs.min(axis=0), self.runs.max(axis=0))
         what = "from worst to best" if self.interval is None else "95 % interval"
-        return f"{last}, mean of {self.n_runs} runs, {what} [{low[-1]:.2f}, {high[-1]:.2f}]"
-
-
-def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Draw curves, one panel per environment: means with their intervals, or with the single runs if there are few.
-
-    :param curves: environment id → label → curve
-    :param path: picture to write; its suffix (``.png``, ``.svg``, ``.pdf``) is the format
-    """
-    with style():
-        figure, panels = new_figure(len(curves))
-        for axes, (env_id, by_label) in zip(panels, curves.items(), strict=True):
-            for label, curve in by_label.items():
-                _draw(axes, curve, label)
-            finish_panel(axes, env_id)
-        figure.savefig(path)
-
-
-def _draw(axes: "Axes", curve: Curve, label: str) -> None:
-    (line,) = axes.plot(curve.timesteps, curve.mean, label=f"{label} ({curve.legend()})")
-    color = line.get_color()
-    if curve.interval is not None:
-        axes.fill_between(curve.timesteps, *curve.interval, color=color, alpha=0.2, linewidth=0)
-    elif curve.n_runs > 1:
-        axes.plot(curve.timesteps, curve.runs.T, color=color, alpha=0.4, linewidth=0.8)
+        return f"{last}, mean of {len(self.runs)} runs, {what} [{low[-1]:.2f}, {high[-1]:.2f}]"
 
 
 def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = ALGO) -> Curve:
-    """The learning curve of an environment over all runs in a log folder.
+    """The learning curve of an environment over all runs in a log folder, or ``ValueError`` if there are no returns.
 
     :param what: ``"eval"``: mean returns of evaluations; ``"train"``: of training episodes, smoothed
-    :param algo: name of the algorithm's folder
-    :raises ValueError: there are no returns
     """
     read = {"eval": read_evaluations, "train": read_training}[what]
     runs = [run for folder in runs_of(log_folder / algo, env_id).values() if len((run := read(folder))[0])]
@@ -126,10 +91,11 @@ def read_curve(log_folder: Path, env_id: str, what: str = "eval", algo: str = AL
 
 def average(runs: list[Returns]) -> Curve:
     """Several runs, interpolated linearly at the timesteps that all of them reached."""
-    first, last = max(steps[0] for steps, _ in runs), min(steps[-1] for steps, _ in runs)
+    ends = [steps[-1] for steps, _ in runs]
+    first, last = max(steps[0] for steps, _ in runs), min(ends)
     steps = np.unique(np.concatenate([steps for steps, _ in runs]))
     steps = steps[(first <= steps) & (steps <= last)] if first <= last else steps[-1:]
-    return Curve(steps, np.array([np.interp(steps, *run) for run in runs]))
+    return Curve(steps, np.array([np.interp(steps, *run) for run in runs]), max(ends))
 
 
 def read_evaluations(folder: Path) -> Returns:
@@ -149,59 +115,56 @@ def read_training(folder: Path) -> Returns:
     return timesteps[window - 1 :], smoothed
 
 
-def plot_learning_curve(folder: Path, title: str) -> Path:
-    """Draw a run's training episodes, their moving average and its evaluations as ``learning_curve.png``."""
-    timesteps, returns = read_episodes(folder)
-    evaluated = read_evaluations(folder)
-    path = folder / "learning_curve.png"
-    with style():
-        figure, (axes,) = new_figure(width=8, height=5)
-        axes.plot(timesteps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
-        axes.plot(*read_training(folder), label="moving average")
-        if len(evaluated[0]):
-            axes.plot(*evaluated, "o-", color="black", markersize=4, label="evaluations")
-        finish_panel(axes, title)
-        figure.savefig(path)
-    return path
-
-
 def read_episodes(folder: Path) -> Returns:
     """The number of timesteps trained at the end of each episode of a run, over all environments, and the returns."""
-    episodes = np.array([row for path in folder.glob("*monitor.csv") for row in _read_monitor(path)]).reshape(-1, 3)
+    rows: list[tuple[float, float, float]] = []
+    for path in folder.glob("*monitor.csv"):
+        with path.open(newline="") as file:
+            start = json.loads(file.readline().lstrip("#"))["t_start"]
+            rows += [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
+    episodes = np.array(rows).reshape(-1, 3)
     episodes = episodes[np.argsort(episodes[:, 0], kind="stable")]
     return np.cumsum(episodes[:, 1]), episodes[:, 2]
 
 
-def _read_monitor(path: Path) -> list[tuple[float, float, float]]:
-    """One environment's episodes as (time of the end, length, return). The first line is a JSON comment."""
-    with path.open(newline="") as file:
-        start = json.loads(file.readline().lstrip("#"))["t_start"]
-        return [(start + float(row["t"]), float(row["l"]), float(row["r"])) for row in csv.DictReader(file)]
+def plot_curves(curves: dict[str, dict[str, Curve]], path: Path) -> None:
+    """Draw curves (environment id → label → curve), one panel per environment, as a ``.png``, ``.svg`` or ``.pdf``."""
+    with picture(path, *curves) as panels:
+        for axes, by_label in zip(panels, curves.values(), strict=True):
+            for label, curve in by_label.items():
+                (line,) = axes.plot(curve.timesteps, curve.mean, label=f"{label} ({curve.legend()})")
+                if curve.interval is not None:
+                    axes.fill_between(curve.timesteps, *curve.interval, color=line.get_color(), alpha=0.2, linewidth=0)
+                elif len(curve.runs) > 1:
+                    axes.plot(curve.timesteps, curve.runs.T, color=line.get_color(), alpha=0.4, linewidth=0.8)
 
 
-def style() -> AbstractContextManager[None]:
-    """Use the package's style for figures that are created, labelled and saved in the block."""
+def plot_learning_curve(folder: Path, title: str) -> Path:
+    """Draw a run's training episodes, their moving average and its evaluations as ``learning_curve.png``."""
+    path, evaluated = folder / "learning_curve.png", read_evaluations(folder)
+    with picture(path, title, size=(8, 5)) as (axes,):
+        axes.plot(*read_episodes(folder), ".", markersize=3, alpha=0.3, label="training episodes")
+        axes.plot(*read_training(folder), label="moving average of training episodes")
+        if len(evaluated[0]):
+            axes.plot(*evaluated, "o-", color="black", markersize=4, label="mean of each evaluation")
+    return path
+
+
+@contextmanager
+def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) -> "Iterator[list[Axes]]":
+    """Panels side by side to draw in, of a size in inches; the end of the block labels them and writes the picture."""
     import matplotlib as mpl
     from cycler import cycler
-
-    settings: Any = {**SETTINGS, "axes.prop_cycle": cycler(color=COLORS)}
-    return mpl.rc_context(settings)
-
-
-def new_figure(n_panels: int = 1, width: float = 6.5, height: float = 4.5) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels side by side, each of a width and height in inches."""
-    # Not pyplot, which needs a display and keeps global state.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * n_panels, height))
-    return figure, list(figure.subplots(1, n_panels, squeeze=False)[0])
-
-
-def finish_panel(axes: "Axes", title: str) -> None:
-    """Title, names of the axes, large numbers as 20k and 1M, and a legend if anything has a label."""
+    from matplotlib.figure import Figure  # not pyplot, which needs a display and keeps global state
     from matplotlib.ticker import EngFormatter
 
-    axes.set(title=title, xlabel="timesteps", ylabel="return")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+    settings: Any = {**SETTINGS, "axes.prop_cycle": cycler(color=COLORS)}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(size[0] * len(titles), size[1]))
+        panels = list(figure.subplots(1, len(titles), squeeze=False)[0])
+        yield panels
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set(title=title, xlabel="timesteps", ylabel="episode return")
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 1M
+            axes.legend()
+        figure.savefig(path)

@@ -14,12 +14,10 @@ ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "s
 
 
 def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
-    """Gymnasium's specification of an environment. Worker processes get the specification, not the id, so that they do
-    not have to register the environment.
+    """Gymnasium's specification of an environment, with which a worker process need not register it.
 
     :param env_id: Gymnasium environment id; ``module:id`` imports the module first
     :raises gymnasium.error.Error: the environment does not exist, or its package is not installed
-    :raises ImportError: the module does not exist
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -65,10 +63,7 @@ def _search_current_folder() -> None:
 def import_class(name: str, parent: type, packages: Collection[str] | None = ALLOWED_PACKAGES) -> type:
     """Import a class by its dotted name.
 
-    :param name: such as ``"stable_baselines3.common.atari_wrappers.AtariWrapper"``
-    :param parent: required base class
-    :param packages: packages that the name, and the class itself, must come from; ``None``: any, which runs the code of
-        whatever the name says
+    :param packages: packages that the name, and the class itself, must come from; ``None``: any, which may run any code
     :raises ValueError: another package, no such class, or not a subclass of ``parent``
     """
     module_name, _, class_name = name.rpartition(".")

@@ -22,8 +22,7 @@ class ZooPPO_Plus(PPO_Plus):
 
     @classmethod
     def load(cls, path: Any, *args: Any, custom_objects: dict[str, Any] | None = None, **kwargs: Any) -> PPO_Plus:  # type: ignore[override]
-        """``PPO_Plus.load`` without ``custom_objects``: with these rl_zoo3's ``enjoy`` replaces schedules by zeros, for
-        models of older Pythons, which PPO_Plus does not accept."""
+        """``PPO_Plus.load`` without ``custom_objects``, with which rl_zoo3's ``enjoy`` replaces schedules by zeros."""
         return super().load(path, *args, **kwargs)
 
 
@@ -37,8 +36,6 @@ def register() -> None:
     from rl_zoo3.utils import ALGOS
 
     class Manager(ExperimentManager):
-        """rl_zoo3's manager, with this package's settings and schedules."""
-
         def __init__(self, args: Any, algo: str, *rest: Any, config: str | None = None, **kwargs: Any):
             if algo == ALGO:
                 config = config or str(builtin_file())
@@ -55,10 +52,7 @@ def register() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of rl_zoo3's scripts.
-
-    :param arguments: its name and its arguments; ``None`` for those of the process
-    """
+    """Run one of rl_zoo3's scripts: its name and its arguments; ``None`` for those of the process."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name not in SCRIPTS:
         sys.exit(f"ppo_plus.zoo.rl_zoo3_plugin: the first argument must be {' or '.join(SCRIPTS)}, not {name!r}")

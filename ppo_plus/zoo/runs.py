@@ -10,7 +10,7 @@ from typing import Any
 
 from ppo_plus.saving.format.atomic import UNFINISHED
 from ppo_plus.saving.format.lock import claim
-from ppo_plus.zoo.hyperparams import RunLoader, read_mapping
+from ppo_plus.zoo.hyperparams import read_mapping
 
 ALGO = "ppo_plus"
 #: rl_zoo3's algorithms whose models PPO_Plus can load.
@@ -19,21 +19,15 @@ RL_ZOO3_ALGOS = ("ppo", "ppo_lstm")
 
 @dataclass(frozen=True)
 class Options:
-    """Where a run starts from, what it records and shows, and how it handles failing environments. As long as no
-    environment fails, none of it changes what is learned.
+    """Where a run starts from, what it records and shows, and how it handles failing environments.
 
-    :param log_folder: folder of all runs
     :param eval_freq: environment steps between evaluations; 0 or less: no evaluations
     :param n_eval_envs: number of evaluation environments, over all processes, at least one in each
     :param save_freq: environment steps between checkpoints, each with a permanent model; 0 or less: no models, and
         checkpoints every ten minutes only
-    :param keep_checkpoints: number of checkpoints to keep
     :param trained_agent: a model (``.zip``) to continue from, with its networks; ``None``: a new model
-    :param trust_model: read the trained agent even if that runs code in it
-    :param restart_envs: how many failed environments to replace by new ones, over all training environments, and over
-        all evaluation environments
-    :param env_timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
-    :param verbose: 0: no tables of metrics, 1: SB3's, 2: debug messages
+    :param restart_envs: how many failed environments to replace, over all for training, and over all for evaluation
+    :param env_timeout: limit of seconds for a step or a reset of an environment
     """
 
     log_folder: str = "logs"
@@ -55,49 +49,20 @@ class Options:
         return {"restarts": self.restart_envs, "timeout": self.env_timeout}
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The folder of one run of an environment."""
 
-    path: Path
-    env_id: str
-
-    @property
-    def last_model(self) -> Path:
-        """The model at the end of training."""
-        return self.path / f"{file_name(self.env_id)}.zip"
-
-    @property
-    def best_model(self) -> Path:
-        """The best model in evaluation."""
-        return self.path / "best_model.zip"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder that an interrupted run is resumed from."""
-        return self.path / "checkpoints"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run was trained to its end: the checkpoints are removed last."""
-        return self.last_model.exists() and not self.checkpoints.exists()
-
-    @property
-    def settings(self) -> Path:
-        """Folder of the settings and arguments."""
-        return self.path / file_name(self.env_id)
-
-    @property
-    def command(self) -> Path:
-        """File with the command line that started the run."""
-        return self.settings / "command.txt"
+    def __init__(self, path: Path, env_id: str):
+        self.path, self.env_id = path, env_id
+        self.last_model = path / f"{file_name(env_id)}.zip"
+        self.best_model = path / "best_model.zip"
+        self.checkpoints = path / "checkpoints"  # what an interrupted run is resumed from
+        self.settings = path / file_name(env_id)  # folder of the settings and arguments
+        self.command = self.settings / "command.txt"  # the command line that started the run
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes to this folder, and remove unfinished files of a killed process.
-
-        :raises BlockingIOError: another process is training this run
-        """
+        """Be the only process that writes to this folder, or ``BlockingIOError``, and remove unfinished files."""
         with claim(self.checkpoints / ".lock") as acquired:
             if not acquired:
                 raise BlockingIOError(f"{self.path}: another process is training this run")
@@ -106,9 +71,8 @@ class RunFolder:
             yield
 
     def saved_model(self, timesteps: int | None = None) -> Path:
-        """A model that was saved during training (``--save-freq``).
+        """The model that was saved after a number of timesteps (``--save-freq``); ``None``: the last one.
 
-        :param timesteps: number of timesteps trained; ``None``: the last one
         :raises FileNotFoundError: there is no such model; the message lists the existing ones
         """
         found = {int(path.name.split("_")[2]): path for path in self.path.glob("rl_model_*_steps.zip")}
@@ -120,11 +84,8 @@ class RunFolder:
         return found[timesteps or max(found)]
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that the run was started with, besides its settings.
-
-        :raises FileNotFoundError: not the folder of a run
-        """
-        return read_mapping(self.settings / "args.yml", RunLoader)
+        """The arguments that the run was started with, besides its settings."""
+        return read_mapping(self.settings / "args.yml")
 
 
 def file_name(env_id: str) -> str:
@@ -173,13 +134,10 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run in a folder.
-
-    :raises FileNotFoundError: not the folder of a run
-    """
+    """The run in a folder, or ``FileNotFoundError``."""
     saved = next(path.glob("*/args.yml"), None)
     if saved is None:
         raise FileNotFoundError(
             f"--resume {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
         )
-    return RunFolder(path, read_mapping(saved, RunLoader)["env"])
+    return RunFolder(path, read_mapping(saved)["env"])

@@ -1,13 +1,13 @@
 """A training run: build it, or resume it; train, evaluate, and leave a folder with everything it produced."""
 
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,8 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
-from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import choose_vec_env, make_envs
-from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.experiment import Experiment, saved_experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.plot import plot_learning_curve
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
@@ -43,16 +42,25 @@ class Run:
 
 
 def set_up(experiment: Experiment, options: Options | None = None) -> Run:
-    """Build environments and model. A mistake in the settings raises an error here, before training, and leaves no
-    folder.
-    """
+    """Build environments and model. A mistake in the settings raises its error here, and leaves no folder."""
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
-    experiment = _with_one_backend(experiment, options, ranks)
+    part = experiment.for_each_process(ranks.size)
+    if experiment.vec_env == "auto":
+        # The same one in all processes.
+        kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
+        experiment = experiment.replace(vec_env=ranks.lead(kind))
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:
-        model, eval_env = _build(experiment, options, folder.path)
+        env = _make_train_envs(experiment, options, ranks, folder.path)
+        tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
+        arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
+        if options.trained_agent is None:
+            model = make_model(part, env, **arguments)
+        else:
+            model = load_model(Path(options.trained_agent), part, env, options.trust_model, **arguments)
+        eval_env = make_eval_envs(experiment, options, ranks)
         if ranks.leads:
             _write_settings(experiment, options, folder)
         interrupts.check()
@@ -63,13 +71,37 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     return Run(experiment, options, folder, model, eval_env)
 
 
-def check(experiment: Experiment, options: Options | None = None) -> None:
-    """Build everything that :func:`set_up` builds, and discard it: nothing is written.
+def check(experiment: Experiment, options: Options) -> None:
+    """Build everything that :func:`set_up` builds, with the same errors, and discard it."""
+    with TemporaryDirectory() as folder:
+        run = set_up(experiment, replace(options, log_folder=folder))
+        _close(run.model, run.eval_env)
 
-    :raises ValueError, TypeError: a mistake in the settings
-    """
-    options = options or Options()
-    _close(*_build(_with_one_backend(experiment, options, Ranks.present()), options, None))
+
+def _make_train_envs(
+    experiment: Experiment, options: Options, ranks: Ranks, monitor_dir: Path, append: bool = False
+) -> VecEnv:
+    """This process's training environments."""
+    part = experiment.for_each_process(ranks.size)
+    first = ranks.rank * part.n_envs
+    return make_envs(part, monitor_dir=monitor_dir, append=append, first=first, **options.supervision())
+
+
+def make_eval_envs(experiment: Experiment, options: Options, ranks: Ranks) -> VecEnv | None:
+    """This process's evaluation environments, at least one; ``None`` for no evaluation."""
+    if options.eval_freq <= 0:
+        return None
+    n_envs = -(-options.n_eval_envs // ranks.size)
+    return make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
+
+
+def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
+    # rl_zoo3 uses `env_kwargs` of this file unless they are null; ours are in the settings.
+    first = {"algo": ALGO, "env": experiment.env_id, "env_kwargs": None, "job": job()}
+    folder.settings.mkdir()
+    write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
+    write_text(folder.settings / "args.yml", yaml.safe_dump(first | experiment.beside_settings() | asdict(options)))
+    write_text(folder.command, interrupts.this_command())
 
 
 def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
@@ -77,16 +109,13 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
 
     :param packages: packages that its settings may import from; ``None``: any
     :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
-    :raises FileNotFoundError: there is no checkpoint, because the run was trained to its end or ended before the first
-    :raises ValueError: a file is damaged
+    :raises FileNotFoundError: there is no checkpoint
     :raises BlockingIOError: another process is training the run
     """
-    arguments = folder.arguments()
-    run = {name: arguments[name] for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
-    experiment = saved_experiment(folder, packages).replace(**run)
+    arguments, experiment = folder.arguments(), saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
-        if folder.is_finished:
+        if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
             why = "The run was trained to its end. To train its model further: "
             command = f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
         else:
@@ -95,22 +124,21 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
         raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{command}")
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
-        env = _make_train_envs(experiment, options, folder.path, append=True)
+        env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
         model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
 
 
 def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
-    """The run that the same command started in the same job of torchrun, before torchrun restarted it; ``None`` if no
-    such run can be resumed."""
+    """The run, if it can be resumed, that this command started in this job of torchrun before torchrun restarted it."""
     ranks, job_id, found = Ranks.present(), job(), None
     if job_id is None:
         return None
     for _, path in sorted(runs_of(log_folder / ALGO, env_id).items()) if ranks.leads else ():
         folder = RunFolder(path, env_id)
         with suppress(FileNotFoundError):
-            same = folder.arguments().get("job") == job_id and folder.command.read_text("utf-8") == _command()
-            if same and checkpoint.files(folder.checkpoints):
+            started = folder.arguments().get("job"), folder.command.read_text("utf-8")
+            if started == (job_id, interrupts.this_command()) and checkpoint.files(folder.checkpoints):
                 found = folder
     if found is not None:
         print(f"{found.path}: resuming the run that this torchrun job ({job_id}) started", file=sys.stderr)
@@ -123,23 +151,27 @@ def train(run: Run) -> bool:
     :return: whether the run was trained to its end
     :raises BlockingIOError: another process is training the run
     """
-    if run.model.ranks.leads:
-        with run.folder.locked():
-            return _train_and_record(run)
-    try:
-        return _learn(run, _evaluations(run), log_interval=None)
-    finally:
-        _close(run.model, run.eval_env)
+    if not run.model.ranks.leads:
+        try:
+            return _learn(run, _evaluations(run))
+        finally:
+            _close(run.model, run.eval_env)
+    with run.folder.locked():
+        return _train_and_record(run)
 
 
 def _train_and_record(run: Run) -> bool:
     """Train in the process that writes the results."""
     progress = [ProgressDisplay()] if run.options.progress else []
     evaluations, start = _evaluations(run), time.monotonic()
+    saved: list[BaseCallback] = []
+    if run.options.save_freq > 0:
+        # SB3 counts steps of each environment.
+        saved = [SavedModels(max(run.options.save_freq // run.experiment.n_envs, 1), str(run.folder.path))]
     if progress:
         print(_first_line(run), file=sys.stderr, flush=True)
     try:
-        finished = _learn(run, [*progress, *_saved_models(run), *make_callbacks(run.experiment), *evaluations])
+        finished = _learn(run, [*progress, *saved, *make_callbacks(run.experiment), *evaluations])
     finally:
         for display in progress:
             display.on_training_end()
@@ -157,21 +189,26 @@ def _train_and_record(run: Run) -> bool:
     return finished
 
 
-def _learn(run: Run, callbacks: Sequence[BaseCallback], log_interval: int | None = 1) -> bool:
-    """Train, and write a checkpoint if training ends early.
-
-    :return: whether the run was trained to its end, and not interrupted
-    """
-    checkpoints, finished = _checkpoints(run), False
+def _learn(run: Run, callbacks: list[Any]) -> bool:
+    """Train, and write a checkpoint if training ends early; return whether it was trained to its end."""
+    finished, ranks, n_envs, every = False, run.model.ranks, run.model.n_envs, run.options.save_freq
+    names = ["*"]
+    if ranks.several:
+        # Each process has its own files of episodes.
+        names = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
+        names += ["all"] if ranks.leads else []
+    checkpoints = checkpoint.Checkpoints(
+        run.folder.checkpoints,
+        save_freq=every if every > 0 else None,
+        keep=run.options.keep_checkpoints,
+        logs=[f"../{name}.monitor.csv" for name in names],
+    )
+    log_interval: Any = 1 if ranks.leads else None
     try:
-        run.model.learn(
-            run.experiment.n_timesteps,
-            callback=[checkpoints, *callbacks, Interruptible()],
-            log_interval=log_interval,  # type: ignore[arg-type]
-        )
+        run.model.learn(run.experiment.n_timesteps, [checkpoints, *callbacks, Interruptible()], log_interval)
         finished = True
     except KeyboardInterrupt:
-        if run.model.ranks.leads:
+        if ranks.leads:
             print("interrupted: saving what was learned", file=sys.stderr)
     finally:
         if not finished:
@@ -179,53 +216,8 @@ def _learn(run: Run, callbacks: Sequence[BaseCallback], log_interval: int | None
     return finished
 
 
-def _with_one_backend(experiment: Experiment, options: Options, ranks: Ranks) -> Experiment:
-    """The experiment with the same kind of vector environment in all processes.
-
-    :raises ValueError: the experiment cannot be divided among the processes
-    """
-    part = experiment.for_each_process(ranks.size)
-    if experiment.vec_env != "auto":
-        return experiment
-    kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
-    return experiment.replace(vec_env=ranks.lead(kind))
-
-
-def _build(experiment: Experiment, options: Options, monitor_dir: Path | None) -> tuple[PPO_Plus, VecEnv | None]:
-    """The model with its training environments, and the evaluation environments."""
-    ranks = Ranks.present()
-    env = _make_train_envs(experiment, options, monitor_dir)
-    model = _make_model(experiment.for_each_process(ranks.size), options, env)
-    return model, make_eval_envs(experiment, options, ranks)
-
-
-def _make_train_envs(
-    experiment: Experiment, options: Options, monitor_dir: Path | None, append: bool = False
-) -> VecEnv:
-    """This process's training environments."""
-    ranks = Ranks.present()
-    part = experiment.for_each_process(ranks.size)
-    first = ranks.rank * part.n_envs
-    return make_envs(part, monitor_dir=monitor_dir, append=append, first=first, **options.supervision())
-
-
-def make_eval_envs(experiment: Experiment, options: Options, ranks: Ranks) -> VecEnv | None:
-    """This process's evaluation environments, at least one; ``None`` for no evaluation."""
-    if options.eval_freq <= 0:
-        return None
-    n_envs = -(-options.n_eval_envs // ranks.size)
-    return make_envs(experiment, n_envs, evaluation=True, first=ranks.rank * n_envs, **options.supervision())
-
-
-def _make_model(experiment: Experiment, options: Options, env: VecEnv) -> PPO_Plus:
-    tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
-    arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
-    if options.trained_agent is None:
-        return make_model(experiment, env, **arguments)
-    return load_model(Path(options.trained_agent), experiment, env, options.trust_model, **arguments)
-
-
 def _evaluations(run: Run) -> list[EvalAfterUpdates]:
+    """The callback that evaluates; none without evaluation environments."""
     if run.eval_env is None:
         return []
     evaluations = EvalAfterUpdates(
@@ -240,54 +232,12 @@ def _evaluations(run: Run) -> list[EvalAfterUpdates]:
     return [evaluations]
 
 
-def _checkpoints(run: Run) -> checkpoint.Checkpoints:
-    ranks, n_envs = run.model.ranks, run.model.n_envs
-    logs = ["*"]
-    if ranks.several:
-        # Each process has its own files of episodes.
-        logs = [str(i) for i in range(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)]
-        logs += ["all"] if ranks.leads else []
-    return checkpoint.Checkpoints(
-        run.folder.checkpoints,
-        save_freq=run.options.save_freq if run.options.save_freq > 0 else None,
-        keep=run.options.keep_checkpoints,
-        logs=[f"../{name}.monitor.csv" for name in logs],
-    )
-
-
-def _saved_models(run: Run) -> list[BaseCallback]:
-    # SB3 counts steps of each environment.
-    every = max(run.options.save_freq // run.experiment.n_envs, 1)
-    return [SavedModels(every, str(run.folder.path))] if run.options.save_freq > 0 else []
-
-
 def _close(model: PPO_Plus, eval_env: VecEnv | None) -> None:
     """Close the environments, whose processes the same Ctrl-C may have ended already."""
     for env in (model.get_env(), eval_env):
         with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             if env is not None:
                 env.close()
-
-
-def _write_settings(experiment: Experiment, options: Options, folder: RunFolder) -> None:
-    arguments = {
-        "algo": ALGO,
-        "env": experiment.env_id,
-        # rl_zoo3 uses `env_kwargs` of this file unless they are null; ours are in the settings.
-        "env_kwargs": None,
-        **{name: getattr(experiment, name) for name in ("eval_env_kwargs", "seed", "device", "vec_env")},
-        "job": job(),
-        **asdict(options),
-    }
-    folder.settings.mkdir()
-    write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
-    write_text(folder.settings / "args.yml", yaml.safe_dump(arguments))
-    write_text(folder.command, _command())
-
-
-def _command() -> str:
-    """The command line of this process."""
-    return shlex.join(sys.orig_argv)
 
 
 def _first_line(run: Run) -> str:
@@ -306,7 +256,7 @@ def _first_line(run: Run) -> str:
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
     if evaluations and evaluations[0].evaluations_results:
-        rewards, kind = evaluations[0].evaluations_results[-1], "episodes"
+        rewards, kind = evaluations[0].evaluations_results[-1], "evaluation episodes"
     else:
         rewards, kind = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"

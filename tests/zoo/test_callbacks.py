@@ -98,7 +98,7 @@ def test_evaluations_are_recorded_as_sb3_records_them(tmp_path, capsys):
     theirs.on_training_start({}, {})
     theirs.on_step()
     mean, best = ours.last_mean_reward, "over 5 episodes (new best)"
-    assert f"evaluation after 64 timesteps: return {mean:.2f} +/- " in printed and best in printed
+    assert f"evaluation after 64 timesteps: mean return {mean:.2f} +/- " in printed and best in printed
     assert writer.rows[-2] == writer.rows[-1] and len(writer.rows[-1][1]) == 3
     assert ours.best_mean_reward == theirs.best_mean_reward == ours.last_mean_reward
     with np.load(tmp_path / "ours/evaluations.npz") as found, np.load(tmp_path / "theirs/evaluations.npz") as expected:

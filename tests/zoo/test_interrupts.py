@@ -99,6 +99,19 @@ def test_python_callers_get_keyboard_interrupt(handlers):
         check()
 
 
+def test_both_signals_at_once_are_one_interrupt(handlers, monkeypatch):
+    """Python would report the second one, were it ignored by the system's own handler."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
+    with pytest.raises(KeyboardInterrupt), deferred(ends_process=True):
+        for number in interrupts.SIGNALS:
+            signal.raise_signal(number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        check()
+    assert interrupts.came() is None and not reported
+
+
 def test_an_ignored_signal_stays_ignored(handlers):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with deferred():

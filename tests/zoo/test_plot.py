@@ -3,19 +3,17 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from ppo_plus.zoo.plot import (
     COLORS,
     SETTINGS,
-    _draw,
     average,
-    finish_panel,
-    new_figure,
+    picture,
     plot_curves,
     plot_learning_curve,
     read_curve,
     read_episodes,
-    style,
 )
 
 
@@ -53,7 +51,7 @@ def test_mean_over_the_steps_that_all_runs_reached(tmp_path):
     np.testing.assert_allclose(curve.timesteps, [20, 30])
     np.testing.assert_allclose(curve.mean, [15, 25])
     np.testing.assert_allclose(curve.runs, [[10, 20], [20, 30]])
-    assert curve.n_runs == 2
+    assert (len(curve.runs), curve.longest) == (2, 40)
 
 
 def returns_of(*runs):
@@ -65,17 +63,25 @@ def test_few_runs_have_no_interval():
     """A bootstrap of two runs is from one to the other, which is not a 95 % interval."""
     assert [returns_of(*range(n)).interval is None for n in (1, 2, 4, 5)] == [True, True, True, False]
     assert returns_of(3).legend() == "1 run"
-    assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each"
+    assert returns_of(1, 2).legend() == "mean of 2 runs, thin lines: each run"
     assert returns_of(*range(5)).legend() == "mean of 5 runs, band: 95 % interval"
-    assert str(returns_of(3)) == "3.00 after 2 timesteps, 1 run"
-    assert str(returns_of(1, 2)) == "1.50 after 2 timesteps, mean of 2 runs, from worst to best [1.00, 2.00]"
-    assert str(returns_of(*range(5))).startswith("2.00 after 2 timesteps, mean of 5 runs, 95 % interval [")
+    assert str(returns_of(3)) == "return 3.00 after 2 timesteps, 1 run"
+    assert str(returns_of(1, 2)) == "return 1.50 after 2 timesteps, mean of 2 runs, from worst to best [1.00, 2.00]"
+    assert str(returns_of(*range(5))).startswith("return 2.00 after 2 timesteps, mean of 5 runs, 95 % interval [")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The panels of pictures that are written."""
+    panels = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: panels.extend(figure.axes))
+    return panels
 
 
 @pytest.mark.parametrize(("n_runs", "n_lines", "n_bands"), [(1, 1, 0), (3, 4, 0), (5, 1, 1)])
-def test_interval_or_single_runs_of_a_curve(n_runs, n_lines, n_bands):
-    _, (axes,) = new_figure()
-    _draw(axes, returns_of(*range(n_runs)), "mine")
+def test_interval_or_single_runs_of_a_curve(tmp_path, drawn, n_runs, n_lines, n_bands):
+    plot_curves({"Foo-v0": {"mine": returns_of(*range(n_runs))}}, tmp_path / "curves.png")
+    (axes,) = drawn
     assert (len(axes.lines), len(axes.collections)) == (n_lines, n_bands)
     assert len(axes.get_legend_handles_labels()[1]) == 1
 
@@ -125,22 +131,18 @@ def test_picture_of_curves(tmp_path, suffix, start):
     assert path.read_bytes().startswith(start)
 
 
-def test_style_applies_only_inside_its_block():
+def test_style_applies_only_inside_its_block(tmp_path):
     before = dict(mpl.rcParams)
-    with style():
+    with picture(tmp_path / "x.png", "Foo-v0", "Bar-v0") as panels:
         assert {name: mpl.rcParams[name] for name in SETTINGS} == SETTINGS
-        _, panels = new_figure(2)
-        (line,) = panels[1].plot([0, 1])
+        for axes in panels:
+            (line,) = axes.plot([0, 1], label="mine")
     assert len(panels) == 2 and line.get_color() == COLORS[0]
     assert dict(mpl.rcParams) == before
 
 
-def test_large_numbers_are_short_and_labels_give_a_legend():
-    _, (axes,) = new_figure()
-    axes.plot([0, 1_000_000])
-    finish_panel(axes, "Foo-v0")
-    assert axes.get_legend() is None
-    assert axes.xaxis.get_major_formatter()(20_000) == "20k"
-    axes.plot([0], label="mine")
-    finish_panel(axes, "Foo-v0")
-    assert axes.get_legend() is not None
+def test_panels_have_titles_labels_and_a_legend(tmp_path):
+    with picture(tmp_path / "x.png", "Foo-v0") as (axes,):
+        axes.plot([0, 1_000_000], label="mine")
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Foo-v0", "timesteps", "episode return")
+    assert axes.get_legend() is not None and axes.xaxis.get_major_formatter()(20_000) == "20k"

@@ -19,9 +19,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.statistics import read_statistics
-from ppo_plus.zoo.enjoy import saved_experiment
 from ppo_plus.zoo.envs import make_envs
-from ppo_plus.zoo.experiment import Part, load_experiment
+from ppo_plus.zoo.experiment import Part, load_experiment, saved_experiment
 from ppo_plus.zoo.plot import read_episodes
 from ppo_plus.zoo.runs import Options, open_run
 from ppo_plus.zoo.train import resume, set_up, train
@@ -52,7 +51,7 @@ def test_layout_of_the_log_folder(tmp_path, capsys):
         "CartPole-v1/vecnormalize.pkl",
     }
     result, model, curve = capsys.readouterr().out.splitlines()
-    assert result.startswith("CartPole-v1: mean return ") and "over 2 episodes after 512 timesteps" in result
+    assert result.startswith("CartPole-v1: mean return ") and "over 2 evaluation episodes after 512 timesteps" in result
     assert str(folder / "CartPole-v1.zip") in model
     assert str(folder / "learning_curve.png") in curve
     assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps == 512

@@ -5,7 +5,7 @@ arguments that does everything in which a mistake of the user can show, and retu
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppo_plus.zoo.interrupts import INTERRUPTED, ending_at_once
@@ -15,40 +15,27 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    :param arguments: the arguments; ``None`` for those of the process
-    """
+    """Run the command line with some arguments; ``None`` for those of the process."""
     try:
         # Everything else is imported inside, so that Ctrl-C also works during the imports.
         with ending_at_once():
             parser = make_parser()
-            work = _prepare(parser, arguments)
-        _work(parser, work)
+            args = parser.parse_args(arguments)
+            import gymnasium as gym
+
+            # Only here: an error during the work is not a mistake of the user, and shows its traceback.
+            try:
+                work = args.prepare(args)
+            except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
+                parser.error(str(error) or type(error).__name__)
+        try:
+            work()
+        except gym.error.DependencyNotInstalled as error:
+            # Many environments import the package that they draw with only when they draw.
+            parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-
-
-def _prepare(parser: "Parser", arguments: Sequence[str] | None) -> Callable[[], None]:
-    args = parser.parse_args(arguments)
-    import gymnasium as gym
-
-    # Only here: an error during the work is not a mistake of the user, and shows its traceback.
-    try:
-        return args.prepare(args)  # type: ignore[no-any-return]
-    except (ValueError, TypeError, AssertionError, ImportError, OSError, gym.error.Error) as error:
-        parser.error(str(error) or type(error).__name__)
-
-
-def _work(parser: "Parser", work: Callable[[], None]) -> None:
-    import gymnasium as gym
-
-    try:
-        work()
-    except gym.error.DependencyNotInstalled as error:
-        # Many environments import the package that they draw with only when they draw.
-        parser.error(str(error))
 
 
 def make_parser() -> "Parser":
@@ -60,7 +47,7 @@ def make_parser() -> "Parser":
     parser = Parser(
         prog="ppo-plus",
         description="Train and tune PPO_Plus; watch, record and compare what it learned.",
-        epilog="To begin: ppo-plus train --env CartPole-v1. The options of a command: ppo-plus COMMAND --help.",
+        epilog="To begin: ppo-plus train --env CartPole-v1. Options of a command: ppo-plus COMMAND --help.",
     )
     parser.add_argument("--version", action="version", version=f"ppo-plus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)

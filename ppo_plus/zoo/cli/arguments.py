@@ -1,7 +1,6 @@
-"""Arguments that several subcommands have: one-line errors, and types whose errors say what is wrong.
+"""Arguments that several subcommands have, and types of arguments whose errors say what is wrong.
 
-Torch, SB3 and Gymnasium take seconds to load. The commands import them where they use them, so that ``--help`` and most
-errors are shown at once.
+Torch and SB3 take seconds to load. Commands import them where they use them, so that most errors come at once.
 """
 
 import argparse
@@ -12,7 +11,7 @@ from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.runs import ALGO
 
 #: Help of ``--trust-model``.
-TRUST_MODEL = "read SB3 models that contain pickles, which run code, and let the settings of the run import anything"
+TRUST_MODEL = "read SB3 models with pickles, which can run code, and let the run's settings import from any package"
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,12 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_option(group: Any, spec: str, help: str, **kwargs: Any) -> None:
-    """Add an option; if its default is a number or a text, the help ends with it.
-
-    :param group: a parser, or a group of one
-    :param spec: spellings of the option, and in capitals what stands for its value: ``"-n --n-timesteps N"``
-    :param kwargs: further arguments of ``add_argument``
-    """
+    """Add an option, given as ``"-n --n-timesteps N"``; if its default is a number or a text, the help ends with it."""
     *names, last = spec.split()
     if last.startswith("-"):
         names.append(last)
@@ -45,23 +39,21 @@ def add_algo_argument(command: argparse.ArgumentParser, help: str, also: tuple[s
 
 
 def add_env_arguments(command: argparse.ArgumentParser, log_folder: str, env_required: bool = True) -> None:
-    """Add the arguments of every subcommand that creates environments.
-
-    :param log_folder: rl_zoo3's name of the option for the folder of all runs
-    """
+    """Add the arguments of subcommands that create environments. ``log_folder`` is rl_zoo3's name of ``-f``."""
     add_option(command, "--env ID", "id of a Gymnasium environment, such as CartPole-v1", required=env_required)
     add_option(command, f"-f {log_folder} DIR", "folder of all runs", dest="log_folder", default="logs")
-    help = "import packages, or modules in the current folder, that register environments"
+    help = "packages, or modules in the current folder, to import first because they register environments"
     add_option(command, "--gym-packages PKG", help, nargs="+", default=[])
-    add_option(command, "--env-kwargs K:V", "arguments of the environment, such as g:9.81", nargs="+", type=key_value)
-    add_option(command, "--device", "cpu, cuda or auto", default="auto")
+    help = "arguments of the environment as KEY:VALUE, such as g:9.81"
+    add_option(command, "--env-kwargs K:V", help, nargs="+", type=key_value)
+    add_option(command, "--device", "where torch computes: cpu, cuda or auto", default="auto")
 
 
 def add_fault_arguments(group: Any, of: str = "") -> None:
     """Add the arguments for environments that fail; ``of`` says what the number of restarts counts for."""
     help = (
-        "replace an environment that raises, returns NaN or another shape, hangs (--env-timeout) or dies by a new one, "
-        f"up to N times{of} (default: stop with an error that names environment, seed and step)"
+        f"replace failed environments up to N times{of}: those that raise, return NaN or another shape, die, or exceed "
+        "--env-timeout (default: stop with an error that names environment, seed and step)"
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
     help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"
@@ -77,7 +69,7 @@ def key_value(text: str) -> tuple[str, Any]:
     """``key:value``, as in rl_zoo3; the value is Python text without code, or a plain word."""
     import yaml
 
-    from ppo_plus.zoo.hyperparams import parse_literal
+    from ppo_plus.zoo.literals import parse_literal
 
     key, colon, value = text.partition(":")
     if not key or not colon:
@@ -117,10 +109,7 @@ def seed(text: str) -> int:
 
 
 def require_device(name: str) -> None:
-    """Check that a device exists: SB3 would silently use the CPU instead.
-
-    :raises ValueError: torch finds no such device on this machine
-    """
+    """``ValueError`` if torch finds no such device: SB3 would silently use the CPU instead."""
     import torch as th
 
     try:

@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -19,18 +20,16 @@ from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
 
-if TYPE_CHECKING:
-    from ppo_plus.zoo.enjoy import Player
-
 
 def add_parser(commands: Any) -> None:
     """Add the two subcommands."""
-    command = commands.add_parser("enjoy", help="watch a trained model")
+    command = commands.add_parser("enjoy", help="watch a trained model", description="Watch a trained model play.")
     command.set_defaults(prepare=prepare_enjoy)
     _add_arguments(command)
-    command.add_argument("--no-render", action="store_true", help="show nothing, print the returns")
+    command.add_argument("--no-render", action="store_true", help="show no window, only print the returns")
 
-    command = commands.add_parser("record", help="record a trained model as a GIF or video")
+    help = "record a trained model as a GIF or video"
+    command = commands.add_parser("record", help=help, description="Record a GIF or video of a trained model.")
     command.set_defaults(prepare=prepare_record)
     _add_arguments(command)
     help = "a .gif, or an .mp4 with pip install 'imageio[ffmpeg]' (default: a .gif next to the model)"
@@ -40,21 +39,22 @@ def add_parser(commands: Any) -> None:
 def _add_arguments(command: argparse.ArgumentParser) -> None:
     add = partial(add_option, command)
     add_env_arguments(command, "--folder")
-    add_algo_argument(command, "folder of the run: ppo and ppo_lstm for runs of rl_zoo3", RL_ZOO3_ALGOS)
-    add("--exp-id N", "number of the run; 0: the last, -1: -f is the run's folder", type=int, default=0)
+    add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
+    add("--exp-id N", "number of the run; 0: the last one, -1: -f is the run's folder", type=int, default=0)
     add("--trust-model", TRUST_MODEL, action="store_true")
     which = command.add_mutually_exclusive_group()
-    add_option(which, "--load-best", "load the best model in evaluation", action="store_true")
-    help = "load the model saved after N timesteps (train --save-freq)"
+    add_option(which, "--load-best", "play the best model in evaluation, not the last model", action="store_true")
+    help = "play the model that train --save-freq saved after N timesteps"
     add_option(which, "--load-checkpoint N", help, type=whole_number)
-    help = "load the last model of train --save-freq"
+    help = "play the last model that train --save-freq saved"
     add_option(which, "--load-last-checkpoint", help, action="store_true")
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
     add("--seed N", "seed of the environments", type=seed, default=0)
-    help = "take the most likely actions (default, except for Atari)"
+    help = "take the most likely actions (default, except for Atari and MiniGrid)"
     add("--deterministic", help, action="store_true", default=None)
-    add("--stochastic", "sample actions (default for Atari)", dest="deterministic", action="store_false", default=None)
+    help = "sample actions (default for Atari and MiniGrid)"
+    add("--stochastic", help, dest="deterministic", action="store_false", default=None)
 
 
 def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
@@ -71,27 +71,24 @@ def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
 def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     """Load the model."""
     folder, model = _find(args)
-    from ppo_plus.zoo.enjoy import check_recording, record
-
     path = model.with_suffix(".gif") if args.output is None else Path(args.output)
-    check_recording(path)
+    if path.suffix.lower() not in (".gif", ".mp4"):
+        raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
+    if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
+        raise ImportError(f"-o {path}: an .mp4 needs pip install 'imageio[ffmpeg]'")
+    from ppo_plus.zoo.enjoy import record
+
     draw_without_screen()
     player = _player(args, folder, model, {"render_mode": "rgb_array"})
     require_drawing(args.env, window=False)
-
-    def work() -> None:
-        record(player, args.n_timesteps, path)
-        print(path)
-
-    return work
+    return partial(record, player, args.n_timesteps, path)
 
 
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     """The run, and one of its models."""
     import_packages(args.gym_packages)
     # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
-    algos = dict.fromkeys((args.algo, ALGO))
-    folder = find_folder(Path(args.log_folder), args.env, args.exp_id, tuple(algos))
+    folder = find_folder(Path(args.log_folder), args.env, args.exp_id, (args.algo, ALGO))
     if args.load_best:
         return folder, folder.best_model
     if args.load_checkpoint is not None or args.load_last_checkpoint:
@@ -99,7 +96,7 @@ def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     return folder, folder.last_model
 
 
-def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> "Player":
+def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
     from ppo_plus.zoo.enjoy import make_player
 
     require_device(args.device)

@@ -4,34 +4,31 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppo_plus.zoo.cli.arguments import add_algo_argument, add_option
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, runs_of
 
-if TYPE_CHECKING:
-    from ppo_plus.zoo.plot import Curve
-
 DESCRIPTION = """
-Draw learning curves. From five runs on, the picture shows a 95 % interval of their mean; with fewer, each run.
+Draw the mean learning curve of several runs. With five runs or more, the picture also shows the mean's 95 percent
+confidence interval; with fewer, it shows each run. Curves end where the shortest run ends.
 """
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    command = commands.add_parser(
-        "plot", help="draw learning curves: means over runs, with 95 %% intervals", description=DESCRIPTION
-    )
+    help = "draw learning curves: means over runs, with confidence intervals"
+    command = commands.add_parser("plot", help=help, description=DESCRIPTION)
     command.set_defaults(prepare=prepare)
-    add_algo_argument(command, "folder of the runs: ppo and ppo_lstm for runs of rl_zoo3", RL_ZOO3_ALGOS)
+    add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
     add = partial(add_option, command)
     add("-e --env", "environments, one panel each", nargs="+", required=True, metavar="ID")
     add("-f --exp-folders", "log folders, one curve each (default: logs)", nargs="+", default=["logs"], metavar="DIR")
     add("-l --labels", "names of the curves (default: the folders)", nargs="+", metavar="LABEL")
-    add("-y", "returns of evaluations or of training episodes", choices=["eval", "train"], default="eval")
-    add("-o --output", "a .png, .svg or .pdf", default="curves.png", metavar="FILE")
+    help = "draw the mean returns of evaluations (eval), or the smoothed returns of training episodes (train)"
+    add("-y", help, choices=["eval", "train"], default="eval")
+    add("-o --output", "picture to write, a .png, .svg or .pdf", default="curves.png", metavar="FILE")
 
 
 def prepare(args: argparse.Namespace) -> Callable[[], None]:
@@ -44,17 +41,16 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
         raise ValueError(f"-o {path}: the name must end in .png, .svg or .pdf")
     from ppo_plus.zoo.plot import read_curve
 
-    folders = dict(zip(labels, map(Path, args.exp_folders), strict=True))
-    curves: dict[str, dict[str, Curve]] = {}
+    curves: dict[str, dict[str, Any]] = {}
     missing = []
-    for env_id, label in product(args.env, folders):
-        try:
-            folder = folders[label]
+    for env_id in args.env:
+        for label, folder in dict(zip(labels, map(Path, args.exp_folders), strict=True)).items():
             # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
             algo = args.algo if runs_of(folder / args.algo, env_id) else ALGO
-            curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y, algo)
-        except ValueError as error:
-            missing.append(str(error))
+            try:
+                curves.setdefault(env_id, {})[label] = read_curve(folder, env_id, args.y, algo)
+            except ValueError as error:
+                missing.append(str(error))
     if not curves:
         raise ValueError("; ".join(missing))
     for message in missing:
@@ -62,11 +58,13 @@ def prepare(args: argparse.Namespace) -> Callable[[], None]:
     return partial(_plot, curves, path)
 
 
-def _plot(curves: "dict[str, dict[str, Curve]]", path: Path) -> None:
+def _plot(curves: dict[str, dict[str, Any]], path: Path) -> None:
     from ppo_plus.zoo.plot import plot_curves
 
     plot_curves(curves, path)
     for env_id, by_label in curves.items():
         for label, curve in by_label.items():
             print(f"{env_id}, {label}: {curve}")
+            if curve.timesteps[-1] < curve.longest:
+                print(f"  (up to the end of the shortest run; the longest has {curve.longest:,.0f} timesteps)")
     print(path)

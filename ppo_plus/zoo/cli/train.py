@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ppo_plus.distributed.torchrun import job, launch, launched
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
@@ -37,15 +39,15 @@ if TYPE_CHECKING:
 #: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
 
+#: Options that change a run when it is resumed.
+CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout")
 #: Arguments that may be given together with ``--resume``.
-WITH_RESUME = {
-    *("resume", "processes", "command", "prepare", "progress", "verbose", "gym_packages", "trust_config"),
-    *("restart_envs", "env_timeout"),
-}
+WITH_RESUME = {"resume", "processes", "command", "prepare", "gym_packages", "trust_config", *CHANGED_BY_RESUME}
 
 DESCRIPTION = """
-Train PPO_Plus, evaluate it during training, and save the model, the best model and a learning curve in -f. Settings are
-the package's tuned ones for the environment, or its defaults. Ctrl-C ends the training early and saves.
+Train PPO_Plus, evaluate it during training, and save the last model, the best model and a learning curve in a new
+folder below -f. The settings are the package's tuned ones for the environment, or else its defaults. Ctrl-C ends the
+training early and saves what was learned.
 """
 
 
@@ -56,16 +58,40 @@ def add_parser(commands: Any) -> None:
     )
     command.set_defaults(prepare=partial(prepare, command))
     add_env_arguments(command, "--log-folder", env_required=False)
-    command.add_argument("--resume", metavar="RUN", help="resume an interrupted run from its folder")
-    add_algo_argument(command, "for rl_zoo3's command lines; both train PPO_Plus")
+    command.add_argument("--resume", metavar="RUN", help="resume the interrupted run in this folder")
+    add_algo_argument(command, "accepted for rl_zoo3's command lines; both train PPO_Plus")
     add_experiment_arguments(command)
-    _add_option_arguments(command.add_argument_group("evaluation, checkpoints and output"))
+    add = partial(add_option, command.add_argument_group("evaluation, checkpoints and output"))
+    add("--eval-freq N", "evaluate every N timesteps; 0 or negative: never", type=int, default=Options.eval_freq)
+    add("--eval-episodes N", "episodes in each evaluation", type=whole_number, default=Options.eval_episodes)
+    add("--n-eval-envs N", "number of evaluation environments", type=whole_number, default=Options.n_eval_envs)
+    help = (
+        "save a checkpoint and a permanent model every N timesteps; 0 or negative: a checkpoint every ten minutes, and "
+        "no models"
+    )
+    add("--save-freq N", help, type=int, default=Options.save_freq)
+    add("--keep-checkpoints N", "checkpoints to keep for --resume", type=whole_number, default=Options.keep_checkpoints)
+    add("-i --trained-agent FILE", "continue training this model, a .zip file")
+    add("-tb --tensorboard-log DIR", "log to this folder for TensorBoard (pip install tensorboard)")
+    add_fault_arguments(add.args[0])
+    help = (
+        "train in N processes on this machine, which share the environments and each minibatch; the same as torchrun "
+        "--nproc-per-node N -m ppo_plus train"
+    )
+    add("--processes N", help, type=whole_number)
+    add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
+    help = "log to Weights & Biases (pip install wandb tensorboard), which reads WANDB_PROJECT and similar variables"
+    add("--track", help, action="store_true")
+    help = "show progress, as a bar in a terminal and as lines elsewhere"
+    add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
+    add("--verbose", "1: show SB3's tables of metrics, 2: also debug messages", type=int, choices=[0, 1, 2], default=0)
+    add("--dry-run", "check the experiment and print it, without training", action="store_true")
 
 
 def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int = -1) -> None:
     """Add the arguments that :func:`make_experiment` reads, besides those of ``add_env_arguments``."""
-    add = partial(add_option, command.add_argument_group("what is trained"))
-    add("-conf --conf-file FILE", "YAML settings in rl_zoo3's format (default: those of the package)")
+    add = partial(add_option, command.add_argument_group("settings of the training"))
+    add("-conf --conf-file FILE", "YAML file of settings in rl_zoo3's format (default: the package's own)")
     add("--variant NAME", "use the entry ID/NAME of the settings, such as CartPole-v1/gSDE")
     help = "let the settings import wrappers, callbacks and policies from any package"
     add("--trust-config", help, action="store_true")
@@ -73,59 +99,19 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     add("--n-envs N", "number of environments (default: from the settings)", type=whole_number)
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
-    add("--seed N", "random seed; negative: draw and record one", type=seed, default=seed_default)
+    add("--seed N", "random seed; negative: draw one and record it", type=seed, default=seed_default)
     help = (
-        "step environments one by one (dummy), in processes, or as a vector environment of Gymnasium or EnvPool; auto: "
-        "the fastest on this machine that gives the same task"
+        "dummy steps the environments one after another, subproc each in a process, gymnasium and envpool all at once; "
+        "auto picks the fastest on this machine that gives the same task"
     )
     add("--vec-env", help, choices=VEC_ENVS, default="dummy")
-    add("--eval-env-kwargs K:V", "arguments of evaluation environments", nargs="+", type=key_value)
+    help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
+    add("--eval-env-kwargs K:V", help, nargs="+", type=key_value)
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
 
 
-#: Options that are fields of :class:`Options`, whose defaults they have: spellings, help and type.
-RECORDED = (
-    ("--eval-freq N", "evaluate every N timesteps; negative: never", int),
-    ("--eval-episodes N", "number of episodes per evaluation", whole_number),
-    ("--n-eval-envs N", "number of evaluation environments", whole_number),
-    (
-        "--save-freq N",
-        "save a checkpoint and a permanent model every N timesteps; negative: a checkpoint every ten minutes, and no "
-        "models",
-        int,
-    ),
-    ("--keep-checkpoints N", "keep N checkpoints for --resume", whole_number),
-    ("-i --trained-agent FILE", "train this model (.zip) further", str),
-    ("-tb --tensorboard-log DIR", "folder for TensorBoard (pip install tensorboard)", str),
-)
-
-
-def _add_option_arguments(group: Any) -> None:
-    add = partial(add_option, group)
-    for spec, help, kind in RECORDED:
-        field = spec.split()[-2].removeprefix("--").replace("-", "_")
-        add(spec, help, type=kind, default=getattr(Options, field))
-    add_fault_arguments(group)
-    help = (
-        "train in N processes on this machine, each with its share of the environments and of each minibatch; the same "
-        "as torchrun --nproc-per-node N -m ppo_plus train"
-    )
-    add("--processes N", help, type=whole_number)
-    add("--trust-model", f"with -i: {TRUST_MODEL}", action="store_true")
-    help = "track the run with Weights & Biases (pip install wandb tensorboard); WANDB_PROJECT and the like are read"
-    add("--track", help, action="store_true")
-    help = "show progress: a bar on a terminal, else lines"
-    add("-P --progress", help, action=argparse.BooleanOptionalAction, default=True)
-    add("--verbose", "1: show SB3's tables of metrics, 2: debug messages", type=int, choices=[0, 1, 2], default=0)
-    add("--dry-run", "check and print the experiment without training", action="store_true")
-
-
 def make_experiment(args: argparse.Namespace) -> "Experiment":
-    """The experiment that the arguments describe.
-
-    :raises gymnasium.error.Error: the environment does not exist
-    :raises ValueError, OSError, ImportError: see :func:`load_experiment`
-    """
+    """The experiment that the arguments describe, with the errors of ``find_env`` and ``load_experiment``."""
     from ppo_plus.zoo.hyperparams import builtin_file, read_entry
     from ppo_plus.zoo.registry import find_env
 
@@ -162,20 +148,27 @@ def make_experiment(args: argparse.Namespace) -> "Experiment":
 def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Callable[[], None]:
     """Check the arguments and build the run; return the function that trains."""
     _check(command, args)
+    folder = None if args.resume is None else open_run(Path(args.resume))
     if args.processes is not None and args.processes > 1 and not args.dry_run:
-        return _prepare_processes(args)
-    if args.resume is not None:
-        folder = open_run(Path(args.resume))
-        _join(args, folder.arguments()["device"])
-        return _prepare_resumed(folder, args)
-    _join(args, args.device)
-    if job() is not None and not args.dry_run:
+        if launched():
+            raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
+        if folder is None:
+            make_experiment(args).for_each_process(args.processes)
+        return partial(launch, args.processes, sys.argv[1:])
+    if launched():
+        import numpy as np
+
+        from ppo_plus.distributed.torchrun import join
+
+        # All processes use the seed of the first.
+        if args.seed < 0:
+            args.seed = int(np.random.default_rng().integers(2**32))
+        args.seed = join(args.device if folder is None else folder.arguments()["device"]).lead(args.seed)
+    if folder is None and job() is not None and not args.dry_run:
         from ppo_plus.zoo.train import restarted_run
 
-        restarted = restarted_run(Path(args.log_folder), args.env)
-        if restarted is not None:
-            return _prepare_resumed(restarted, args)
-    return _prepare_new(args)
+        folder = restarted_run(Path(args.log_folder), args.env)
+    return _prepare_new(args) if folder is None else _prepare_resumed(folder, args)
 
 
 def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -190,22 +183,11 @@ def _check(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"-i {args.trained_agent}: there is no such file; it must be a model's .zip")
 
 
-def _prepare_processes(args: argparse.Namespace) -> Callable[[], None]:
-    """Check what can be checked in one process, then start this command in several."""
-    if launched():
-        raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
-    if args.resume is None:
-        make_experiment(args).for_each_process(args.processes)
-    else:
-        open_run(Path(args.resume))
-    return partial(launch, args.processes, sys.argv[1:])
-
-
 def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
-    """Build a new run, or describe it (``--dry-run``)."""
+    """Build a new run, or print its settings (``--dry-run``)."""
     experiment = make_experiment(args)
-    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
-    options = replace(options, restart_envs=args.restart_envs or 0)
+    given = {field.name: getattr(args, field.name) for field in fields(Options)}
+    options = Options(**{name: value for name, value in given.items() if value is not None})
     run_name = f"{experiment.env_id}__ppo_plus__{experiment.seed}__{int(time.time())}"
     if args.track:
         options = replace(options, tensorboard_log=f"runs/{run_name}")
@@ -216,7 +198,8 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
 
     if args.dry_run:
         check(experiment, options)
-        return partial(_describe, experiment, options)
+        settings = {experiment.env_id: experiment.settings(), "run": {**experiment.beside_settings(), **vars(options)}}
+        return partial(yaml.safe_dump, settings, sys.stdout, sort_keys=False)
     with deferred():
         run = set_up(experiment, options)
     if args.track and run.model.ranks.leads:
@@ -236,38 +219,13 @@ def _prepare_resumed(folder: RunFolder, args: argparse.Namespace) -> Callable[[]
     from ppo_plus.zoo.train import resume
 
     import_packages(args.gym_packages)
-    changes = {name: getattr(args, name) for name in ("progress", "verbose", "restart_envs", "env_timeout")}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return partial(_train, resume(folder, allowed_packages(args), **given), args)
-
-
-def _join(args: argparse.Namespace, device: str) -> None:
-    """Join the other processes if torchrun started this one, and use the same seed."""
-    if launched():
-        import numpy as np
-
-        from ppo_plus.distributed.torchrun import join
-
-        if args.seed < 0:
-            args.seed = int(np.random.default_rng().integers(2**32))
-        args.seed = join(device).lead(args.seed)
-
-
-def _describe(experiment: "Experiment", options: Options) -> None:
-    """Print the resolved experiment as YAML."""
-    import yaml
-
-    run = {name: getattr(experiment, name) for name in ("seed", "device", "vec_env", "eval_env_kwargs")}
-    settings = {experiment.env_id: experiment.settings(), "run": {**run, **vars(options)}}
-    yaml.safe_dump(settings, sys.stdout, sort_keys=False)
+    changes = {name: getattr(args, name) for name in CHANGED_BY_RESUME if getattr(args, name) is not None}
+    return partial(_train, resume(folder, allowed_packages(args), **changes), args)
 
 
 def _train(run: "Run", args: argparse.Namespace) -> None:
-    """Train, and say what can be done next; of several processes only one says it.
-
-    If training does not reach its end, the exit code says why: 128 plus the signal's number, or the operating system's
-    number of a full disk (28) or of too little memory (12).
-    """
+    """Train, and print what can be done next. If training does not reach its end, the exit code says why: 128 plus the
+    signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.envs.supervised.faults import DISK_FULL
     from ppo_plus.zoo.train import train

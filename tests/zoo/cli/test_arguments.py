@@ -1,0 +1,48 @@
+"""Arguments that several commands have."""
+
+import argparse
+
+import pytest
+import torch as th
+
+from ppo_plus.zoo.cli.arguments import Parser, key_value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gamma:0.9", 0.9),
+        ("learning_rate:lin_1e-3", "lin_1e-3"),
+        ("use_sde:true", True),
+        ("use_sde:True", True),
+        ("target_kl:None", None),
+        ("sde_sample_freq:'episode'", "episode"),
+        ("sde_sample_freq:episode", "episode"),
+        ("net:dict(a=[1, 2])", {"a": [1, 2]}),
+        ("path:'a:b'", "a:b"),
+        ("wrapper:gymnasium.wrappers.TimeLimit", "gymnasium.wrappers.TimeLimit"),
+    ],
+)
+def test_key_value(text, expected):
+    assert key_value(text) == (text.split(":")[0], expected)
+
+
+@pytest.mark.parametrize("text", ["gamma", ":1", "gamma:", "a:__import__('os').system('true')", "a:open('x')", "a:[x]"])
+def test_not_a_key_value(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        key_value(text)
+
+
+def test_a_gpu_that_is_not_there(folder, check_one_line_error):
+    if th.cuda.is_available():
+        pytest.skip("it is there")
+    message = "--device cuda: torch finds none here ("
+    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda"], message)
+    check_one_line_error(["train", "--env", "CartPole-v1", "--device", "cuda", "--dry-run"], message)
+
+
+def test_errors_are_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        Parser(prog="ppo-plus train").error("n_steps=0\n  must be  at least 1")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ppo-plus train: error: n_steps=0 must be at least 1\n"

@@ -1,0 +1,289 @@
+"""``ppo-plus train``, as a user runs it."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+import yaml
+from command_line import TRAIN, environment, run, subcommands
+from parametrization import sample
+
+from ppo_plus import PPO_Plus
+from ppo_plus.zoo import envs
+from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.cli import train as train_command
+from ppo_plus.zoo.interrupts import SIGNALS
+
+
+@pytest.mark.slow
+def test_progress_bar_on_a_terminal(tmp_path):
+    command = ["-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "3000"]
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    done = run(command, tmp_path, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    try:
+        while data := os.read(terminal, 100_000):
+            shown += data
+    except OSError:  # how Linux says that there is no more
+        pass
+    os.close(terminal)
+    assert done.returncode == 0
+    text = shown.decode()
+    assert "100%" in text and "mean return" in text and "steps/s" in text and "<" in text
+
+
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], 2))
+def test_signals_save_the_model(tmp_path, number):
+    """The second one does not disturb the saving that the first one started."""
+    command = [sys.executable, "-m", "ppo_plus", "train", "--env", "CartPole-v1", "-n", "1e7"]
+    process = subprocess.Popen(
+        [*command, "-params", "normalize:true", "compile:false"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs, and so these tests there, ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    folder = tmp_path / "logs" / "ppo_plus" / "CartPole-v1_1"
+    # Until an episode has been written: training is on. That takes as long as the machine is busy.
+    while not any(path.read_text().count("\n") > 2 for path in folder.glob("*.csv")) and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(number)
+    # The first line of its answer: it is saving now.
+    while "interrupted" not in (line := process.stderr.readline()):
+        assert line, "it ended without a word"
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 128 + number and stderr == ""
+    assert "CartPole-v1: " in stdout and (folder / "learning_curve.png").is_file()
+    assert PPO_Plus.load(folder / "CartPole-v1.zip").num_timesteps > 0
+    assert (folder / "CartPole-v1_vecnormalize.zip").is_file()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_interrupt_lost_in_other_code_still_ends_training(folder, handlers, loses_interrupt, number):
+    loses_interrupt(number)
+    with pytest.raises(SystemExit) as stop:
+        main([*TRAIN, "-n", "2048", "--eval-freq", "-1", "--no-progress", "-params", "n_steps:128"])
+    assert stop.value.code == 128 + number
+    assert PPO_Plus.load(folder / "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip").num_timesteps < 2048
+
+
+def test_ctrl_c_before_any_work_is_one_line(monkeypatch, capsys):
+    def interrupt(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ppo_plus.zoo.cli.train.make_experiment", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        main(TRAIN)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_settings_file(folder, capsys):
+    path = folder / "mine.yml"
+    path.write_text("default: {n_timesteps: 64, n_steps: 32, batch_size: 32, normalize: true}")
+    main([*TRAIN, "-conf", str(path), "-f", str(folder), "--seed", "1"])
+    captured = capsys.readouterr()
+    assert "after 64 timesteps" in captured.out
+    assert f"{path} has no entry for CartPole-v1: training with its 'default'" in captured.err
+    assert (folder / "ppo_plus" / "CartPole-v1_1" / "CartPole-v1" / "vecnormalize.pkl").is_file()
+
+
+def dry_run(capsys, *arguments):
+    main([*TRAIN, "--dry-run", *arguments])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_dry_run_prints_the_resolved_experiment_and_does_nothing(folder, capsys):
+    shown = dry_run(
+        capsys,
+        *[
+            "-n",
+            "1e3",
+            "--n-envs",
+            "2",
+            "--seed",
+            "5",
+            "--vec-env",
+            "dummy",
+            "--env-kwargs",
+            "sutton_barto_reward:True",
+        ],
+        *["-params", "learning_rate:lin_1e-3", "policy_kwargs:dict(net_arch=[4], activation_fn=nn.ReLU)", "gamma:0.5"],
+        *["--num-threads", "2", "--eval-freq", "7", "-tb", "tb", "--eval-env-kwargs", "sutton_barto_reward:False"],
+    )
+    assert (
+        shown["CartPole-v1"].items()
+        >= {
+            "n_timesteps": 1000,
+            "n_envs": 2,
+            "gamma": 0.5,
+            "learning_rate": "lin_1e-3",
+            "policy_kwargs": "dict(net_arch=[4], activation_fn=nn.ReLU)",
+            "env_kwargs": {"sutton_barto_reward": True},
+            "n_threads": 2,
+            "n_steps": 32,
+        }.items()
+    )
+    assert (
+        shown["run"].items()
+        >= {
+            "seed": 5,
+            "vec_env": "dummy",
+            "eval_freq": 7,
+            "tensorboard_log": "tb",
+            "eval_env_kwargs": {"sutton_barto_reward": False},
+        }.items()
+    )
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_prints_a_settings_file(folder, capsys):
+    main([*TRAIN, "--dry-run", "--seed", "1", "-params", "gamma:0.5"])
+    (folder / "mine.yml").write_text(capsys.readouterr().out)
+    assert dry_run(capsys, "-conf", "mine.yml", "--seed", "1")["CartPole-v1"]["gamma"] == 0.5
+
+
+def test_without_a_seed_a_random_one_is_recorded(folder, capsys):
+    seeds = {dry_run(capsys)["run"]["seed"] for _ in range(3)} | {dry_run(capsys, "--seed", "-1")["run"]["seed"]}
+    assert len(seeds) == 4 and min(seeds) >= 0
+    assert dry_run(capsys, "--seed", "0")["run"]["seed"] == 0
+
+
+def test_variants(folder, capsys):
+    assert dry_run(capsys, "--variant", "gSDE")["CartPole-v1"]["use_sde"] is True
+
+
+def test_tensorboard(folder):
+    main([*TRAIN, "-n", "256", "-tb", "tb", "--no-progress"])
+    assert list(folder.glob("tb/CartPole-v1/PPO_Plus_1/events*"))
+
+
+def test_training_a_saved_model_further(folder, capsys):
+    main([*TRAIN, "-n", "256", "--no-progress"])
+    main([*TRAIN, "-n", "256", "--no-progress", "-i", "logs/ppo_plus/CartPole-v1_1/CartPole-v1.zip"])
+    assert (folder / "logs/ppo_plus/CartPole-v1_2/CartPole-v1.zip").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "CartPol-v1"], "Did you mean: `CartPole`"),
+        (["--env", "CartPole-v99"], "CartPole"),
+        (["--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
+        (["--env", "CartPole"], "'CartPole' has no version: use CartPole-v1"),
+        (["--env", "no_such_module:Foo-v0"], "no_such_module"),
+        (["--env", ""], "environment"),
+        (["--env", "CartPole-v1", "-n", "1e30"], "must be at most 1e+18, not '1e30'"),
+        (["--env", "CartPole-v1", "-n", "0"], "positive whole number, not '0'"),
+        (["--env", "CartPole-v1", "-n", "many"], "positive whole number, not 'many'"),
+        (["--env", "CartPole-v1", "--seed", "x"], "invalid seed value: 'x'"),
+        (["--env", "CartPole-v1", "--seed", str(2**32)], "must be a whole number below 2**32"),
+        (["--env", "CartPole-v1", "--device", "toaster"], "--device toaster: torch finds none here"),
+        (["--env", "CartPole-v1", "-conf", "nope.yml"], "error: nope.yml: no such file"),
+        (["--env", "CartPole-v1", "-conf", "."], "directory"),
+        (["--env", "CartPole-v1", "-f", __file__], "irectory"),
+        (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/gSDE"),
+        (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
+        (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
+        (["--env", "CartPole-v1", "--env-kwargs", "wheels"], "'wheels' must be KEY:VALUE"),
+        (["--env", "CartPole-v1", "-params", "gamma:high"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "-params", "gamma:high", "--dry-run"], "gamma='high' must be a number"),
+        (["--env", "CartPole-v1", "--eval-env-kwargs", "wheels:3", "--dry-run"], "wheels"),
+        (["--env", "CartPole-v1", "--algo", "sac"], "invalid choice: 'sac'"),
+        (["--env", "CartPole-v1", "-conf", "mine.py"], "mine.py: no such file"),
+        (["--env", "CartPole-v1", "-params", "gama:3"], "error: unknown key 'gama': did you mean 'gamma'?"),
+        (["--env", "CartPole-v1", "-params", "gamma:open('x')"], "is not allowed"),
+        (["--env", "CartPole-v1", "-i", "nope.zip"], "nope.zip: there is no such file"),
+        (["--env", "CartPole-v1", "-i", __file__], ""),
+        (["--env", "CartPole-v1", "--nope"], "--nope"),
+        (["--env", "CartPole-v1", "--log-interval", "10"], "--log-interval"),
+        ([], "--env"),
+    ],
+)
+def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
+    check_one_line_error(["train", *arguments], message)
+    assert list(folder.glob("logs/ppo_plus/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("default: [", "not valid YAML"),
+        ("CartPole-v1: {n_timesteps: 64, gama: 1}", "unknown key 'gama': did you mean 'gamma'?"),
+        ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep': did you mean 'n_timesteps'?"),
+        ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "unknown key 'use_rms_prop'"),
+        ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
+        ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
+        ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
+        ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
+        ("CartPole-v1: {n_timesteps: 64, batch_size: [1]}", "batch_size"),
+        ("CartPole-v1: {n_timesteps: 64, gamma: high}", "gamma"),
+        ("CartPole-v1: {n_timesteps: 64, env_kwargs: {wheels: 3}}", "wheels"),
+        ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.GrayscaleObservation}", ""),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {net_architecture: [8]}}", "net_architecture"),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: {activation_fn: relu}}", "'relu' must be a class, such as nn"),
+        ("CartPole-v1: {n_timesteps: 64, policy_kwargs: \"open('x')\"}", "not allowed"),
+    ],
+)
+def test_mistake_in_the_settings_file(folder, check_one_line_error, text, message):
+    (folder / "settings.yml").write_text(text)
+    check_one_line_error([*TRAIN, "-conf", "settings.yml"], message)
+    assert list(folder.glob("logs/ppo_plus/*")) == []
+
+
+def test_tracking_without_its_package(folder, check_one_line_error, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    check_one_line_error([*TRAIN, "--track"], "--track pip install wandb tensorboard: no wandb")
+
+
+def test_tracking_takes_its_project_from_the_environment(folder, monkeypatch):
+    started = {}
+    stand_in = ModuleType("wandb")
+    stand_in.__spec__ = ModuleSpec("wandb", None)
+    stand_in.init = lambda **kwargs: started.update(kwargs)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    main([*TRAIN, "-n", "64", "--seed", "3", "--track", "--no-progress", "-params", "n_steps:64"])
+    assert re.fullmatch(r"CartPole-v1__ppo_plus__3__\d+", started["name"])
+    assert (started["project"], started["sync_tensorboard"], started["config"]["seed"]) == ("mine", True, 3)
+    assert list(folder.glob(f"runs/{started['name']}/CartPole-v1/*/events*"))
+
+
+def test_an_error_in_training_shows_its_traceback(folder, monkeypatch):
+    def fail(_run):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("ppo_plus.zoo.train.train", fail)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(ValueError, match="a bug"):
+        main(TRAIN)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_rl_zoo3s_flags_are_there():
+    flags = (
+        "--algo --env -n --n-timesteps --seed --n-envs -params --hyperparams -conf --conf-file --eval-freq "
+        "--eval-episodes --n-eval-envs --save-freq -tb --tensorboard-log -i --trained-agent --vec-env --device -f "
+        "--log-folder -P --progress --track --env-kwargs --eval-env-kwargs --gym-packages --verbose --num-threads"
+    )
+    assert set(flags.split()) <= set(subcommands()["train"]._option_string_actions)
+
+
+def test_kinds_of_vector_environments():
+    assert train_command.VEC_ENVS == (*envs.VEC_ENVS, *envs.BATCHED, "auto")
