@@ -9,17 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import optuna
 
 from ppo_plus.zoo.interrupts import check, exit_codes, uninterrupted
-from ppo_plus.zoo.tune.attributes import ERROR
-from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import is_done, outcome
-from ppo_plus.zoo.tune.stages import Study, trial_name
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, is_done, outcome
+from ppo_plus.zoo.tune.stages import ERROR, Study, stages
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
@@ -34,19 +32,21 @@ class WorkersDied(Exception):
     """No worker is left, and the study is not finished."""
 
 
+#: Exit codes of a tuner and of a worker.
+EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, CannotCompile: 1, WorkersDied: 1, StorageError: 2}
+
+
 @dataclass(frozen=True)
 class Workers:
     """How worker processes are started.
 
     :param n: how many
-    :param url: URL of the storage
-    :param grace_period: see :class:`ppo_plus.zoo.tune.heartbeats.Heartbeats`
+    :param url: URL of the study's storage
     :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
     """
 
     n: int
     url: str
-    grace_period: int = 60
     supervision: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,6 +58,7 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """
     processes: list[Process] = []
     reported: set[Any] = set()
+    next(stages(study, task))  # adds the jobs of the search, which several workers would add twice
     list(_news(study, reported))
     try:
         for _ in range(workers.n):
@@ -79,9 +80,8 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
             time.sleep(1)
             check()
     except BaseException:
-        # They put their jobs back and end.
         for process in processes:
-            process.terminate()
+            process.terminate()  # so that it puts its job back and ends
         raise
     finally:
         for process in processes:
@@ -97,19 +97,17 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
 def run_worker() -> None:
     """The main function of a worker process. It reads what to do from standard input, which the tuner keeps open as
     long as it lives."""
-    with exit_codes({StudyStopped: 1, CannotCompile: 1, StorageError: 2}):
+    with exit_codes(EXIT_CODES):
         line = sys.stdin.readline()
         if not line.endswith("\n"):
-            return  # the tuner was killed before it had said what to do
+            return  # the tuner was killed before it had written everything
         order = json.loads(line)
         threading.Thread(target=_end_with_tuner, daemon=True).start()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for package in order["gym_packages"]:
             import_module(package)
-        workers = Workers(**order["workers"])
-        storage, heartbeats = open_storage(workers.url, must_exist=True), Heartbeats(workers.grace_period)
-        packages = None if order["packages"] is None else tuple(order["packages"])
-        Worker(Study(order["study"], storage, heartbeats), packages, workers.supervision).work()
+        study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
+        Worker(study, order["packages"], order["supervision"]).work()
 
 
 def _end_with_tuner() -> None:
@@ -121,16 +119,15 @@ def _end_with_tuner() -> None:
 
 def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
     """Start a worker and add it to the processes."""
-    order: dict[str, Any] = {"study": study.name, "workers": asdict(workers)}
+    order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period}
+    order |= {"url": workers.url, "supervision": workers.supervision}
     order |= {"packages": task.packages, "gym_packages": task.gym_packages}
     # Else the worker might be left without orders, or not be ended with the others.
     with uninterrupted():
         process = subprocess.Popen(
             [sys.executable, "-c", "from ppo_plus.zoo.tune.processes import run_worker; run_worker()"],
-            # Not as arguments, which everyone on the machine can read: the URL may have a password.
-            stdin=subprocess.PIPE,
-            # Progress and errors are in the study.
-            stdout=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
+            stdout=subprocess.DEVNULL,  # progress and errors are in the study
             text=True,
             # Ctrl-C is the tuner's, which ends its workers; and the processes of environments can be killed with it.
             start_new_session=True,
@@ -148,7 +145,9 @@ def _news(study: Study, reported: set[Any]) -> Iterator[str]:
         for trial in jobs.trials():
             if is_done(trial) and (stage, trial.number) not in reported:
                 reported.add((stage, trial.number))
-                yield f"{stage}, {trial_name(trial)}: {outcome(trial)}"
+                found = trial.user_attrs
+                name = f"{found[CANDIDATE]}, seed {found[SEED]}" if CANDIDATE in found else found[JOB]
+                yield f"{stage}, trial {name}: {outcome(trial)}"
 
 
 def _end(process: Process) -> None:

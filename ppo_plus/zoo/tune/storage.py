@@ -27,15 +27,14 @@ class StorageError(ValueError):
     """A storage that cannot be used: unavailable, of an unknown kind, or not Optuna's."""
 
 
-def open_storage(url: str, must_exist: bool = False) -> BaseStorage:
+def open_storage(url: str) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
     :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
-    :param must_exist: refuse to create a file
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
     try:
-        return _open(make_url(url), must_exist)
+        return _open(make_url(url))
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
@@ -70,15 +69,12 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _open(address: URL, must_exist: bool) -> BaseStorage:
+def _open(address: URL) -> BaseStorage:
     sqlite = address.get_backend_name() == "sqlite"
     if sqlite:
         if address.database in (None, "", ":memory:"):
             raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
-        path = Path(address.database or "")
-        if must_exist and not path.exists():
-            raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
     options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
     database = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
     if sqlite:

@@ -1,21 +1,18 @@
-"""The tuner: creates a study or resumes it, has workers do it, and writes the report."""
+"""The tuner: creates a study or resumes it, lets workers do it, and writes the report."""
 
 import signal
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import deferred
-from ppo_plus.zoo.models import make_model
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
-from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
 from ppo_plus.zoo.tune.stages import Study, create
 from ppo_plus.zoo.tune.storage import named_errors
-from ppo_plus.zoo.tune.task import TuningTask, make_task
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.verdict import TuningVerdict
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -49,13 +46,13 @@ def tune(
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
-    task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
+    task = TuningTask(experiment, read_space() if space is None else space, plan, packages, gym_packages).checked()
     begin(study, task, max_total_trials, Path(folder))
     return finish(study, task, Path(folder), workers)
 
 
 def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -> None:
-    """Create a study, or resume it; for the parameters see :func:`tune`."""
+    """Create a study of a checked task, or resume it."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
     check_folder(study, folder)
@@ -63,7 +60,7 @@ def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -
 
 
 def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
-    """Finish a study and write its report; for the parameters see :func:`tune`."""
+    """Finish a study and write its report."""
     with deferred([signal.SIGINT]), named_errors():
         worker = Worker(study, task.packages)
         if workers is None:
@@ -71,45 +68,3 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
         elif not worker.is_over():
             supervise(study, task, workers)
         return write_report(study, task, folder)
-
-
-#: Settings that others have an effect with only.
-CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
-
-
-def check(
-    experiment: Experiment,
-    space: dict[str, Any],
-    plan: Plan,
-    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
-    gym_packages: tuple[str, ...] = (),
-) -> TuningTask:
-    """The task of a study, after building its baselines, and a model with each value of the search space. Nothing is
-    trained or stored.
-
-    :raises ValueError: a value of the search space cannot be used
-    :raises Exception: a baseline cannot be built; the error is the environment's, policy's or algorithm's own
-    """
-    check_search(plan)
-    task = make_task(experiment, space, plan, packages, gym_packages)
-    for baseline in task.baselines().values():
-        _build(baseline)
-    given = task.experiment.replace(vec_env="dummy")
-    envs = make_envs(given)
-    for name, value, settings in task.search_space().examples():
-        try:
-            candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
-            if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
-                make_model(candidate, envs)
-            else:
-                _build(candidate)
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
-    envs.close()
-    return task
-
-
-def _build(experiment: Experiment) -> None:
-    envs = make_envs(experiment)
-    make_model(experiment, envs)
-    envs.close()

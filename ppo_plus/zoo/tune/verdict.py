@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.attributes import BASELINE, CANDIDATE, JOB, SEED
-from ppo_plus.zoo.tune.stages import Study, is_baseline
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED
+from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
 #: How often a study may export settings that are no better than a baseline.
@@ -67,13 +67,9 @@ class TuningVerdict:
         without = next((name for name, baseline in self.baselines.items() if not baseline.scores), None)
         if without:
             n_failed = self.baselines[without].n_failed
-            if n_failed:
-                why = f"Undecided: {PHRASES[without]} has no score on any of the {n_failed} unseen seeds"
-            else:
-                why = (
-                    f"No confirmation: {PHRASES[without]} has no runs on unseen seeds; run the same command to add them"
-                )
-            return f"{why}. Nothing is exported."
+            why = f"no score on any of the {n_failed} unseen seeds" if n_failed else "no runs on unseen seeds"
+            remedy = "" if n_failed else "; run the same command to add them"
+            return f"No confirmation: {PHRASES[without]} has {why}{remedy}. Nothing is exported."
         if self.winner is None:
             best, *others = sorted(self.baselines, key=lambda name: -self.baselines[name].iqm.value)
             return (

@@ -339,8 +339,15 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "ended when it hangs: add --vec-env subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
-        (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
-        (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
+        (
+            ["tune", "worker", "--study-name", "x", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"],
+            "refused",
+        ),
+        (
+            ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
+            "no study 'x': start it with `ppo-plus tune`",
+        ),
+        (["tune", "worker", "--study-name", "x"], "the following arguments are required: --storage"),
         (["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", "x.xyz"], "-o x.xyz: the name must end in .gif"),
         (["fly"], "fly"),
         ([], "the following arguments are required: COMMAND"),
