@@ -110,10 +110,10 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
     # Imported while Ctrl-C still ends the process at once.
-    import_module("ppo_plus.zoo.tune.tuner")
     import optuna
 
-    from ppo_plus.zoo.tune.processes import EXIT_CODES
+    from ppo_plus.zoo.tune.tuner import WorkersDied
+    from ppo_plus.zoo.tune.worker import EXIT_CODES
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     resume = f"interrupted; resume with: {this_command()}"
@@ -121,7 +121,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
         work = prepare(args, {"restarts": args.restart_envs or 0, "timeout": args.env_timeout})
 
     def guarded() -> None:
-        with exit_codes(EXIT_CODES, resume):
+        with exit_codes({**EXIT_CODES, WorkersDied: 1}, resume):
             work()
 
     return guarded

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.tune.plan import Plan
-    from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import Study
     from ppo_plus.zoo.tune.storage import open_storage
-    from ppo_plus.zoo.tune.tuner import tune
+    from ppo_plus.zoo.tune.tuner import Workers, tune
 
 __all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]
 
@@ -18,7 +17,7 @@ __all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]
 MODULES = {
     "Plan": "plan",
     "Study": "stages",
-    "Workers": "processes",
+    "Workers": "tuner",
     "open_storage": "storage",
     "read_space": "space",
     "tune": "tuner",

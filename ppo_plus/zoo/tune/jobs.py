@@ -121,11 +121,8 @@ class Jobs:
         return [job for job in jobs if job_key(job) not in known]
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
-        """Add the jobs that are missing. Many processes may call it, and call it again.
-
-        :param jobs: the user attributes of each job's trials; one without its number gets its place as the number
-        :param params: fixed parameters of the first jobs; the sampler chooses all others
-        """
+        """Add the jobs that are missing, given by the user attributes of their trials. Many processes may call it, and
+        call it again. Some of the first jobs may have fixed parameters."""
         study, fixed = self.study(), dict(enumerate(params))
         for job in self.missing([{JOB: place, **job} for place, job in enumerate(jobs)]):
             study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))

@@ -17,7 +17,7 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import make_callbacks, make_model
 from ppo_plus.zoo.tune.plan import Plan
 
-#: Called with the timesteps and the mean return of each evaluation. It may raise an exception to end the run.
+#: Called with the timesteps and the mean return of each evaluation. An exception ends the run.
 Report = Callable[[int, float], None]
 
 
@@ -27,12 +27,9 @@ class Diverged(Exception):
 
 
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
-    """Train, and evaluate after updates.
+    """Train, evaluate after updates, and return the mean of the last evaluations. ``supervision`` has arguments of
+    :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail.
 
-    :param seed: seed of the training; evaluation environments have another one
-    :param report: called after each evaluation
-    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail
-    :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
     :raises Diverged: the run has no score
     """
     experiment, reporter = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), Reporter(report)

@@ -26,10 +26,7 @@ COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 @dataclass(frozen=True)
 class Choices:
-    """One of several values.
-
-    :param values: the values, by their names for the sampler (a number, a string, a bool or None)
-    """
+    """One of several values, by their names for the sampler (a number, a string, a bool or None)."""
 
     values: dict[Any, Any]
 
@@ -61,10 +58,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two others.
-
-    :param scale: ``"linear"``, ``"log"``, or ``"near_one"``: the sampler sees the distance to 1, on a log scale
-    """
+    """A number between two others. With the scale ``"near_one"`` the sampler sees the distance to 1 on a log scale."""
 
     low: float
     high: float
@@ -109,10 +103,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Space:
-    """A search space.
-
-    :param dimensions: the parameters, by name: a key of a settings file, ``policy_kwargs.KEY``, or ``KEY_schedule``
-    """
+    """Parameters by name: a key of a settings file, ``policy_kwargs.KEY``, or ``KEY_schedule``."""
 
     dimensions: dict[str, Choices | Range]
 

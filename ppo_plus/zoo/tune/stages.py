@@ -33,10 +33,7 @@ PATIENCE = 10
 
 @dataclass(frozen=True)
 class Study:
-    """A study, by its name and its storage, opened.
-
-    :param heartbeats: how its workers show that they live, the same for all
-    """
+    """A study, by its name and its storage. All of its workers need the same grace period of heartbeats."""
 
     name: str
     storage: BaseStorage
@@ -86,9 +83,8 @@ class Study:
 
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
-    """Create a study, or resume it.
+    """Create a study, or resume it with the same or a larger budget.
 
-    :param max_total_trials: its budget; it may grow
     :raises ValueError: a study of that name has another task
     """
     optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)

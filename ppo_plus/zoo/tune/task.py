@@ -44,10 +44,7 @@ class TuningTask:
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
     def fitted(self) -> "TuningTask":
-        """The task with a budget of whole rollouts; a line says so if the budget has changed.
-
-        :raises ValueError: something in the space does not fit, or whole rollouts need a much larger budget
-        """
+        """The task with a budget of whole rollouts, which is an error if it is more than twice as large."""
         task, asked = replace(self, experiment=self.experiment.replace(seed=0)), self.plan.n_timesteps
         baselines = task.baselines()
         plan = self.plan.on_rollouts(*baselines.values())
@@ -67,12 +64,8 @@ class TuningTask:
         return task
 
     def checked(self) -> "TuningTask":
-        """The fitted task, after building its baselines, and a model with each value of the search space. Nothing is
-        trained or stored.
-
-        :raises ValueError: a value of the search space cannot be used
-        :raises Exception: a baseline cannot be built; the error is the environment's, policy's or algorithm's own
-        """
+        """The fitted task, after building its baselines, and a model with each value of the search space. What cannot
+        be built is an error. Nothing is trained or stored."""
         task = self.fitted()
         for baseline in task.baselines().values():
             _build(baseline)
@@ -90,10 +83,7 @@ class TuningTask:
         return task
 
     def search_space(self) -> Space:
-        """The space, narrowed to rollouts that fit the budget, and widened to include the baselines.
-
-        :raises ValueError: no rollout fits
-        """
+        """The space, narrowed to rollouts that fit the budget, and widened to include the baselines."""
         space, n_envs, interval = parse_space(self.space), self.experiment.n_envs, self.plan.eval_freq
         choices = space.dimensions.get("n_steps")
         if isinstance(choices, Choices) and "n_envs" not in space.dimensions:
@@ -141,11 +131,8 @@ class TuningTask:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], allowed: Collection[str] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well.
-
-        :param allowed: the packages that it may import from; ``None``: any
-        :raises ValueError: it asks for others; nothing has been imported then; or a setting has a wrong value
-        """
+        """The task that :meth:`to_json` wrote to a storage, which others can write to as well. If it imports from other
+        packages than the allowed ones (``None``: any), that is an error before anything is imported."""
         packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
         if allowed is not None:
             if packages is None:

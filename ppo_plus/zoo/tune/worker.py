@@ -1,8 +1,14 @@
-"""A worker: does jobs of a study, stage after stage, until nothing is left."""
+"""A worker: one process that does jobs of a study, stage after stage, until nothing is left."""
 
+import json
+import os
+import signal
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Collection, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,10 +20,10 @@ from ppo_plus import CompileError
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, Jobs
+from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, Heartbeats, Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
 from ppo_plus.zoo.tune.stages import BASELINE, ERROR, SCORES, SETTINGS, TASK, Study, stages
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, open_storage, reason
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
@@ -32,15 +38,16 @@ class CannotCompile(Exception):
     """This machine cannot compile a run that another one has compiled. Other workers continue."""
 
 
-class Worker:
-    """One process's part in a study.
+#: Exit codes of a process that works on a study.
+EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, CannotCompile: 1, StorageError: 2}
 
-    :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
-    :param packages: the packages that the study may import from in this process; ``None``: any
+
+class Worker:
+    """One process's part in a study, which may import from some packages; ``None``: from any.
+
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
-    :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
-    :raises StorageError: it is damaged
+    :raises ValueError: there is no such study, or it is damaged or imports from other packages
     """
 
     def __init__(
@@ -138,3 +145,26 @@ class Worker:
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
+
+
+def run_worker() -> None:
+    """The main function of a worker process. It reads what to do from standard input, which the tuner keeps open as
+    long as it lives."""
+    with interrupts.exit_codes(EXIT_CODES):
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            return  # the tuner was killed before it had written everything
+        order = json.loads(line)
+        threading.Thread(target=_end_with_tuner, daemon=True).start()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        for package in order["gym_packages"]:
+            import_module(package)
+        study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
+        Worker(study, order["packages"], order["supervision"]).work()
+
+
+def _end_with_tuner() -> None:
+    """Interrupt this worker when its tuner is gone, however that ended."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

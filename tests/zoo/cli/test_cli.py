@@ -347,7 +347,6 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
             ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
             "no study 'x': start it with `ppo-plus tune`",
         ),
-        (["tune", "worker", "--study-name", "x"], "the following arguments are required: --storage"),
         (["record", "--env", "CartPole-v1", "--exp-id", "-1", "-o", "x.xyz"], "-o x.xyz: the name must end in .gif"),
         (["fly"], "fly"),
         ([], "the following arguments are required: COMMAND"),

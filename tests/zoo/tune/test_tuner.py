@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -22,14 +23,16 @@ from optuna.trial import TrialState
 from process_states import is_alive, state
 
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.experiment import Experiment
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import exit_codes
+from ppo_plus.zoo.tune import tuner
 from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import export
-from ppo_plus.zoo.tune.stages import SCORES, SETTINGS, Study
+from ppo_plus.zoo.tune.stages import SCORES, SETTINGS, Study, create
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
-from ppo_plus.zoo.tune.tuner import begin, tune
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.tuner import Workers, begin, supervise, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 from ppo_plus.zoo.tune.worker import Worker
@@ -414,3 +417,41 @@ def last_return(logs):
     """The mean return of the last evaluation of the only run."""
     (evaluations,) = logs.rglob("evaluations.npz")
     return float(np.load(evaluations)["results"][-1].mean())
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch):
+    url, marker = f"sqlite:///{tmp_path}/study.db", tmp_path / "hangs"
+    import_module("tuning_envs")
+    hyperparams = {"n_steps": 64, "batch_size": 64}
+    experiment = Experiment(
+        "Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, vec_env="subproc"
+    )
+    # Two rollouts each, on one seed.
+    plan = Plan(
+        128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, race_seeds=0, confirm_seeds=0, pruner="none"
+    )
+    packages = (*ALLOWED_PACKAGES, "tuning_envs")
+    task = TuningTask(experiment, {"learning_rate": {"low": 1e-4, "high": 1e-2}}, plan, packages, ("tuning_envs",))
+    study = Study("study", open_storage(url))
+    create(study, task, 2)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    # More restarts than one, since a busy machine may seem to hang.
+    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 10}))
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+    assert not is_alive(int(marker.read_text()))
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch):
+    """Ctrl-C would wait for a hanging one for ever."""
+    monkeypatch.setattr(tuner, "END_PATIENCE", 0)
+    process = start_sleeping()
+    tuner._end(process)
+    assert process.returncode == -9
+
+
+def start_sleeping():
+    """A process as a worker's: in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True, env=dict(os.environ)
+    )

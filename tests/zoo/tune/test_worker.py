@@ -1,9 +1,12 @@
 """What a worker does with a study that is missing, was edited, or whose runs fail."""
 
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import optuna
 import pytest
@@ -19,6 +22,7 @@ from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.tuner import tune
 from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
+ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
 PLAN = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=10, pruner="none")
 
@@ -179,3 +183,13 @@ def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypat
     assert not study.attributes()[ERROR]
     Worker(study).work()
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["", '{"workers": '])
+def test_a_worker_without_a_tuner_ends_in_silence(said):
+    """The tuner may be killed before it has said what to do."""
+    code = "from ppo_plus.zoo.tune.worker import run_worker; run_worker()"
+    options = {"input": said, "capture_output": True, "text": True, "timeout": 600}
+    ended = subprocess.run([sys.executable, "-c", code], **options, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
