@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
         kind = int if field in ("race_seeds", "confirm_seeds") else whole_number
         add_option(group, option, help, dest=field, type=kind, default=default)
     group = command.add_argument_group("study and workers")
-    _add_study_arguments(group, f"${STORAGE_VARIABLE}, else an SQLite file in the study's folder, below -f")
+    _add_study_arguments(group, f"${STORAGE_VARIABLE}, else study.db in the folder of the study, below -f")
     add_option(group, "--study-name NAME", "name of the study (default: the environment's id, with the variant)")
     help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
     add_option(group, "--workers N", help, type=whole_number, default=1)
@@ -101,11 +101,8 @@ def _add_study_arguments(group: Any, storage: str, required: bool = False) -> No
 
 
 def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args: Any) -> Callable[[], None]:
-    """Prepare what a mistake of the user can be in, and return the work, which ends with an exit code.
-
-    :param prepare: called with the arguments, and those of supervised environments
-    :raises ImportError: a package that tuning needs is not installed
-    """
+    """Prepare what a mistake of the user can be in, and return the work, which ends with an exit code. ``prepare`` gets
+    the arguments, and those of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
         raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")

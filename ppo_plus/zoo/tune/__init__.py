@@ -14,14 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]
 
 #: Module of each name. They are imported on first use, because Optuna takes seconds.
-MODULES = {
-    "Plan": "plan",
-    "Study": "stages",
-    "Workers": "tuner",
-    "open_storage": "storage",
-    "read_space": "space",
-    "tune": "tuner",
-}
+MODULES = {"Plan": "plan", "Study": "stages", "open_storage": "storage", "read_space": "space"}
+MODULES |= dict.fromkeys(("Workers", "tune"), "tuner")
 
 
 def __getattr__(name: str) -> Any:

@@ -46,14 +46,11 @@ MAX_DEATHS = 3
 
 
 class Heartbeats:
-    """A number in an attribute of a running trial that its worker keeps changing. A worker counts as dead when the
-    number has not changed for the grace period, on the clock of the process that looks.
+    """A number in an attribute of a running trial that its worker changes four times in a grace period (in seconds). A
+    worker counts as dead when the number has not changed for that period, on the clock of the process that looks.
 
     (Optuna's own heartbeats end with the first write that fails, and are dates: a clock that jumps ahead would end
     living workers' trials.)
-
-    :param grace_period: seconds without a new heartbeat after which a worker counts as dead; there are four of them
-        in that time
     """
 
     def __init__(self, grace_period: float = 60):
@@ -97,7 +94,7 @@ class Heartbeats:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of an Optuna study, which must exist."""
+    """The jobs of an Optuna study that exists."""
 
     storage: BaseStorage
     name: str
@@ -128,7 +125,7 @@ class Jobs:
             study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
-        """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
+        """Claim a waiting job, if there is one: its trial is then running, and belongs to this process."""
         self.revive()
         for trial in self.trials():
             with suppress(UpdateFinishedTrialError):

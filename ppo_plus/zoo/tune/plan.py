@@ -46,16 +46,16 @@ class Plan:
     """The budget of a study.
 
     :param n_timesteps: environment steps of each run
-    :param n_evals: approximate number of evaluations of a run: the interval between two is a whole number of rollouts
+    :param n_evals: evaluations of a run, at most: the interval between two is a whole number of rollouts
     :param n_eval_episodes: episodes of an evaluation
     :param n_eval_envs: parallel environments of an evaluation
-    :param last_evals: the score of a run is the mean of its last evaluations, this many
+    :param last_evals: the score of a run is the mean of this many last evaluations
     :param n_seeds: seeds of a trial
     :param race_share: share of the finished trials that get more seeds
-    :param race_seeds: how many more
-    :param n_finalists: how many trials are compared with the baselines in the end
-    :param confirm_seeds: on how many seeds that the search has not seen: at least 10, since fewer are not conclusive,
-        or 0, and then nothing is exported
+    :param race_seeds: number of these seeds
+    :param n_finalists: number of trials that are compared with the baselines
+    :param confirm_seeds: number of unseen seeds for this: at least 10, because fewer are not conclusive, or 0, and then
+        nothing is exported
     :param sampler: ``"tpe"``, ``"random"`` or ``"gp"``
     :param pruner: ``"median"``, ``"hyperband"`` or ``"none"``
     :param seed: first training seed, which also seeds the samplers; the others follow in steps of :data:`SEED_STRIDE`

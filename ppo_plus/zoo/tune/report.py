@@ -42,8 +42,7 @@ def check_folder(study: Study, folder: Path) -> None:
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
-    """Write the results of a study, finished or not, into a folder: ``report.md``, pictures, and the winner's entry if
-    there is a winner."""
+    """Write ``report.md``, pictures and the winner's entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OWNER, f"{study.attributes()[ID]}\n")
     verdict = decide(study)
@@ -67,8 +66,8 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
 
 
 def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> bool:
-    """Write the winner's settings to a YAML file, which both this package and rl_zoo3 read. Without a winner, which
-    the result says, no file is left."""
+    """Write the winner's settings to a YAML file, which rl_zoo3 reads as well, and return whether there is a winner.
+    Without one, no file is left."""
     if verdict.winner is None:
         path.unlink(missing_ok=True)
         return False
@@ -95,8 +94,7 @@ def retrain_command(task: TuningTask, path: Path) -> str:
     """The command that trains with an exported entry as its trial did."""
     plan, experiment = task.plan, task.experiment
     words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
-    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes]
-    words += ["--n-eval-envs", plan.n_eval_envs]
+    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
     if experiment.eval_env_kwargs:
         given = experiment.eval_env_kwargs.items()
         words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in given)]
@@ -144,17 +142,10 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     winner = None if verdict.winner is None else verdict.finalists[verdict.winner].name
     gains = dict(zip([finalist.name for finalist in verdict.finalists], verdict.gains, strict=True))
     for name, finalist in named.items():
-        over = [str(gains[name][baseline] or "none") if name in gains else "" for baseline in baselines]
+        bold = "**" if name == winner else ""
+        over = [f"{bold}{gains[name][baseline] or 'none'}{bold}" if name in gains else "" for baseline in baselines]
         returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
-        rows.append(
-            [
-                name,
-                finalist.iqm if finalist.scores else "none",
-                *(f"**{gain}**" if name == winner else gain for gain in over),
-                finalist.n_failed,
-                returns,
-            ]
-        )
+        rows.append([name, finalist.iqm if finalist.scores else "none", *over, finalist.n_failed, returns])
     columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
     yield from _table(columns, rows)
 

@@ -36,7 +36,7 @@ class WorkersDied(Exception):
 
 @dataclass(frozen=True)
 class Workers:
-    """How worker processes are started.
+    """Worker processes to start.
 
     :param n: how many
     :param url: URL of the study's storage
@@ -102,11 +102,7 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
 
 
 def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
-    """Start worker processes, print a line for each finished run, and wait until all have ended.
-
-    :raises StudyStopped: a run raised an error that its hyperparameters did not cause
-    :raises WorkersDied: no worker is left, and the study is not finished
-    """
+    """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
     processes: list[Process] = []
     reported: set[Any] = set()
     next(stages(study, task))  # adds the jobs of the search, which several workers would add twice
@@ -179,8 +175,7 @@ def _news(study: Study, reported: set[Any]) -> Iterator[str]:
 
 
 def _end(process: Process) -> None:
-    """Wait for a process that was asked to end, or ends by itself; one that hangs is killed, and the processes of its
-    environments with it."""
+    """Wait for a process to end. One that hangs is killed, together with the processes of its environments."""
     try:
         process.wait(END_PATIENCE)
     except subprocess.TimeoutExpired:

@@ -148,8 +148,7 @@ class Worker:
 
 
 def run_worker() -> None:
-    """The main function of a worker process. It reads what to do from standard input, which the tuner keeps open as
-    long as it lives."""
+    """The main function of a worker process. It reads its orders from standard input, which the tuner keeps open."""
     with interrupts.exit_codes(EXIT_CODES):
         line = sys.stdin.readline()
         if not line.endswith("\n"):
