@@ -44,7 +44,7 @@ def check_folder(study: Study, folder: Path) -> None:
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     """Write ``report.md``, pictures and the winner's entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / OWNER, f"{study.attributes()[ID]}\n")
+    write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
     trials = study.screening.trials()
     entry = entry_path(task, folder)
