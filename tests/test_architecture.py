@@ -204,7 +204,7 @@ PRIVATE: dict[str, set[str]] = {
     "_sticky_action": {"envs.resumable.known_envs"},
     "_target_xp": {"envs.tensors.simulators"},
     "_total_timesteps": {"ppo", "saving.model", "zoo.train"},
-    "_trial_id": {"zoo.tune.heartbeats", "zoo.tune.jobs", "zoo.tune.worker"},
+    "_trial_id": {"zoo.tune.jobs", "zoo.tune.worker"},
     "_update_current_progress_remaining": {"ppo"},
     "_update_info_buffer": {"ppo"},
     "_update_running_mean": {"envs.resumable.known_envs"},

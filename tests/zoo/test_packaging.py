@@ -98,7 +98,7 @@ def test_tuning_works_outside_a_checkout(installed, tmp_path):
     code = """
 import optuna
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.tune.attributes import BUDGET
+from ppo_plus.zoo.tune.stages import BUDGET
 from ppo_plus.zoo.tune import Study, open_storage
 settings = "-conf own.yml --n-evaluations 1 --last-evals 1 --eval-episodes 1 --race-seeds 0 --confirm-seeds 0"
 tune = f"tune --env CartPole-v1 -n 2048 {settings} --max-total-trials 2 --workers 2".split()
@@ -110,7 +110,7 @@ main([*tune, "--trust-config"])
 url = "sqlite:///logs/tune/CartPole-v1/study.db"
 study = Study("CartPole-v1", open_storage(url))
 study.set(BUDGET, 3)
-main(["tune", "worker", "--storage", url, "--trust-config"])
+main(["tune", "worker", "--storage", url, "--study-name", "CartPole-v1", "--trust-config"])
 trials = study.screening.trials()
 assert all(trial.user_attrs["settings"]["env_wrapper"] == ["own.Wrapper"] for trial in trials[1:])
 print([trial.state.name for trial in trials])

@@ -6,23 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.tune.plan import Plan
-    from ppo_plus.zoo.tune.processes import Workers
     from ppo_plus.zoo.tune.space import read_space
     from ppo_plus.zoo.tune.stages import Study
     from ppo_plus.zoo.tune.storage import open_storage
-    from ppo_plus.zoo.tune.tuner import tune
+    from ppo_plus.zoo.tune.tuner import Workers, tune
 
 __all__ = ["Plan", "Study", "Workers", "open_storage", "read_space", "tune"]
 
 #: Module of each name. They are imported on first use, because Optuna takes seconds.
-MODULES = {
-    "Plan": "plan",
-    "Study": "stages",
-    "Workers": "processes",
-    "open_storage": "storage",
-    "read_space": "space",
-    "tune": "tuner",
-}
+MODULES = {"Plan": "plan", "Study": "stages", "open_storage": "storage", "read_space": "space"}
+MODULES |= dict.fromkeys(("Workers", "tune"), "tuner")
 
 
 def __getattr__(name: str) -> Any:

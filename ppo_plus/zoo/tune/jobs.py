@@ -14,8 +14,12 @@ are trials that were added with Optuna itself.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import optuna
@@ -23,35 +27,78 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from ppo_plus.zoo.tune.attributes import (
-    DEATHS,
-    FIXED,
-    HEARTBEAT,
-    INTERRUPTED,
-    JOB,
-    REASON,
-    REPLACES,
-    WORKER,
-    check_types,
-)
-from ppo_plus.zoo.tune.heartbeats import Heartbeats
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS
+
+#: User attributes that identify a job: a screening trial by its number, a run of its settings also by the seed.
+JOB, CANDIDATE, SEED = "job", "candidate", "seed"
+
+#: User attributes of a trial: what it replaces, who does it and how it ended.
+REPLACES, DEATHS, WORKER, REASON, INTERRUPTED = "replaces", "deaths", "worker", "reason", "interrupted"
+
+#: User attribute of a running trial: anything that changes while its worker lives.
+HEARTBEAT = "heartbeat"
+
+#: Optuna's system attribute with the parameters that are not to be sampled.
+FIXED = "fixed_params"
 
 #: After so many dead workers a trial has failed: it may be what kills them.
 MAX_DEATHS = 3
 
 
-class Jobs:
-    """The jobs of a study, which must exist.
+class Heartbeats:
+    """A number in an attribute of a running trial that its worker changes four times in a grace period (in seconds). A
+    worker counts as dead when the number has not changed for that period, on the clock of the process that looks.
 
-    :param key: user attributes that identify a job
-    :param heartbeats: how dead workers are found; ``None``: by the default
+    (Optuna's own heartbeats end with the first write that fails, and are dates: a clock that jumps ahead would end
+    living workers' trials.)
     """
 
-    def __init__(
-        self, storage: BaseStorage, name: str, key: tuple[str, ...] = (JOB,), heartbeats: Heartbeats | None = None
-    ):
-        self.storage, self.name, self.key = storage, name, key
-        self.heartbeats = heartbeats or Heartbeats()
+    def __init__(self, grace_period: float = 60):
+        self.interval, self.grace_period, self.clock = grace_period / 4, grace_period, time.monotonic
+        #: By trial: its heartbeat, and since when it is the same.
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def is_silent(self, trial: FrozenTrial) -> bool:
+        """Whether the worker of a running trial, as it was just read, counts as dead."""
+        heartbeat, now = trial.user_attrs.get(HEARTBEAT), self.clock()
+        last, since = self._seen.setdefault(trial._trial_id, (heartbeat, now))
+        if heartbeat != last:
+            self._seen[trial._trial_id] = (heartbeat, now)
+            return False
+        return now - since >= self.grace_period
+
+    @contextmanager
+    def of(self, storage: BaseStorage, trial_id: int) -> Iterator[None]:
+        """Record heartbeats of a trial, from another thread, while the block runs."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(storage, trial_id, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat(self, storage: BaseStorage, trial_id: int, done: threading.Event) -> None:
+        for number in count(1):
+            if done.wait(self.interval):
+                break
+            try:
+                storage.set_trial_user_attr(trial_id, HEARTBEAT, number)
+            except UpdateFinishedTrialError:
+                break  # it counted as dead; the worker's next report raises the same error
+            except (*STORAGE_ERRORS, KeyboardInterrupt):
+                continue  # until the grace period is over, nothing is lost; an interrupt is for the main thread
+        storage.remove_session()
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of an Optuna study that exists."""
+
+    storage: BaseStorage
+    name: str
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded, with a ``sampler`` and a ``pruner``."""
@@ -59,28 +106,26 @@ class Jobs:
 
     def trials(self) -> list[FrozenTrial]:
         """The current trial of each job."""
-        trials = list(holders(self.study().get_trials(deepcopy=False), self.key).values())
-        for trial in trials:
-            check_types(f"trial {trial.number} of the study {self.name!r}", {**trial.user_attrs, **trial.system_attrs})
-        return trials
+        return list(holders(self.study().get_trials(deepcopy=False)).values())
+
+    def all_done(self) -> bool:
+        """Whether no job is left."""
+        return all(map(is_done, self.trials()))
 
     def missing(self, jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of the jobs that have no trial yet."""
-        known = {job_key(trial.user_attrs, self.key) for trial in self.trials()}
-        return [job for job in jobs if job_key(job, self.key) not in known]
+        known = {job_key(trial.user_attrs) for trial in self.trials()}
+        return [job for job in jobs if job_key(job) not in known]
 
     def fill(self, jobs: Sequence[Mapping[str, Any]], params: Sequence[dict[str, Any]] = ()) -> None:
-        """Add the jobs that are missing. Many processes may call it, and call it again.
-
-        :param jobs: the user attributes of each job's trials; one without its number gets its place as the number
-        :param params: fixed parameters of the first jobs; the sampler chooses all others
-        """
+        """Add the jobs that are missing, given by the user attributes of their trials. Many processes may call it, and
+        call it again. Some of the first jobs may have fixed parameters."""
         study, fixed = self.study(), dict(enumerate(params))
         for job in self.missing([{JOB: place, **job} for place, job in enumerate(jobs)]):
             study.enqueue_trial(fixed.get(job[JOB], {}), user_attrs=dict(job))
 
     def claim(self) -> FrozenTrial | None:
-        """Claim a waiting job, if there is one: its trial is then running, and owned by this process."""
+        """Claim a waiting job, if there is one: its trial is then running, and belongs to this process."""
         self.revive()
         for trial in self.trials():
             with suppress(UpdateFinishedTrialError):
@@ -118,8 +163,7 @@ class Jobs:
             self.study().tell(trial.number, value, state, skip_if_finished=True)
 
     def _end(self, trial: FrozenTrial, attribute: str, value: Any) -> None:
-        # If it counted as dead meanwhile, it has a successor already.
-        with suppress(UpdateFinishedTrialError):
+        with suppress(UpdateFinishedTrialError):  # it counted as dead, and has a successor already
             self.storage.set_trial_user_attr(trial._trial_id, attribute, value)
             self._set_state(trial, TrialState.FAIL)
 
@@ -127,19 +171,19 @@ class Jobs:
         return self.storage.set_trial_state_values(trial._trial_id, state)
 
 
-def job_key(attributes: Mapping[str, Any], key: tuple[str, ...]) -> tuple[Any, ...]:
-    """Which job attributes belong to; one of its items is ``None`` if to none."""
-    return tuple(attributes.get(name) for name in key)
+def job_key(attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What identifies a job: its number, or for a run of a later stage the candidate and the seed."""
+    return attributes.get(CANDIDATE, attributes.get(JOB)), attributes.get(SEED)
 
 
-def holders(trials: Sequence[FrozenTrial], key: tuple[str, ...] = (JOB,)) -> dict[tuple[Any, ...], FrozenTrial]:
-    """The current trial of each job, by the job; ``key`` as in :class:`Jobs`."""
-    holder: dict[tuple[Any, ...], FrozenTrial] = {}
+def holders(trials: Sequence[FrozenTrial]) -> dict[tuple[Any, Any], FrozenTrial]:
+    """The current trial of each job, by :func:`job_key`."""
+    holder: dict[tuple[Any, Any], FrozenTrial] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
-        job = job_key(trial.user_attrs, key)
-        present = holder.get(job)
-        if None not in job and trial.user_attrs.get(REPLACES) == (None if present is None else present.number):
-            holder[job] = trial
+        key = job_key(trial.user_attrs)
+        present = holder.get(key)
+        if JOB in trial.user_attrs and trial.user_attrs.get(REPLACES) == (present and present.number):
+            holder[key] = trial
     return holder
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.models import make_callbacks, make_model
 from ppo_plus.zoo.tune.plan import Plan
 
-#: Called with the timesteps and the mean return of each evaluation. It may raise an exception to end the run.
+#: Called with the timesteps and the mean return of each evaluation. An exception ends the run.
 Report = Callable[[int, float], None]
 
 
@@ -26,39 +27,32 @@ class Diverged(Exception):
 
 
 def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **supervision: Any) -> float:
-    """Train, and evaluate after updates.
+    """Train, evaluate after updates, and return the mean of the last evaluations. ``supervision`` has arguments of
+    :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail.
 
-    :param seed: seed of the training; evaluation environments have another one
-    :param report: called after each evaluation
-    :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail
-    :return: mean return of the last evaluations, see :class:`~ppo_plus.zoo.tune.plan.Plan`
     :raises Diverged: the run has no score
     """
-    experiment = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps)
-    envs = make_envs(experiment, **supervision)
-    eval_envs = make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True, **supervision)
+    experiment, reporter = experiment.replace(seed=seed, n_timesteps=plan.n_timesteps), Reporter(report)
     try:
-        reporter = Reporter(report)
-        evaluation = EvalAfterUpdates(
-            eval_envs,
-            eval_freq=plan.eval_freq,
-            n_eval_episodes=plan.n_eval_episodes,
-            deterministic=experiment.deterministic_eval,
-            callback_after_eval=reporter,
-            warn=False,
-        )
-        model = make_model(experiment, envs)
-        callbacks = [evaluation, *make_callbacks(experiment), Interruptible()]
-        model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
-    except FloatingPointError as error:
-        raise Diverged(str(error)) from None
-    except EnvFault as error:
-        if not supervision.get("restarts"):
+        with (
+            closing(make_envs(experiment, **supervision)) as envs,
+            closing(make_envs(experiment, n_envs=plan.n_eval_envs, evaluation=True, **supervision)) as eval_envs,
+        ):
+            evaluation = EvalAfterUpdates(
+                eval_envs,
+                eval_freq=plan.eval_freq,
+                n_eval_episodes=plan.n_eval_episodes,
+                deterministic=experiment.deterministic_eval,
+                callback_after_eval=reporter,
+                warn=False,
+            )
+            model = make_model(experiment, envs)
+            callbacks = [evaluation, *make_callbacks(experiment), Interruptible()]
+            model.learn(plan.n_timesteps, callback=callbacks, log_interval=None)  # type: ignore[arg-type]
+    except (FloatingPointError, EnvFault) as error:
+        if isinstance(error, EnvFault) and not supervision.get("restarts"):
             raise
         raise Diverged(str(error)) from None
-    finally:
-        eval_envs.close()
-        envs.close()
     if not reporter.returns:
         raise Diverged("no update happened within the budget")
     return float(np.mean(reporter.returns[-plan.last_evals :]))
@@ -67,34 +61,28 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
 def resolve(experiment: Experiment, plan: Plan, **supervision: Any) -> Experiment:
     """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
     any later run with these settings gives the same result, bit for bit. The arguments are those of :func:`score`."""
-    hyperparams = {name: experiment.hyperparams.get(name, "auto") for name in ("compile", "n_threads")}
-    envs = make_envs(experiment)
-    try:
+    found: dict[str, Any] = {}
+    given = experiment.hyperparams
+    with closing(make_envs(experiment)) as envs:
         model = make_model(experiment, envs)
-        if hyperparams["compile"] == "auto":
-            worth = model.pays_to_compile(plan.n_timesteps)
-            hyperparams["compile"] = worth and compiles(experiment, **supervision)
-        # A model too small for a second thread gets one on every machine: nothing to record.
-        n_at_once = model.settings.transitions_at_once
-        if hyperparams["n_threads"] == "auto" and worth_threads(model.policy, n_at_once, model.device):
-            hyperparams["n_threads"] = th.get_num_threads()
-    finally:
-        envs.close()
-    found = {name: value for name, value in hyperparams.items() if value != "auto"}
-    return experiment.replace(hyperparams={**experiment.hyperparams, **found})
+    if given.get("compile", "auto") == "auto":
+        found["compile"] = model.pays_to_compile(plan.n_timesteps) and compiles(experiment, **supervision)
+    # A model too small for a second thread gets one on every machine: nothing to record.
+    threads = worth_threads(model.policy, model.settings.transitions_at_once, model.device)
+    if given.get("n_threads", "auto") == "auto" and threads:
+        found["n_threads"] = th.get_num_threads()
+    return experiment.replace(hyperparams={**given, **found})
 
 
 def compiles(experiment: Experiment, **supervision: Any) -> bool:
     """Whether this machine can compile an experiment. It tries, for one rollout."""
-    envs = make_envs(experiment, **supervision)
+    compiled = experiment.replace(hyperparams={**experiment.hyperparams, "compile": True})
     try:
-        model = make_model(experiment.replace(hyperparams={**experiment.hyperparams, "compile": True}), envs)
-        model.learn(1, log_interval=None)  # type: ignore[arg-type]
+        with closing(make_envs(experiment, **supervision)) as envs:
+            make_model(compiled, envs).learn(1, log_interval=None)  # type: ignore[arg-type]
         return True
     except (CompileError, FloatingPointError):
         return False
-    finally:
-        envs.close()
 
 
 class Reporter(BaseCallback):

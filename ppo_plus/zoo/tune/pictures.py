@@ -15,15 +15,15 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization import matplotlib as visualization
 
 from ppo_plus.zoo.plot import COLORS
-from ppo_plus.zoo.tune.attributes import BASELINE, JOB
+from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import is_baseline, ranking
+from ppo_plus.zoo.tune.stages import BASELINE, is_baseline, ranked_candidates, ranking
 from ppo_plus.zoo.tune.verdict import TuningVerdict
 
-#: Finished trials from which on parameters have importances: with fewer, too little varies.
+#: Finished trials that importances of parameters need: with fewer, too little varies.
 N_RANKED = 4
 
-#: The most important parameters, whose slices are shown.
+#: How many parameters have a slice, the most important ones first.
 N_SLICES = 4
 
 BASELINE_COLORS = {"default": "black", "settings file": COLORS[1]}
@@ -33,9 +33,10 @@ def draw_all(trials: Sequence[FrozenTrial], plan: Plan, verdict: TuningVerdict, 
     """Draw the trials of a screening, and the confirmation, into a folder: the files and their captions. Pictures
     without data are left out."""
     pictures = []
+    # Optuna's functions set the style "ggplot" for all figures.
     with rc_context(), warnings.catch_warnings(), plt.ioff():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        plt.style.use("ggplot")  # Optuna's
+        plt.style.use("ggplot")
         for name, caption in chain(_confirmation(verdict), _search(trials), _curves(trials, verdict, plan)):
             pictures.append((folder / f"{name}.png", caption))
             plt.savefig(pictures[-1][0], dpi=120, bbox_inches="tight")
@@ -60,39 +61,32 @@ def _confirmation(verdict: TuningVerdict) -> Drawn:
         axes.plot(finalist.scores, [row + 0.2] * len(finalist.scores), "o", color=color, alpha=0.4, mew=0)
         axes.errorbar(value, row, xerr=[[value - low], [high - value]], fmt="D", color=color, lw=2, capsize=5)
     axes.set(yticks=range(len(shown)), yticklabels=shown, ylim=(len(shown) - 0.4, -0.6), xlabel="mean return")
-    caption = "The confirmation: a dot for each unseen seed; the interquartile mean with its 95 % interval."
-    yield "confirmation", caption
+    yield "confirmation", "Confirmation: a dot for each unseen seed; interquartile means with their 95 % intervals."
 
 
 def _search(trials: Sequence[FrozenTrial]) -> Drawn:
     """Optuna's pictures of the search."""
-    searched = _searched(trials)
-    if not ranking(searched.trials):
+    n_finished = len(ranked_candidates(trials))
+    if not n_finished:
         return
+    # The trials have the numbers of the report, which an interruption does not change. Baselines did not run with what
+    # was sampled for them.
+    searched = optuna.create_study(direction="maximize")
+    for trial in sorted(trials, key=lambda trial: trial.user_attrs[JOB]):
+        searched.add_trial(create_trial(state=TrialState.FAIL) if is_baseline(trial) else trial)
     axes = visualization.plot_optimization_history(searched, target_name="score")
-    for trial in ranking(trials):
-        if is_baseline(trial):
-            name = trial.user_attrs[BASELINE]
-            axes.axhline(trial.values[0], color=BASELINE_COLORS[name], ls="--", label=name)
+    for trial in filter(is_baseline, ranking(trials)):
+        name = trial.user_attrs[BASELINE]
+        axes.axhline(trial.values[0], color=BASELINE_COLORS[name], ls="--", label=name)
     axes.legend()
-    yield "history", "The search: the score of each trial, and the best one so far; lines are baselines."
+    yield "history", "Search: the score of each trial, and the best score so far. The dashed lines are the baselines."
     names = list(searched.best_params)
-    if len(ranking(searched.trials)) >= N_RANKED:
+    if n_finished >= N_RANKED:
         visualization.plot_param_importances(searched, target_name="score")
-        n_trials = len(ranking(searched.trials))
-        yield "importances", f"Importances of the {len(names)} parameters (PED-ANOVA), from {n_trials} trials."
+        yield "importances", f"Importances of the {len(names)} parameters (PED-ANOVA), from {n_finished} trials."
         names = list(get_param_importances(searched))
     visualization.plot_slice(searched, params=names[:N_SLICES], target_name="score")
-    yield "slices", "The score over the sampled values of the most important parameters."
-
-
-def _searched(trials: Sequence[FrozenTrial]) -> optuna.Study:
-    """The trials of a screening with the numbers that the report gives them, which an interruption does not change. The
-    baselines only keep their numbers: they did not run with what was sampled."""
-    study = optuna.create_study(direction="maximize")
-    for trial in sorted(trials, key=lambda trial: trial.user_attrs[JOB]):
-        study.add_trial(create_trial(state=TrialState.FAIL) if is_baseline(trial) else trial)
-    return study
+    yield "slices", "The score of each trial over the sampled values of the most important parameters."
 
 
 def _curves(trials: Sequence[FrozenTrial], verdict: TuningVerdict, plan: Plan) -> Drawn:
@@ -101,7 +95,7 @@ def _curves(trials: Sequence[FrozenTrial], verdict: TuningVerdict, plan: Plan) -
     if not evaluated:
         return
     _, axes = plt.subplots(figsize=(7.2, 3.8))
-    best = [finalist.trial for finalist in verdict.finalists] or [t for t in ranking(trials) if not is_baseline(t)]
+    best = [finalist.trial for finalist in verdict.finalists] or ranked_candidates(trials)
     colors = dict(zip([trial.user_attrs[JOB] for trial in best], COLORS[2:], strict=False))
     for trial in evaluated:
         number, baseline = trial.user_attrs[JOB], trial.user_attrs.get(BASELINE)
@@ -110,17 +104,11 @@ def _curves(trials: Sequence[FrozenTrial], verdict: TuningVerdict, plan: Plan) -
             line = {"color": BASELINE_COLORS[baseline], "label": baseline, "ls": "--"}
         elif number in colors:
             line = {"color": colors[number], "label": f"trial {number}"}
-        for timesteps, returns in _by_seed(trial, plan):
-            axes.plot(timesteps, returns, marker=".", **line)
+        returns = dict(sorted(trial.intermediate_values.items()))
+        for _, run in groupby(returns, lambda step: (step - 1) // plan.n_timesteps):
+            timesteps = list(run)
+            axes.plot(timesteps, [returns[step] for step in timesteps], marker=".", **line)
             line["label"] = "_again"
     axes.set(xlabel="timesteps" + (", one seed after the other" if plan.n_seeds > 1 else ""), ylabel="mean return")
     axes.legend()
-    yield "learning_curves", "Learning curves of all trials: the mean return of each evaluation."
-
-
-def _by_seed(trial: FrozenTrial, plan: Plan) -> Iterator[tuple[list[int], list[float]]]:
-    """The evaluations of a trial, cut where a run with another seed begins."""
-    steps = sorted(trial.intermediate_values)
-    for _, run in groupby(steps, lambda step: (step - 1) // plan.n_timesteps):
-        timesteps = list(run)
-        yield timesteps, [trial.intermediate_values[step] for step in timesteps]
+    yield "learning_curves", "Learning curves: the mean return at each evaluation. Grey lines are the other trials."

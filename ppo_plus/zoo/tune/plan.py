@@ -1,7 +1,12 @@
-"""The plan of a study: budgets, evaluations, seeds and stages."""
+"""The plan of a study: budgets, evaluations, seeds, sampler and pruner."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.hyperparams import shortened
@@ -14,24 +19,45 @@ SEED_STRIDE = 1_000
 #: From the study's seed to the first one of the confirmation.
 CONFIRMATION_SEED = 1_000_000
 
+#: Samplers, made from a seed. Optuna's CMA-ES is not among them: it unpickles its state from the database, and who can
+#: write to the database could run code in every worker.
+SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
+    "tpe": lambda seed: TPESampler(multivariate=True, constant_liar=True, seed=seed),
+    "random": lambda seed: RandomSampler(seed=seed),
+    "gp": lambda seed: GPSampler(seed=seed),
+}
+
+#: Pruners; their steps are environment steps.
+PRUNERS: dict[str, Callable[["Plan"], BasePruner]] = {
+    # The first third predicts little, and so do fewer than five other trials.
+    "median": lambda plan: MedianPruner(n_startup_trials=5, n_warmup_steps=plan.n_timesteps // 3, n_min_trials=3),
+    "hyperband": lambda plan: HyperbandPruner(plan.eval_freq, plan.n_timesteps * plan.n_seeds, reduction_factor=3),
+    "none": lambda _: NopPruner(),
+}
+
+#: The least that each whole number of a plan may be.
+LOWEST = dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0) | dict.fromkeys(
+    ("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds", "n_finalists"), 1
+)
+
 
 @dataclass(frozen=True)
 class Plan:
     """The budget of a study.
 
     :param n_timesteps: environment steps of each run
-    :param n_evals: approximate number of evaluations of a run: the interval between two is a whole number of rollouts
+    :param n_evals: evaluations of a run, at most: the interval between two is a whole number of rollouts
     :param n_eval_episodes: episodes of an evaluation
     :param n_eval_envs: parallel environments of an evaluation
-    :param last_evals: the score of a run is the mean of its last evaluations, this many
+    :param last_evals: the score of a run is the mean of this many last evaluations
     :param n_seeds: seeds of a trial
     :param race_share: share of the finished trials that get more seeds
-    :param race_seeds: how many more
-    :param n_finalists: how many trials are compared with the baselines in the end
-    :param confirm_seeds: on how many seeds that the search has not seen: at least 10, since fewer are not conclusive,
-        or 0, and then nothing is exported
-    :param sampler: name of a sampler, see :mod:`ppo_plus.zoo.tune.search`
-    :param pruner: name of a pruner
+    :param race_seeds: number of these seeds
+    :param n_finalists: number of trials that are compared with the baselines
+    :param confirm_seeds: number of unseen seeds for this: at least 10, because fewer are not conclusive, or 0, and then
+        nothing is exported
+    :param sampler: ``"tpe"``, ``"random"`` or ``"gp"``
+    :param pruner: ``"median"``, ``"hyperband"`` or ``"none"``
     :param seed: first training seed, which also seeds the samplers; the others follow in steps of :data:`SEED_STRIDE`
     """
 
@@ -50,6 +76,9 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         for name, lowest in LOWEST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -70,6 +99,15 @@ class Plan:
             raise ValueError(
                 f"last_evals={self.last_evals} (--last-evals) must be at most n_evals={self.n_evals} (--n-evaluations)"
             )
+
+    def make_sampler(self, trial_number: int) -> BaseSampler:
+        """A sampler for one trial, seeded with the study's seed and the trial's number: no two workers draw the same,
+        and a draw depends only on the trials that have finished."""
+        return SAMPLERS[self.sampler](int(np.random.SeedSequence([self.seed, trial_number]).generate_state(1)[0]))
+
+    def make_pruner(self) -> BasePruner:
+        """The pruner."""
+        return PRUNERS[self.pruner](self)
 
     @property
     def eval_freq(self) -> int:
@@ -96,20 +134,17 @@ class Plan:
 
     def n_racing(self, n_trials: int) -> int:
         """How many trials race, of those that have a score, without the baselines."""
-        n_racing = max(self.n_finalists, math.ceil(self.race_share * n_trials)) if self.race_seeds else 0
-        return min(n_racing, n_trials)
+        return min(n_trials, max(self.n_finalists, math.ceil(self.race_share * n_trials))) if self.race_seeds else 0
 
     def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
         """What a study does at most, in a line; ``n_baselines`` of its trials are baselines."""
         n_searched = max(max_total_trials - n_baselines, 0)
-        n_race = self.n_racing(n_searched) * self.race_seeds
-        n_compared = min(self.n_finalists, n_searched) + n_baselines
-        n_confirmation = n_compared * self.confirm_seeds if n_searched else 0
-        seeds = f" on each of {self.n_seeds} seeds" if self.n_seeds > 1 else ""
-        stages = (("race", n_race), ("confirmation", n_confirmation))
-        later = " and ".join(f"{counted(n, 'run')} of the {stage}" for stage, n in stages if n)
-        then = f"then up to {later}" if later else "no race and no confirmation"
-        return f"{counted(max_total_trials, 'trial')} of {self.n_timesteps:,} timesteps{seeds}, {then}"
+        race = self.n_racing(n_searched) * self.race_seeds
+        confirmation = (min(self.n_finalists, n_searched) + n_baselines) * self.confirm_seeds if n_searched else 0
+        return (
+            f"at most {max_total_trials * self.n_seeds} runs of the search, {race} of the race and {confirmation} of "
+            f"the confirmation, with {self.n_timesteps:,} timesteps each"
+        )
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The
@@ -118,14 +153,6 @@ class Plan:
         interval = math.ceil(self.n_timesteps / self.n_evals / rollout) * rollout
         n_evals = math.ceil(self.n_timesteps / interval)
         return replace(self, n_timesteps=n_evals * interval, n_evals=n_evals, last_evals=min(self.last_evals, n_evals))
-
-
-#: The least that each whole number of a plan may be.
-LOWEST = {
-    **dict.fromkeys(("n_timesteps", "n_evals", "n_eval_episodes", "n_eval_envs", "last_evals", "n_seeds"), 1),
-    **dict.fromkeys(("race_seeds", "confirm_seeds", "seed"), 0),
-    "n_finalists": 1,
-}
 
 
 def rollout_size(experiment: Experiment) -> int:

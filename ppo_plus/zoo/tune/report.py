@@ -1,13 +1,10 @@
-"""What a study leaves in its folder: a report, a table of its trials, pictures, and the winner's entry."""
+"""What a study leaves in its folder: a report, pictures, and the winner's entry."""
 
-import csv
-import io
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import yaml
 from optuna.trial import FrozenTrial, TrialState
@@ -17,13 +14,12 @@ from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.attributes import BASELINE, JOB, SCORES, SETTINGS
-from ppo_plus.zoo.tune.jobs import outcome
+from ppo_plus.zoo.tune.jobs import JOB, outcome
 from ppo_plus.zoo.tune.pictures import draw_all
 from ppo_plus.zoo.tune.plan import counted
-from ppo_plus.zoo.tune.stages import Study, ranking
+from ppo_plus.zoo.tune.stages import BASELINE, ID, SCORES, SETTINGS, Study, is_baseline, ranking
 from ppo_plus.zoo.tune.task import TuningTask
-from ppo_plus.zoo.tune.verdict import PHRASES, Finalist, TuningVerdict, decide
+from ppo_plus.zoo.tune.verdict import PHRASES, TuningVerdict, decide
 
 #: Trials that the report shows.
 N_SHOWN = 10
@@ -38,7 +34,7 @@ PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
 def check_folder(study: Study, folder: Path) -> None:
     """:raises ValueError: the folder has the report of another study; this one need not exist yet"""
     owner = folder / OWNER
-    if owner.is_file() and owner.read_text().strip() != study.id:
+    if owner.is_file() and owner.read_text().strip() != study.attributes().get(ID):
         raise ValueError(
             f"{folder} has the report of another study than {study.name!r} of this storage: use that study's --storage "
             "to resume it, or choose another folder (-f) or --study-name"
@@ -46,17 +42,16 @@ def check_folder(study: Study, folder: Path) -> None:
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
-    """Write the results of a study, finished or not, into a folder: ``report.md``, ``trials.csv``, pictures, and the
-    winner's entry if there is a winner."""
+    """Write ``report.md``, pictures and the winner's entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / OWNER, f"{study.id}\n")
+    write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
     trials = study.screening.trials()
     entry = entry_path(task, folder)
     exported = export(verdict, task, study.name, entry)
-    write_text(folder / "trials.csv", _table(trials))
     parts = [
-        *_summary(study, task, verdict),
+        f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
+        *_stages(study, task),
         *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if exported else []),
         *_screening(trials),
@@ -71,8 +66,8 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
 
 
 def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> bool:
-    """Write the winner's settings to a YAML file, which both this package and rl_zoo3 read. Without a winner, which
-    the result says, no file is left."""
+    """Write the winner's settings to a YAML file, which rl_zoo3 reads as well, and return whether there is a winner.
+    Without one, no file is left."""
     if verdict.winner is None:
         path.unlink(missing_ok=True)
         return False
@@ -82,7 +77,7 @@ def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path
         f"Found by ppo-plus tune: study {study_name}, {finalist.name}, with {versions()}.",
         str(verdict),
         f"On seed {task.plan.seed} the trial's score was {attributes[SCORES][0]!r}, the mean of the last "
-        f"{counted(task.plan.last_evals, 'evaluation')}, and is again:",
+        f"{counted(task.plan.last_evals, 'evaluation')}. This command gives the same score again:",
         retrain_command(task, Path(path.name)),
     ]
     entry = yaml.safe_dump({task.experiment.env_id: attributes[SETTINGS]}, sort_keys=False)
@@ -99,8 +94,7 @@ def retrain_command(task: TuningTask, path: Path) -> str:
     """The command that trains with an exported entry as its trial did."""
     plan, experiment = task.plan, task.experiment
     words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
-    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes]
-    words += ["--n-eval-envs", plan.n_eval_envs]
+    words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
     if experiment.eval_env_kwargs:
         given = experiment.eval_env_kwargs.items()
         words += ["--eval-env-kwargs", *(f"{key}:{format_literal(value)}" for key, value in given)]
@@ -117,37 +111,17 @@ def retrain_command(task: TuningTask, path: Path) -> str:
 
 def versions() -> str:
     """The packages that results depend on, and their versions."""
-    packages = [("ppo_plus", __version__), *((name, version(name)) for name in PACKAGES)]
-    return ", ".join(f"{name} {number}" for name, number in packages)
+    return ", ".join([f"ppo_plus {__version__}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
-def _table(trials: list[FrozenTrial]) -> str:
-    """A line for each trial of the screening: how far it got, and its settings."""
-    settings = [trial.user_attrs.get(SETTINGS, {}) for trial in trials]
-    names = sorted(set().union(*settings))
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(["trial", "state", "score", "timesteps", "last evaluation", *names])
-    for trial, ran in zip(trials, settings, strict=True):
-        last = trial.last_step
-        evaluated = None if last is None else trial.intermediate_values[last]
-        score = trial.values[0] if trial.state == TrialState.COMPLETE else None
-        row = [trial.user_attrs[JOB], trial.state.name, score, last, evaluated]
-        table.writerow([*row, *(ran.get(name, "") for name in names)])
-    return text.getvalue()
-
-
-def _summary(study: Study, task: TuningTask, verdict: TuningVerdict) -> Iterator[str]:
-    yield f"# Tuning {task.experiment.env_id}\n"
-    yield f"{verdict}\n"
-    yield "| stage | runs | finished | pruned | failed | timesteps each |"
-    yield "|---|---|---|---|---|---|"
+def _stages(study: Study, task: TuningTask) -> Iterator[str]:
+    rows = []
     for name, jobs in study.stages().items():
         states = [trial.state for trial in jobs.trials()]
         counts = map(states.count, (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
         steps = task.plan.n_timesteps * (task.plan.n_seeds if name == "screening" else 1)
-        yield f"| {name} | {len(states)} | {' | '.join(map(str, counts))} | {steps:,} |"
-    yield ""
+        rows.append([name, len(states), *counts, f"{steps:,}"])
+    yield from _table(["stage", "runs", "finished", "pruned", "failed", "timesteps each"], rows)
 
 
 def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
@@ -156,43 +130,44 @@ def _confirmation(verdict: TuningVerdict) -> Iterator[str]:
     baselines = list(verdict.baselines)
     yield "## Confirmation\n"
     yield (
-        "Interquartile means over the runs on unseen seeds, with 95 % percentile bootstrap intervals (10,000 "
-        f"resamples). A gain is the difference to a baseline ({' or '.join(PHRASES[name] for name in baselines)}); "
-        f"its interval has {100 * verdict.confidence:.1f} % confidence, so that with "
-        f"{counted(len(verdict.finalists), 'finalist')} the chance of a winner that is no better than a baseline is at "
-        "most 5 %. The winner is the finalist with the highest mean among those with no failed run "
-        f"whose {'gain is' if len(baselines) == 1 else 'gains are all'} above zero with the whole interval.\n"
+        "The finalists and the baselines were trained on seeds that the search has not seen. The table shows "
+        "interquartile means (IQM) of their returns with 95 % intervals (percentile bootstrap, 10,000 resamples). A "
+        f"gain is the difference to a baseline ({' or '.join(PHRASES[name] for name in baselines)}). Its interval has "
+        f"{100 * verdict.confidence:.1f} % confidence: with {counted(len(verdict.finalists), 'finalist')}, the chance "
+        "of a winner that is no better than a baseline is then at most 5 %. A finalist can win if none of its runs "
+        "failed and the whole interval of every gain is above zero. The one with the highest mean wins.\n"
     )
+    rows = []
+    named = {**verdict.baselines, **{finalist.name: finalist for finalist in verdict.finalists}}
+    winner = None if verdict.winner is None else verdict.finalists[verdict.winner].name
+    gains = dict(zip([finalist.name for finalist in verdict.finalists], verdict.gains, strict=True))
+    for name, finalist in named.items():
+        bold = "**" if name == winner else ""
+        over = [f"{bold}{gains[name][baseline] or 'none'}{bold}" if name in gains else "" for baseline in baselines]
+        returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
+        rows.append([name, finalist.iqm if finalist.scores else "none", *over, finalist.n_failed, returns])
     columns = ["settings", "return, IQM", *(f"gain over {name}" for name in baselines), "failed runs", "returns"]
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for name, baseline in verdict.baselines.items():
-        yield _row(name, baseline, [""] * len(baselines))
-    for index, (finalist, gains) in enumerate(zip(verdict.finalists, verdict.gains, strict=True)):
-        shown = [str(gains[name] or "none") for name in baselines]
-        yield _row(finalist.name, finalist, [f"**{gain}**" for gain in shown] if index == verdict.winner else shown)
-    yield ""
-
-
-def _row(name: str, finalist: Finalist, gains: list[str]) -> str:
-    returns = ", ".join(f"{score:.1f}" for score in finalist.scores)
-    iqm = str(finalist.iqm) if finalist.scores else "none"
-    return f"| {name} | {iqm} | {' | '.join(gains)} | {finalist.n_failed} | {returns} |"
+    yield from _table(columns, rows)
 
 
 def _screening(trials: list[FrozenTrial]) -> Iterator[str]:
-    ranked = ranking(trials)
-    yield "## Screening\n"
-    yield "| trial | score | seeds | settings |"
-    yield "|---|---|---|---|"
-    for trial in [*ranked[:N_SHOWN], *(trial for trial in ranked[N_SHOWN:] if BASELINE in trial.user_attrs)]:
+    rows, ranked = [], ranking(trials)
+    for trial in [*ranked[:N_SHOWN], *filter(is_baseline, ranked[N_SHOWN:])]:
         name = ", ".join(str(trial.user_attrs[key]) for key in (JOB, BASELINE) if key in trial.user_attrs)
-        settings = ", ".join(f"{key}={_short(value)}" for key, value in sorted(trial.user_attrs[SETTINGS].items()))
-        yield f"| {name} | {trial.values[0]:.2f} | {len(trial.user_attrs[SCORES])} | {settings} |"
-    yield ""
+        settings = ", ".join(
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in sorted(trial.user_attrs[SETTINGS].items())
+        )
+        rows.append([name, f"{trial.values[0]:.2f}", len(trial.user_attrs[SCORES]), settings])
+    yield "## Screening\n"
+    yield from _table(["trial", "score", "seeds", "settings"], rows)
     failed = [f"- trial {trial.user_attrs[JOB]} {outcome(trial)}" for trial in trials if trial.state == TrialState.FAIL]
     yield from [*failed, ""] if failed else []
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _table(columns: list[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """A table in Markdown, line by line."""
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+    yield ""

@@ -27,10 +27,7 @@ COUNTS = ("n_envs", "n_steps", "batch_size", "n_epochs")
 
 @dataclass(frozen=True)
 class Choices:
-    """One of several values.
-
-    :param values: the values, by their names for the sampler (a number, a string, a bool or None)
-    """
+    """One of several values, by their names for the sampler (a number, a string, a bool or None)."""
 
     values: dict[Any, Any]
 
@@ -42,9 +39,9 @@ class Choices:
 
     def encode(self, value: Any) -> Any:
         """The name of a value; ``ValueError`` if it is not one of the choices."""
-        for label, known in self.values.items():
+        for name, known in self.values.items():
             if known == value and isinstance(known, bool) == isinstance(value, bool):
-                return label
+                return name
         raise ValueError(f"{value!r} must be one of {list(self.values.values())}")
 
     def examples(self) -> list[Any]:
@@ -62,14 +59,21 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two others.
-
-    :param scale: ``"linear"``, ``"log"``, or ``"near_one"``: the sampler sees the distance to 1, on a log scale
-    """
+    """A number between two others. With the scale ``"near_one"`` the sampler sees the distance to 1 on a log scale."""
 
     low: float
     high: float
     scale: str = "linear"
+
+    def __post_init__(self) -> None:
+        low, high, scale = self.low, self.high, self.scale
+        for number in (low, high):
+            if not _is_number(number) or not math.isfinite(number):
+                raise ValueError(f"{number!r} must be a finite number (YAML needs the point in 1.0e-4)")
+        if scale not in BOUNDS:
+            raise ValueError(f"scale must be one of {', '.join(BOUNDS)}, not {scale!r}")
+        if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
+            raise ValueError(f"a {scale} range from {low} to {high} is impossible: it needs {BOUNDS[scale]}")
 
     def suggest(self, trial: Trial, name: str) -> float:
         if self.scale == "near_one":
@@ -79,8 +83,7 @@ class Range:
         return trial.suggest_float(name, self.low, self.high, log=self.scale == "log")
 
     def decode(self, number: float) -> float:
-        # Both ways are exact for numbers between 0.5 and 1.
-        return 1 - number if self.scale == "near_one" else number
+        return 1 - number if self.scale == "near_one" else number  # exact both ways between 0.5 and 1
 
     def encode(self, value: Any) -> float:
         """The sampler's number for a value; ``ValueError`` if it is not a number."""
@@ -92,21 +95,16 @@ class Range:
         return [self.low, self.high]
 
     def including(self, value: Any) -> "Range":
-        """The range, widened to include a value. It stays unchanged if the value is not a number, or the scale cannot
-        express it."""
-        if not _is_number(value):
-            return self
-        if (self.scale == "log" and value <= 0) or (self.scale == "near_one" and not 0.5 <= value < 1):
+        """The range, widened to include a value if that is a number that the scale can express."""
+        fits = {"linear": lambda: True, "log": lambda: value > 0, "near_one": lambda: 0.5 <= value < 1}[self.scale]
+        if not _is_number(value) or not fits():
             return self
         return Range(min(self.low, value), max(self.high, value), self.scale)
 
 
 @dataclass(frozen=True)
 class Space:
-    """A search space.
-
-    :param dimensions: the parameters, by name: a key of a settings file, ``policy_kwargs.KEY``, or ``KEY_schedule``
-    """
+    """Parameters by name: a key of a settings file, ``policy_kwargs.KEY``, or ``KEY_schedule``."""
 
     dimensions: dict[str, Choices | Range]
 
@@ -180,17 +178,18 @@ def parse_space(contents: Mapping[str, Any]) -> Space:
     if not entries:
         raise ValueError("the search space is empty: give at least one key with choices, or low and high")
     known = hyperparameter_names() | set(SETTINGS) - {"n_timesteps", POLICY}
-    for name in entries:
+    dimensions: dict[str, Choices | Range] = {}
+    for name, entry in entries.items():
         if str(name).removesuffix(SCHEDULE) not in known and not str(name).startswith(f"{POLICY}."):
             likely = nearest(str(name), known)
             remedy = f"use some of {', '.join(sorted(known))}" if likely is None else f"did you mean {likely!r}?"
             raise ValueError(f"unknown key {name!r}: {remedy}")
-    space = Space({name: _dimension(name, entry) for name, entry in entries.items()})
-    for name in set(COUNTS) & set(space.dimensions):
-        for value in space.dimensions[name].examples():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: {value!r} must be a whole number, at least 1")
-    return space
+        entry = require_mapping(name, entry)
+        try:
+            dimensions[name] = _dimension(entry, name in COUNTS)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return Space(dimensions)
 
 
 def label(name: str, dimension: Choices | Range) -> str:
@@ -228,33 +227,26 @@ def _default(function: Any, name: str) -> Any:
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
-def _dimension(name: str, entry: Any) -> Choices | Range:
-    entry = require_mapping(name, entry)
-    if set(entry) == {"choices"}:
-        choices = entry["choices"]
-        if isinstance(choices, list):
-            choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in choices}
-        if not isinstance(choices, dict) or not choices:
-            raise ValueError(f"{name}: choices must be a list, or a mapping of names to values, and not empty")
-        return Choices({key: _class_or(value) for key, value in choices.items()})
+def _dimension(entry: dict[str, Any], is_count: bool) -> Choices | Range:
+    dimension: Choices | Range
     if {"low", "high"} <= set(entry) <= {"low", "high", "scale"}:
-        return _range(name, **entry)
-    raise ValueError(f"{name}: {entry!r} must have choices, or low, high and perhaps scale")
+        dimension = Range(**entry)
+    elif set(entry) == {"choices"}:
+        dimension = Choices(_named(entry["choices"]))
+    else:
+        raise ValueError(f"{entry!r} must have choices, or low, high and perhaps scale")
+    for value in dimension.examples() if is_count else ():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{value!r} must be a whole number, at least 1")
+    return dimension
 
 
-def _class_or(value: Any) -> Any:
-    return parse_literal(value) if isinstance(value, str) and value.startswith("nn.") else value
-
-
-def _range(name: str, low: Any, high: Any, scale: str = "linear") -> Range:
-    for number in (low, high):
-        if not _is_number(number) or not math.isfinite(number):
-            raise ValueError(f"{name}: {number!r} must be a finite number (YAML needs the point in 1.0e-4)")
-    if scale not in BOUNDS:
-        raise ValueError(f"{name}: scale must be one of {', '.join(BOUNDS)}, not {scale!r}")
-    if low >= high or (scale == "log" and low <= 0) or (scale == "near_one" and high >= 1):
-        raise ValueError(f"{name}: a {scale} range from {low} to {high} is impossible: it needs {BOUNDS[scale]}")
-    return Range(low, high, scale)
+def _named(choices: Any) -> dict[Any, Any]:
+    if isinstance(choices, list):
+        choices = {(item if isinstance(item, int | float | str | None) else repr(item)): item for item in choices}
+    if not isinstance(choices, dict) or not choices:
+        raise ValueError("choices must be a list, or a mapping of names to values, and not empty")
+    return {key: parse_literal(value) if str(value).startswith("nn.") else value for key, value in choices.items()}
 
 
 def _is_number(value: Any) -> bool:

@@ -6,34 +6,26 @@ so all workers find the same ones.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.attributes import (
-    BASELINE,
-    BUDGET,
-    CANDIDATE,
-    ERROR,
-    ID,
-    JOB,
-    SCORES,
-    SEED,
-    SETTINGS,
-    TASK,
-    check_types,
-)
-from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import Jobs, is_done
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, Heartbeats, Jobs, is_done
 from ppo_plus.zoo.tune.plan import Plan, counted
 from ppo_plus.zoo.tune.task import TuningTask
+
+#: User attributes of a study.
+TASK, BUDGET, ERROR, ID = "ppo_plus", "max_total_trials", "error", "id"
+
+#: User attributes of a trial.
+BASELINE, SETTINGS, SCORES = "baseline", "settings", "scores"
 
 #: Seconds that a process waits for another one to add the jobs of a stage.
 PATIENCE = 10
@@ -41,10 +33,7 @@ PATIENCE = 10
 
 @dataclass(frozen=True)
 class Study:
-    """A study, by its name and its storage, opened.
-
-    :param heartbeats: how its workers show that they live, the same for all
-    """
+    """A study, by its name and its storage. All of its workers need the same grace period of heartbeats."""
 
     name: str
     storage: BaseStorage
@@ -56,44 +45,49 @@ class Study:
             study_id = self.storage.get_study_id_from_name(self.name)
         except KeyError:
             return {}
-        attributes = self.storage.get_study_user_attrs(study_id)
-        check_types(f"the study {self.name!r}", attributes)
-        return attributes
+        return self.storage.get_study_user_attrs(study_id)
 
     @property
-    def id(self) -> str | None:
-        """A unique id, also among the studies of other storages; ``None`` before the study is created."""
-        return self.attributes().get(ID)
+    def budget(self) -> int:
+        """The number of trials in the search."""
+        return self.attributes().get(BUDGET, 0)  # type: ignore[no-any-return]
 
     def set(self, key: str, value: Any) -> None:
         """Set a user attribute."""
-        optuna.load_study(study_name=self.name, storage=self.storage).set_user_attr(key, value)
+        self.screening.study().set_user_attr(key, value)
 
     @property
     def screening(self) -> Jobs:
         """The trials of the search."""
-        return Jobs(self.storage, self.name, heartbeats=self.heartbeats)
+        return Jobs(self.storage, self.name, self.heartbeats)
 
-    def runs(self, stage: str, max_total_trials: int) -> Jobs:
+    def screened(self, budget: int) -> list[FrozenTrial]:
+        """The screening trials of a budget. The study has more if its budget has grown meanwhile."""
+        return [trial for trial in self.screening.trials() if trial.user_attrs[JOB] < budget]
+
+    def runs(self, stage: str, budget: int) -> Jobs:
         """The runs of ``"race"`` or ``"confirmation"``. A larger budget has its own, because other trials may be best
         then."""
-        name = f"{self.name}, {stage} after {max_total_trials}"
-        return Jobs(self.storage, name, (CANDIDATE, SEED), self.heartbeats)
+        return Jobs(self.storage, f"{self.name}, {stage} after {budget}", self.heartbeats)
 
     def stages(self) -> dict[str, Jobs]:
         """The stages that have begun, by name."""
-        budget, known = self.attributes().get(BUDGET, 0), optuna.get_all_study_names(self.storage)
+        known, budget = optuna.get_all_study_names(self.storage), self.budget
         later = {stage: self.runs(stage, budget) for stage in ("race", "confirmation")}
         return {"screening": self.screening, **{stage: jobs for stage, jobs in later.items() if jobs.name in known}}
 
+    def progress(self, where: str) -> str:
+        """How far the search is, in a line; ``where`` is the storage."""
+        n_done = sum(map(is_done, self.screening.trials()))
+        return f"study {self.name!r} in {where}: {n_done} of {counted(self.budget, 'trial')} done"
+
 
 def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
-    """Create a study, or resume it.
+    """Create a study, or resume it with the same or a larger budget.
 
-    :param max_total_trials: its budget; it may grow
     :raises ValueError: a study of that name has another task
     """
-    make_study(study.storage, study.name)
+    optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize", load_if_exists=True)
     data, known = task.to_json(), study.attributes()
     if TASK in known and known[TASK] != data:
         names = [key for key in data if known[TASK].get(key) != data[key]]
@@ -101,7 +95,7 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
             f"the study {study.name!r} exists and has another {' and another '.join(names)}: "
             "give the same ones to resume it, or choose another name with --study-name"
         )
-    study.set(BUDGET, max(max_total_trials, known.get(BUDGET, 0)))
+    study.set(BUDGET, max(max_total_trials, study.budget))
     study.set(ERROR, None)
     if ID not in known:
         study.set(ID, uuid4().hex)
@@ -109,52 +103,24 @@ def create(study: Study, task: TuningTask, max_total_trials: int) -> None:
     study.set(TASK, data)
 
 
-def progress(study: Study, where: str) -> str:
-    """The progress of a study in a storage ``where``, in a line."""
-    n_done, budget = sum(map(is_done, study.screening.trials())), study.attributes()[BUDGET]
-    return f"study {study.name!r} in {where}: {n_done} of {counted(budget, 'trial')} done"
-
-
-def only_study(storage: BaseStorage) -> str:
-    """The name of the only study of this tuner in a storage.
-
-    :raises ValueError: there are none, or several
-    """
-    names = [name for name in optuna.get_all_study_names(storage) if TASK in Study(name, storage).attributes()]
-    if len(names) != 1:
-        found = ", ".join(map(repr, names)) or "none yet: start one with `ppo-plus tune`"
-        raise ValueError(f"--study-name is needed to choose a study; the storage has {found}")
-    return names[0]
-
-
-def make_study(storage: BaseStorage, name: str) -> bool:
-    """Create an Optuna study unless it exists; whether this process created it."""
-    try:
-        optuna.create_study(study_name=name, storage=storage, direction="maximize")
-        return True
-    except DuplicatedStudyError:
-        return False
-
-
 def prepare_screening(study: Study, task: TuningTask, budget: int) -> Jobs:
     """The jobs of the first stage: the baselines, then what the sampler chooses; ``budget`` trials."""
-    baselines, space = list(task.baselines().items())[:budget], task.search_space()
-    jobs: list[dict[str, Any]] = [{BASELINE: name} for name, _ in baselines]
-    jobs += [{} for _ in range(budget - len(baselines))]
-    study.screening.fill(jobs, [space.params(experiment) for _, experiment in baselines])
+    baselines, space = task.baselines(), task.search_space()
+    jobs: list[dict[str, Any]] = [{BASELINE: name} for name in baselines] + [{} for _ in range(budget)]
+    study.screening.fill(jobs[:budget], [space.params(experiment) for experiment in baselines.values()])
     return study.screening
 
 
 def prepare_race(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the second stage: more seeds for the best trials."""
-    ranked = [trial for trial in ranking(screened(study, budget)) if not is_baseline(trial)]
+    ranked = ranked_candidates(study.screened(budget))
     jobs = [_run(trial, seed) for trial in ranked[: plan.n_racing(len(ranked))] for seed in plan.racing_seeds]
     return _prepare(study.runs("race", budget), jobs)
 
 
 def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     """The jobs of the last stage: the baselines and the finalists, on unseen seeds."""
-    screening = screened(study, budget)
+    screening = study.screened(budget)
     best = finalists(screening, study.runs("race", budget).trials(), plan)
     # A baseline whose workers died before it began has no settings.
     baselines = [trial for trial in screening if is_baseline(trial) and SETTINGS in trial.user_attrs]
@@ -163,38 +129,30 @@ def prepare_confirmation(study: Study, plan: Plan, budget: int) -> Jobs:
     return _prepare(study.runs("confirmation", budget), jobs)
 
 
-def screened(study: Study, budget: int) -> list[FrozenTrial]:
-    """The trials of a budget. The study has more if its budget has grown meanwhile."""
-    return [trial for trial in study.screening.trials() if trial.user_attrs[JOB] < budget]
-
-
 def finalists(screening: Sequence[FrozenTrial], race: Sequence[FrozenTrial], plan: Plan) -> list[FrozenTrial]:
     """The best trials of the search, best first, by the mean over all their seeds so far. One with a failed run in the
-    race is out."""
-    further: dict[int, list[float]] = {}
-    for run in sorted(race, key=lambda run: run.user_attrs[SEED]):
+    race is out, as are those that did not race."""
+    ranked = ranked_candidates(screening)
+    scores: dict[int, list[float]] = {trial.user_attrs[JOB]: list(trial.user_attrs[SCORES]) for trial in ranked}
+    for run in race:
         if run.state == TrialState.COMPLETE:
-            further.setdefault(run.user_attrs[CANDIDATE], []).append(run.values[0])
-    ranked = [trial for trial in ranking(screening) if not is_baseline(trial)]
-    if plan.race_seeds:
-        ranked = [trial for trial in ranked if len(further.get(trial.user_attrs[JOB], ())) == plan.race_seeds]
+            scores[run.user_attrs[CANDIDATE]].append(run.values[0])
+    whole = [trial for trial in ranked if len(scores[trial.user_attrs[JOB]]) == plan.n_seeds + plan.race_seeds]
+    return sorted(whole, key=lambda trial: -fmean(scores[trial.user_attrs[JOB]]))[: plan.n_finalists]
 
-    def mean(trial: FrozenTrial) -> float:
-        return float(np.mean([*trial.user_attrs[SCORES], *further.get(trial.user_attrs[JOB], ())]))
 
-    return sorted(ranked, key=mean, reverse=True)[: plan.n_finalists]
+def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
+    """The jobs of each stage, prepared when its turn comes."""
+    # Read once: if it grew between two stages, the later one would follow from trials that are not done.
+    budget = study.budget
+    yield prepare_screening(study, task, budget)
+    yield prepare_race(study, task.plan, budget)
+    yield prepare_confirmation(study, task.plan, budget)
 
 
 def is_baseline(trial: FrozenTrial) -> bool:
     """Whether a screening trial is a baseline, see :meth:`ppo_plus.zoo.tune.task.TuningTask.baselines`."""
     return BASELINE in trial.user_attrs
-
-
-def trial_name(trial: FrozenTrial) -> str:
-    """Human-readable name of a trial of the screening, or of a run of a later stage."""
-    if CANDIDATE in trial.user_attrs:
-        return f"trial {trial.user_attrs[CANDIDATE]}, seed {trial.user_attrs[SEED]}"
-    return f"trial {trial.user_attrs[JOB]}"
 
 
 def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -203,9 +161,9 @@ def ranking(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(complete, key=lambda trial: (-trial.values[0], trial.user_attrs[JOB]))
 
 
-def all_done(jobs: Jobs) -> bool:
-    """Whether a prepared stage is finished."""
-    return all(is_done(trial) for trial in jobs.trials())
+def ranked_candidates(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The :func:`ranking` without the baselines."""
+    return [trial for trial in ranking(trials) if not is_baseline(trial)]
 
 
 def _run(trial: FrozenTrial, seed: int) -> dict[str, Any]:
@@ -216,7 +174,9 @@ def _run(trial: FrozenTrial, seed: int) -> dict[str, Any]:
 def _prepare(jobs: Jobs, wanted: list[dict[str, Any]]) -> Jobs:
     """Add the missing runs to a later stage. All workers get here at about the same time: the one that creates the
     Optuna study adds them; the others do if it takes too long, because it may have died."""
-    if not make_study(jobs.storage, jobs.name):
+    try:
+        optuna.create_study(study_name=jobs.name, storage=jobs.storage, direction="maximize")
+    except DuplicatedStudyError:
         deadline = time.monotonic() + PATIENCE
         while jobs.missing(wanted) and time.monotonic() < deadline:
             time.sleep(0.2)

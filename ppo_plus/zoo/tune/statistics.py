@@ -45,10 +45,8 @@ def difference_interval(scores: Sequence[float], others: Sequence[float], confid
 
 
 def interval(samples: Sequence[Sequence[float]], statistic: Callable[..., np.ndarray], confidence: float) -> Estimate:
-    """A statistic of one or more samples, with its percentile bootstrap interval: each sample is resampled by itself.
-
-    :param statistic: of the samples, vectorized: it has an argument ``axis``
-    """
+    """A statistic of one or more samples with its percentile bootstrap interval: each sample is resampled by itself.
+    The statistic is vectorized, with an argument ``axis``."""
     data = tuple(np.asarray(sample, dtype=float) for sample in samples)
     value = float(statistic(*data))
     if any(len(sample) < 2 for sample in data):

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, get_storage
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from ppo_plus.zoo.interrupts import check, uninterrupted
@@ -27,15 +27,29 @@ class StorageError(ValueError):
     """A storage that cannot be used: unavailable, of an unknown kind, or not Optuna's."""
 
 
-def open_storage(url: str, must_exist: bool = False) -> BaseStorage:
+def open_storage(url: str) -> BaseStorage:
     """Open a storage, and create its tables if it is new.
 
     :param url: ``sqlite:///file.db`` or ``postgresql+psycopg://user@host/database`` (any URL of SQLAlchemy's)
-    :param must_exist: refuse to create a file
     :raises StorageError: it cannot be used; the message is one line, without the password
     """
     try:
-        return _open(make_url(url), must_exist)
+        address = make_url(url)
+        sqlite = address.get_backend_name() == "sqlite"
+        if sqlite:
+            if address.database in (None, "", ":memory:"):
+                raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
+            Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
+        options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
+        database = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
+        if sqlite:
+            _lock_at_begin(database.engine)
+        # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
+        storage = get_storage(database)
+        for name, method in vars(BaseStorage).items():
+            if callable(method) and not name.startswith("_"):
+                setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
+        return storage
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
@@ -70,27 +84,6 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, StorageInternalError) else error
 
 
-def _open(address: URL, must_exist: bool) -> BaseStorage:
-    sqlite = address.get_backend_name() == "sqlite"
-    if sqlite:
-        if address.database in (None, "", ":memory:"):
-            raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
-        path = Path(address.database or "")
-        if must_exist and not path.exists():
-            raise FileNotFoundError("there is no such file: start a study with `ppo-plus tune`")
-        path.parent.mkdir(parents=True, exist_ok=True)
-    options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
-    database = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
-    if sqlite:
-        _lock_at_begin(database.engine)
-    # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
-    storage = get_storage(database)
-    for name, method in vars(BaseStorage).items():
-        if callable(method) and not name.startswith("_"):
-            setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
-    return storage
-
-
 def _lock_at_begin(engine: sqlalchemy.Engine) -> None:
     """Make SQLite's transactions take the lock at their first statement.
 
@@ -117,9 +110,7 @@ def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
     An interrupt within a transaction might leave the database locked for everybody else, or be lost in a callback of
     SQLAlchemy's. A call may succeed before the connection drops, so it can run twice. That is safe: of two trials that
     are added for one job, one counts; a trial that was set to running but that no process owns counts as dead after the
-    grace period; and a trial that has ended already stays unchanged.
-
-    :param patience: seconds for which a call is repeated
+    grace period; and a trial that has ended already stays unchanged. Calls are repeated for ``patience`` seconds.
     """
 
     @wraps(method)

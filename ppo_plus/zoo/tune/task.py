@@ -3,17 +3,27 @@
 import json
 import math
 import sys
+from collections.abc import Collection
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, parse_settings
+from ppo_plus.zoo.models import make_model
 from ppo_plus.zoo.tune.plan import Plan, counted, rollout_size
 from ppo_plus.zoo.tune.space import Choices, Space, parse_space, setting
+
+#: Fields of an experiment that are not settings, and the same in all runs of a study.
+RUN = ("device", "vec_env", "eval_env_kwargs")
+
+#: Settings that others have an effect with only.
+CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
 
 
 @dataclass(frozen=True)
 class TuningTask:
-    """Everything that a worker must know about a study. It is stored in the study, as plain data.
+    """Everything that a worker must know about a study.
 
     :param experiment: what is tuned
     :param space: contents of the search-space file
@@ -33,11 +43,47 @@ class TuningTask:
         default = self.experiment.replace(n_envs=1, normalize=None, policy_kwargs={}, hyperparams={})
         return {"default": default} | ({"settings file": self.experiment} if default != self.experiment else {})
 
-    def search_space(self) -> Space:
-        """The space, narrowed to rollouts that fit the budget, and widened to hold the baselines.
+    def fitted(self) -> "TuningTask":
+        """The task with a budget of whole rollouts, which is an error if it is more than twice as large."""
+        task, asked = replace(self, experiment=self.experiment.replace(seed=0)), self.plan.n_timesteps
+        baselines = task.baselines()
+        plan = self.plan.on_rollouts(*baselines.values())
+        sizes = (f"{rollout_size(baseline):,} timesteps ({name})" for name, baseline in baselines.items())
+        rollouts = f"whole rollouts of {' and '.join(sizes)}"
+        if plan.n_timesteps > 2 * asked:
+            raise ValueError(
+                f"n_timesteps={asked} becomes {plan.n_timesteps}, because runs are {rollouts}: use "
+                f"n_timesteps={math.ceil(plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
+                "--n-envs), so that one rollout divides the other"
+            )
+        task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
+        task.search_space()
+        if plan.n_timesteps != asked:
+            change = f"{plan.n_timesteps:,} timesteps instead of {asked:,}, and {counted(plan.n_evals, 'evaluation')}"
+            print(f"each run has {change}: runs are {rollouts}", file=sys.stderr)
+        return task
 
-        :raises ValueError: no rollout fits
-        """
+    def checked(self) -> "TuningTask":
+        """The fitted task, after building its baselines, and a model with each value of the search space. What cannot
+        be built is an error. Nothing is trained or stored."""
+        task = self.fitted()
+        for baseline in task.baselines().values():
+            _build(baseline)
+        given = task.experiment.replace(vec_env="dummy")
+        with closing(make_envs(given)) as envs:
+            for name, value, settings in task.search_space().examples():
+                try:
+                    candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
+                    if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
+                        make_model(candidate, envs)
+                    else:
+                        _build(candidate)
+                except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+                    raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
+        return task
+
+    def search_space(self) -> Space:
+        """The space, narrowed to rollouts that fit the budget, and widened to include the baselines."""
         space, n_envs, interval = parse_space(self.space), self.experiment.n_envs, self.plan.eval_freq
         choices = space.dimensions.get("n_steps")
         if isinstance(choices, Choices) and "n_envs" not in space.dimensions:
@@ -84,71 +130,32 @@ class TuningTask:
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], allowed: tuple[str, ...] | None = ALLOWED_PACKAGES) -> "TuningTask":
-        """The task that :meth:`to_json` wrote to a storage, which others can write to as well.
-
-        :param allowed: the packages that it may import from; ``None``: any
-        :raises ValueError: it asks for others; nothing has been imported then; or a setting has a wrong value
-        """
+    def from_json(cls, data: dict[str, Any], allowed: Collection[str] | None = ALLOWED_PACKAGES) -> "TuningTask":
+        """The task that :meth:`to_json` wrote to a storage, which others can write to as well. If it imports from other
+        packages than the allowed ones (``None``: any), that is an error before anything is imported."""
         packages = None if data["packages"] is None else tuple(map(str, data["packages"]))
-        _check_allowed(data["env_id"], packages, allowed)
+        if allowed is not None:
+            if packages is None:
+                raise ValueError(
+                    "the study imports from any package: use --trust-config if you trust everyone who can write to it"
+                )
+            # Gymnasium imports the module before the colon.
+            module = data["env_id"].rpartition(":")[0].split(".")[0]
+            missing = sorted({*packages, module} - {*allowed, ""})
+            if missing:
+                names = ", ".join(missing)
+                raise ValueError(
+                    f"the study imports from {names}: use --gym-packages {' '.join(missing)} if you trust them"
+                )
         # Of the run only what is known: an environment's id, say, would replace the one that has been checked.
         run = {name: data["run"][name] for name in RUN}
         experiment = parse_settings(data["env_id"], data["settings"], packages).replace(**run)
         return cls(experiment, data["space"], Plan(**data["plan"]), packages, tuple(map(str, data["gym_packages"])))
 
 
-def _check_allowed(env_id: str, packages: tuple[str, ...] | None, allowed: tuple[str, ...] | None) -> None:
-    if allowed is None:
-        return
-    if packages is None:
-        raise ValueError(
-            "the study imports from any package: use --trust-config if you trust everyone who can write to it"
-        )
-    # Gymnasium imports the module before the colon.
-    module = env_id.rpartition(":")[0].split(".")[0]
-    missing = sorted({*packages, module} - {*allowed, ""})
-    if missing:
-        raise ValueError(
-            f"the study imports from {', '.join(missing)}: use --gym-packages {' '.join(missing)} if you trust them"
-        )
-
-
-#: Fields of an experiment that are not settings, and the same in all runs of a study.
-RUN = ("device", "vec_env", "eval_env_kwargs")
-
-
-def make_task(
-    experiment: Experiment,
-    space: dict[str, Any],
-    plan: Plan,
-    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
-    gym_packages: tuple[str, ...] = (),
-) -> TuningTask:
-    """A task whose budget is a whole number of rollouts; a line says so if it has changed. The arguments are those of
-    :class:`TuningTask`.
-
-    :raises ValueError: something in the space does not fit, or whole rollouts need a much larger budget
-    """
-    task = TuningTask(experiment.replace(seed=0), space, plan, packages, gym_packages)
-    baselines, asked = task.baselines(), plan.n_timesteps
-    plan = plan.on_rollouts(*baselines.values())
-    sizes = (f"{rollout_size(baseline):,} timesteps ({name})" for name, baseline in baselines.items())
-    rollouts = f"whole rollouts of {' and '.join(sizes)}"
-    if plan.n_timesteps > 2 * asked:
-        raise ValueError(
-            f"n_timesteps={asked} becomes {plan.n_timesteps}, because runs are {rollouts}: give "
-            f"n_timesteps={math.ceil(plan.n_timesteps / 2)} or more, or another n_steps or n_envs (-params, "
-            "--n-envs), so that one rollout divides the other"
-        )
-    task = replace(task, plan=plan, experiment=task.experiment.replace(n_timesteps=plan.n_timesteps))
-    task.search_space()
-    if plan.n_timesteps != asked:
-        change = (
-            f"runs get {plan.n_timesteps:,} timesteps instead of {asked:,}, and {counted(plan.n_evals, 'evaluation')}"
-        )
-        print(f"{change}: they are {rollouts}", file=sys.stderr)
-    return task
+def _build(experiment: Experiment) -> None:
+    with closing(make_envs(experiment)) as envs:
+        make_model(experiment, envs)
 
 
 def largest_divisor(number: int, limit: int) -> int:

@@ -1,23 +1,51 @@
-"""The tuner: creates a study or resumes it, has workers do it, and writes the report."""
+"""The tuner: creates a study or resumes it, starts worker processes and watches them, and writes the report."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
-from ppo_plus.zoo.interrupts import deferred
-from ppo_plus.zoo.models import make_model
+from ppo_plus.zoo.interrupts import check, deferred, uninterrupted
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.processes import Workers, supervise
 from ppo_plus.zoo.tune.report import check_folder, write_report
-from ppo_plus.zoo.tune.search import check_search
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import Study, create
-from ppo_plus.zoo.tune.storage import named_errors
-from ppo_plus.zoo.tune.task import TuningTask, make_task
+from ppo_plus.zoo.tune.stages import ERROR, Study, create, stages
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, named_errors
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.verdict import TuningVerdict
-from ppo_plus.zoo.tune.worker import Worker
+from ppo_plus.zoo.tune.worker import StudyStopped, Worker
+
+Process = subprocess.Popen[str]
+
+#: Seconds that an interrupted worker has to put its job back.
+END_PATIENCE = 60
+
+
+class WorkersDied(Exception):
+    """No worker is left, and the study is not finished."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Worker processes to start.
+
+    :param n: how many
+    :param url: URL of the study's storage
+    :param supervision: see :class:`ppo_plus.zoo.tune.worker.Worker`
+    """
+
+    n: int
+    url: str
+    supervision: dict[str, Any] = field(default_factory=dict)
 
 
 def tune(
@@ -49,13 +77,13 @@ def tune(
     :raises WorkersDied: no worker is left, and the study is not finished
     :raises StorageError: the storage is unavailable; the same call resumes the study
     """
-    task = check(experiment, read_space() if space is None else space, plan, packages, gym_packages)
+    task = TuningTask(experiment, read_space() if space is None else space, plan, packages, gym_packages).checked()
     begin(study, task, max_total_trials, Path(folder))
     return finish(study, task, Path(folder), workers)
 
 
 def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -> None:
-    """Create a study, or resume it; for the parameters see :func:`tune`."""
+    """Create a study of a checked task, or resume it."""
     if max_total_trials < 1:
         raise ValueError(f"max_total_trials={max_total_trials} must be at least 1")
     check_folder(study, folder)
@@ -63,7 +91,7 @@ def begin(study: Study, task: TuningTask, max_total_trials: int, folder: Path) -
 
 
 def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None) -> TuningVerdict:
-    """Finish a study and write its report; for the parameters see :func:`tune`."""
+    """Finish a study and write its report."""
     with deferred([signal.SIGINT]), named_errors():
         worker = Worker(study, task.packages)
         if workers is None:
@@ -73,43 +101,86 @@ def finish(study: Study, task: TuningTask, folder: Path, workers: Workers | None
         return write_report(study, task, folder)
 
 
-#: Settings that others have an effect with only.
-CONDITIONS: dict[str, dict[str, Any]] = {"sde_sample_freq": {"use_sde": True}, "kl_control": {"target_kl": 0.01}}
+def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
+    """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
+    processes: list[Process] = []
+    reported: set[Any] = set()
+    next(stages(study, task))  # adds the jobs of the search, which several workers would add twice
+    list(_news(study, reported))
+    try:
+        for _ in range(workers.n):
+            _start(study, task, workers, processes)
+        while True:
+            is_over = all(process.poll() is not None for process in processes)
+            for process in processes:
+                if process.returncode and process.pid not in reported:
+                    reported.add(process.pid)
+                    code = process.returncode
+                    what = f"was killed by signal {-code}: its trial, if it had one, is run again"
+                    print(f"worker process {process.pid} {what if code < 0 else f'ended with exit code {code}'}")
+            # Without the storage there is nothing to print; the workers decide whether they wait for it.
+            with suppress(*STORAGE_ERRORS):
+                for line in _news(study, reported):
+                    print(line, flush=True)
+            if is_over:
+                break
+            time.sleep(1)
+            check()
+    except BaseException:
+        for process in processes:
+            process.terminate()  # so that it puts its job back and ends
+        raise
+    finally:
+        for process in processes:
+            _end(process)
+    if all(process.returncode for process in processes):
+        error = study.attributes().get(ERROR)
+        if error:
+            raise StudyStopped(error)
+        codes = ", ".join(str(process.returncode) for process in processes)
+        raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 
 
-def check(
-    experiment: Experiment,
-    space: dict[str, Any],
-    plan: Plan,
-    packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
-    gym_packages: tuple[str, ...] = (),
-) -> TuningTask:
-    """The task of a study, after building its baselines, and a model with each value of the search space. Nothing is
-    trained or stored.
-
-    :raises ValueError: a value of the search space cannot be used
-    :raises Exception: a baseline cannot be built; the error is the environment's, policy's or algorithm's own
-    """
-    check_search(plan)
-    task = make_task(experiment, space, plan, packages, gym_packages)
-    for baseline in task.baselines().values():
-        _build(baseline)
-    given = task.experiment.replace(vec_env="dummy")
-    envs = make_envs(given)
-    for name, value, settings in task.search_space().examples():
-        try:
-            candidate = task.candidate({**CONDITIONS.get(name, {}), **settings}).replace(vec_env="dummy")
-            if candidate.replace(policy_kwargs=given.policy_kwargs, hyperparams=given.hyperparams) == given:
-                make_model(candidate, envs)
-            else:
-                _build(candidate)
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise ValueError(f"search space: {name}: {value!r} cannot be used: {error}") from error
-    envs.close()
-    return task
+def _start(study: Study, task: TuningTask, workers: Workers, processes: list[Process]) -> None:
+    """Start a worker and add it to the processes."""
+    order: dict[str, Any] = {"study": study.name, "grace_period": study.heartbeats.grace_period}
+    order |= {"url": workers.url, "supervision": workers.supervision}
+    order |= {"packages": task.packages, "gym_packages": task.gym_packages}
+    # Else the worker might be left without orders, or not be ended with the others.
+    with uninterrupted():
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from ppo_plus.zoo.tune.worker import run_worker; run_worker()"],
+            stdin=subprocess.PIPE,  # not arguments, which everyone on the machine can read: the URL may have a password
+            stdout=subprocess.DEVNULL,  # progress and errors are in the study
+            text=True,
+            # Ctrl-C is the tuner's, which ends its workers; and the processes of environments can be killed with it.
+            start_new_session=True,
+        )
+        processes.append(process)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead already, which `supervise` finds
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
 
 
-def _build(experiment: Experiment) -> None:
-    envs = make_envs(experiment)
-    make_model(experiment, envs)
-    envs.close()
+def _news(study: Study, reported: set[Any]) -> Iterator[str]:
+    """A line for each run that is done and has not been reported."""
+    for stage, jobs in study.stages().items():
+        for trial in jobs.trials():
+            if is_done(trial) and (stage, trial.number) not in reported:
+                reported.add((stage, trial.number))
+                found = trial.user_attrs
+                name = f"{found[CANDIDATE]}, seed {found[SEED]}" if CANDIDATE in found else found[JOB]
+                yield f"{stage}, trial {name}: {outcome(trial)}"
+
+
+def _end(process: Process) -> None:
+    """Wait for a process to end. One that hangs is killed, together with the processes of its environments."""
+    try:
+        process.wait(END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_plus.zoo.tune.attributes import BASELINE, CANDIDATE, JOB, SEED
-from ppo_plus.zoo.tune.stages import Study, is_baseline
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED
+from ppo_plus.zoo.tune.stages import BASELINE, Study, is_baseline
 from ppo_plus.zoo.tune.statistics import Estimate, difference_interval, iqm_interval
 
 #: How often a study may export settings that are no better than a baseline.
@@ -18,12 +18,7 @@ PHRASES = {"default": "the default", "settings file": "the settings file's entry
 
 @dataclass(frozen=True)
 class Finalist:
-    """Settings that were run on the seeds of the confirmation.
-
-    :param trial: their screening trial
-    :param scores: one per seed
-    :param n_failed: seeds on which they have no score
-    """
+    """The settings of a screening trial, with a score for each seed of the confirmation on which they did not fail."""
 
     trial: FrozenTrial
     scores: list[float]
@@ -44,8 +39,7 @@ class TuningVerdict:
 
     :param baselines: what a winner must beat, by name
     :param finalists: the best trials, the best of the screening and the race first
-    :param gains: of each finalist, by baseline: how much higher its interquartile mean is; ``None`` without a
-        comparison
+    :param gains: for each finalist, by baseline: how much higher its interquartile mean is; ``None`` if it cannot win
     :param confidence: of the intervals of the gains
     """
 
@@ -58,28 +52,25 @@ class TuningVerdict:
     def winner(self) -> int | None:
         """Index of the finalist with the highest interquartile mean among those that beat every baseline: the whole
         interval of the gain is above zero. ``None`` if there is none."""
-        confirmed = [i for i, gains in enumerate(self.gains) if gains and all(map(_is_above_zero, gains.values()))]
+        confirmed = [
+            i
+            for i, gains in enumerate(self.gains)
+            if gains and all(gain is not None and gain.low > 0 for gain in gains.values())
+        ]
         return max(confirmed, key=lambda i: self.finalists[i].iqm.value, default=None)
 
     def __str__(self) -> str:
         if not self.finalists or not self.baselines:
             return "No confirmation: no runs on unseen seeds. Nothing is exported."
-        without = next((name for name, baseline in self.baselines.items() if not baseline.scores), None)
-        if without:
-            n_failed = self.baselines[without].n_failed
-            if n_failed:
-                why = f"Undecided: {PHRASES[without]} has no score on any of the {n_failed} unseen seeds"
-            else:
-                why = (
-                    f"No confirmation: {PHRASES[without]} has no runs on unseen seeds; run the same command to add them"
-                )
-            return f"{why}. Nothing is exported."
+        for name, baseline in self.baselines.items():
+            if not baseline.scores:
+                return f"No confirmation: {PHRASES[name]} has no score on unseen seeds. Nothing is exported."
         if self.winner is None:
-            best, *others = sorted(self.baselines, key=lambda name: -self.baselines[name].iqm.value)
+            beaten = " and ".join(PHRASES[name] for name in self.baselines)
+            than = f"both {beaten}" if len(self.baselines) > 1 else beaten
             return (
-                f"{PHRASES[best].capitalize()} stays: none of the {len(self.finalists)} best trials is significantly "
-                f"better than {' and '.join(['it', *(PHRASES[name] for name in others)])} on "
-                f"{len(self.baselines[best].scores)} unseen seeds. Nothing is exported."
+                f"No winner: none of the finalists is significantly better than {than} on unseen seeds. "
+                "Nothing is exported."
             )
         finalist, gains = self.finalists[self.winner], self.gains[self.winner]
         returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
@@ -114,9 +105,8 @@ def compare(baselines: Mapping[str, Finalist], finalists: Sequence[Finalist]) ->
     confidence = 1 - ERROR_RATE / max(len(finalists), 1)
 
     def gain(finalist: Finalist, baseline: Finalist) -> Estimate | None:
-        if not baseline.scores or finalist.n_failed or not finalist.scores:
-            return None
-        return difference_interval(finalist.scores, baseline.scores, confidence)
+        comparable = baseline.scores and finalist.scores and not finalist.n_failed
+        return difference_interval(finalist.scores, baseline.scores, confidence) if comparable else None
 
     gains = [{name: gain(finalist, baseline) for name, baseline in baselines.items()} for finalist in finalists]
     return TuningVerdict(dict(baselines), list(finalists), gains, confidence)
@@ -128,7 +118,3 @@ def _finalist(trial: FrozenTrial, runs: Sequence[FrozenTrial]) -> Finalist:
     own = sorted(own, key=lambda run: run.user_attrs[SEED])
     scores = [run.values[0] for run in own if run.state == TrialState.COMPLETE]
     return Finalist(trial, scores, len(own) - len(scores))
-
-
-def _is_above_zero(gain: Estimate | None) -> bool:
-    return gain is not None and gain.low > 0

@@ -1,33 +1,33 @@
-"""A worker: does jobs of a study, stage after stage, until nothing is left."""
+"""A worker: one process that does jobs of a study, stage after stage, until nothing is left."""
 
+import json
+import os
+import signal
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.pruners import NopPruner
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus import CompileError
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
-from ppo_plus.zoo.tune.attributes import BASELINE, BUDGET, ERROR, SCORES, SEED, SETTINGS, TASK
-from ppo_plus.zoo.tune.jobs import Jobs
+from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, Heartbeats, Jobs
 from ppo_plus.zoo.tune.objective import Diverged, resolve, score
-from ppo_plus.zoo.tune.search import check_search, make_pruner, make_sampler
-from ppo_plus.zoo.tune.stages import Study, all_done, prepare_confirmation, prepare_race, prepare_screening
-from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, reason
+from ppo_plus.zoo.tune.stages import BASELINE, ERROR, SCORES, SETTINGS, TASK, Study, stages
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, open_storage, reason
 from ppo_plus.zoo.tune.task import TuningTask
 
 #: Seconds to wait when no job is free.
 POLL = 1.0
-
-#: Does a claimed trial of some jobs, and returns its value.
-Objective = Callable[[Jobs, FrozenTrial], float]
 
 
 class StudyStopped(Exception):
@@ -35,77 +35,65 @@ class StudyStopped(Exception):
 
 
 class CannotCompile(Exception):
-    """This machine cannot compile a run that another one has compiled; other workers continue."""
+    """This machine cannot compile a run that another one has compiled. Other workers continue."""
+
+
+#: Exit codes of a process that works on a study.
+EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, CannotCompile: 1, StorageError: 2}
 
 
 class Worker:
-    """One process's part in a study.
+    """One process's part in a study, which may import from some packages; ``None``: from any.
 
-    :param study: the study, see :func:`ppo_plus.zoo.tune.stages.create`
-    :param packages: the packages that the study may import from in this process; ``None``: any
     :param supervision: arguments of :func:`ppo_plus.zoo.envs.make_envs` for environments that may fail: ``restarts`` of
         each run, and ``timeout``
-    :raises ValueError: there is no such study, this tuner did not create it, or it imports from other packages
-    :raises StorageError: it is damaged
+    :raises ValueError: there is no such study, or it is damaged or imports from other packages
     """
 
     def __init__(
-        self,
-        study: Study,
-        packages: tuple[str, ...] | None = ALLOWED_PACKAGES,
-        supervision: dict[str, Any] | None = None,
+        self, study: Study, packages: Collection[str] | None = ALLOWED_PACKAGES, supervision: Mapping[str, Any] = {}
     ):
-        self.study, self.supervision = study, supervision or {}
+        self.study, self.supervision = study, supervision
         data = study.attributes().get(TASK)
         if data is None:
             raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`")
         try:
             self.task = TuningTask.from_json(data, packages)
             self.task.search_space()
-            check_search(self.task.plan)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise StorageError(f"the study {study.name!r} cannot be worked on: {shortened(reason(error))}") from None
 
     def work(self) -> None:
         """Do jobs until the study is finished. An error that its hyperparameters did not cause stops the study."""
         with named_errors():
-            for jobs, objective in zip(self._stages(), (self._screen, self._run, self._run), strict=True):
-                self._do_all(jobs, objective)
+            for jobs in stages(self.study, self.task):
+                self._do_all(jobs)
 
     def is_over(self) -> bool:
         """Whether the study is finished."""
-        return "confirmation" in self.study.stages() and all(map(all_done, self._stages()))
+        return "confirmation" in self.study.stages() and all(jobs.all_done() for jobs in stages(self.study, self.task))
 
-    def _stages(self) -> Iterator[Jobs]:
-        """The jobs of each stage, prepared when its turn comes."""
-        # Read once: if it grew between two stages, the later one would follow from trials that are not done.
-        budget = self.study.attributes()[BUDGET]
-        yield prepare_screening(self.study, self.task, budget)
-        yield prepare_race(self.study, self.task.plan, budget)
-        yield prepare_confirmation(self.study, self.task.plan, budget)
-
-    def _do_all(self, jobs: Jobs, objective: Objective) -> None:
-        while not all_done(jobs):
+    def _do_all(self, jobs: Jobs) -> None:
+        while not jobs.all_done():
             interrupts.check()
             self._check()
             claimed = jobs.claim()
             if claimed is None:
-                # Others still work, and one of them may die.
-                time.sleep(POLL)
+                time.sleep(POLL)  # others still work, and one of them may die
             else:
-                self._do(jobs, claimed, objective)
+                self._do(jobs, claimed)
 
-    def _do(self, jobs: Jobs, claimed: FrozenTrial, objective: Objective) -> None:
+    def _do(self, jobs: Jobs, claimed: FrozenTrial) -> None:
         try:
             with self.study.heartbeats.of(self.study.storage, claimed._trial_id):
-                jobs.tell(claimed, TrialState.COMPLETE, objective(jobs, claimed))
+                run = self._repeat if CANDIDATE in claimed.user_attrs else self._search
+                jobs.tell(claimed, TrialState.COMPLETE, run(jobs, claimed))
         except optuna.TrialPruned:
             jobs.tell(claimed, TrialState.PRUNED)
         except Diverged as error:
             jobs.fail(claimed, str(error))
         except UpdateFinishedTrialError:
-            # This worker was silent for so long that it counted as dead: another one has the job.
-            return
+            return  # this worker was silent for so long that it counted as dead: another one has the job
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
             raise
@@ -113,17 +101,16 @@ class Worker:
             jobs.interrupt(claimed)
             raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
         except (*STORAGE_ERRORS, StorageError):
-            # Not the study's fault. The job cannot be put back, but without heartbeats it is soon free again.
-            raise
+            raise  # the job cannot be put back now, but without heartbeats it is soon free again
         except Exception:
             self.study.set(ERROR, traceback.format_exc())
             jobs.interrupt(claimed)
             raise
 
-    def _screen(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+    def _search(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A trial of the search: what the sampler suggests, on the seeds of the screening."""
         plan = self.task.plan
-        trial = jobs.trial(claimed, sampler=make_sampler(plan, claimed.number), pruner=make_pruner(plan))
+        trial = jobs.trial(claimed, sampler=plan.make_sampler(claimed.number), pruner=plan.make_pruner())
         space = self.task.search_space()
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
@@ -134,12 +121,13 @@ class Worker:
         trial.set_user_attr(SCORES, scores)
         return float(np.mean(scores))
 
-    def _run(self, jobs: Jobs, claimed: FrozenTrial) -> float:
+    def _repeat(self, jobs: Jobs, claimed: FrozenTrial) -> float:
         """A run of a screening trial's settings with another seed."""
-        trial = jobs.trial(claimed, pruner=NopPruner())
+        trial = jobs.trial(claimed, pruner=optuna.pruners.NopPruner())
         return self._score(trial, claimed.user_attrs[SETTINGS], claimed.user_attrs[SEED], 0)
 
     def _score(self, trial: Trial, settings: dict, seed: int, n_before: int) -> float:  # type: ignore[type-arg]
+        """The score on one of the trial's seeds, the first of which are reported already."""
         plan = self.task.plan
         total = plan.n_seeds * plan.n_timesteps
 
@@ -147,8 +135,7 @@ class Worker:
             step = n_before * plan.n_timesteps + timesteps
             trial.report(mean_return, step)
             self._check()
-            # At the end pruning saves nothing.
-            if step < total and trial.should_prune():
+            if step < total and trial.should_prune():  # at the end pruning saves nothing
                 raise optuna.TrialPruned
 
         return score(self.task.read(settings), plan, seed, report, **self.supervision)
@@ -158,3 +145,25 @@ class Worker:
         error = self.study.attributes().get(ERROR)
         if error:
             raise StudyStopped(f"\n{error}".strip().rpartition("\n")[2])
+
+
+def run_worker() -> None:
+    """The main function of a worker process. It reads its orders from standard input, which the tuner keeps open."""
+    with interrupts.exit_codes(EXIT_CODES):
+        line = sys.stdin.readline()
+        if not line.endswith("\n"):
+            return  # the tuner was killed before it had written everything
+        order = json.loads(line)
+        threading.Thread(target=_end_with_tuner, daemon=True).start()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        for package in order["gym_packages"]:
+            import_module(package)
+        study = Study(order["study"], open_storage(order["url"]), Heartbeats(order["grace_period"]))
+        Worker(study, order["packages"], order["supervision"]).work()
+
+
+def _end_with_tuner() -> None:
+    """Interrupt this worker when its tuner is gone, however that ended."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

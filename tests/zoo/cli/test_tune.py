@@ -10,8 +10,14 @@ import pytest
         (["tune", "--env", "CartPole-v1", "-params", "policy:NopePolicy"], "policy='NopePolicy' is unknown"),
         (["tune", "--env", "CartPole-v1", "--env-timeout", "9"], "ended when it hangs: add --vec-env subproc"),
         (["tune", "--env", "Foo-v0"], "Environment `Foo` doesn't exist"),
-        (["tune", "worker", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"], "refused"),
-        (["tune", "worker", "--storage", "sqlite:///none.db"], "no such file: start a study"),
+        (
+            ["tune", "worker", "--study-name", "x", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x"],
+            "refused",
+        ),
+        (
+            ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
+            "no study 'x': start it with `ppo-plus tune`",
+        ),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of tpe, random, gp"),

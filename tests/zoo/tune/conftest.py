@@ -1,4 +1,4 @@
-"""A real PostgreSQL server, for as long as the tests run."""
+"""A real PostgreSQL server for as long as the tests run, and a finished study."""
 
 import os
 import pwd
@@ -7,13 +7,16 @@ import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import optuna
 import pytest
 from storages import close
 
-from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, load_experiment
+from ppo_plus.zoo.tune import Plan, Study, open_storage, tune
+from ppo_plus.zoo.tune.task import TuningTask
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -109,3 +112,21 @@ def free_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory):
+    """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
+    update, the settings file's entry a low learning rate."""
+    import_module("tuning_envs")
+    folder = tmp_path_factory.mktemp("tuned")
+    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
+    space = {
+        "learning_rate": {"choices": [0.005, 0.01]},
+        "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
+    }
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
+    study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
+    allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
+    verdict = tune(experiment, space, study, plan, 3, folder, **allowed)
+    return study, verdict, folder, TuningTask(experiment, space, plan, **allowed).fitted()

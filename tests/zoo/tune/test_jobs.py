@@ -20,10 +20,20 @@ from parametrization import sample
 from storages import close
 
 from ppo_plus.zoo.interrupts import check, deferred
-from ppo_plus.zoo.tune.attributes import DEATHS, HEARTBEAT, JOB, REASON, REPLACES
-from ppo_plus.zoo.tune.heartbeats import Heartbeats
-from ppo_plus.zoo.tune.jobs import MAX_DEATHS, Jobs, holders, is_done, is_lost
-from ppo_plus.zoo.tune.storage import open_storage
+from ppo_plus.zoo.tune.jobs import (
+    DEATHS,
+    HEARTBEAT,
+    JOB,
+    MAX_DEATHS,
+    REASON,
+    REPLACES,
+    Heartbeats,
+    Jobs,
+    holders,
+    is_done,
+    is_lost,
+)
+from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
 
 #: The grace period of the jobs, in seconds: so long that no worker counts as dead because the machine is busy.
 GRACE = 3600
@@ -267,7 +277,7 @@ def test_all_agree_on_the_current_trial_of_a_job(trials, random):
     for size in range(len(frozen)):
         before, after, new = holders(frozen[:size]), holders(frozen[: size + 1]), frozen[size]
         changed = {job for job in after if after[job] is not before.get(job)}
-        job = (new.user_attrs[JOB],)
+        job = (new.user_attrs[JOB], None)
         assert changed <= {job}
         if changed and before.get(job) is not None:
             assert new.user_attrs[REPLACES] == before[job].number
@@ -306,3 +316,35 @@ def test_an_interrupt_ends_no_call_in_the_middle(storage, handlers):
     (trial,) = jobs.study().get_trials()
     assert (trial.state, trial.user_attrs["written"], is_lost(trial)) == (TrialState.FAIL, True, True)
     assert len(interrupted) == 2
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_write_that_fails_does_not_end_heartbeats(jobs, monkeypatch):
+    jobs.fill([{}])
+    storage, trial_id = jobs.storage, jobs.claim()._trial_id
+    write, errors = storage.set_trial_user_attr, [error("gone") for error in STORAGE_ERRORS]
+
+    def failing(*args):
+        if errors:
+            raise errors.pop()
+        write(*args)
+
+    monkeypatch.setattr(storage, "set_trial_user_attr", failing)
+    with Heartbeats(0.04).of(storage, trial_id):
+        wait_for(lambda: storage.get_trial(trial_id).user_attrs.get(HEARTBEAT, 0) > len(STORAGE_ERRORS))
+
+
+def test_heartbeats_end_with_the_trial(jobs, recwarn):
+    jobs.fill([{}])
+    storage, trial_id = jobs.storage, jobs.claim()._trial_id
+    with Heartbeats(0.04).of(storage, trial_id):
+        wait_for(lambda: HEARTBEAT in storage.get_trial(trial_id).user_attrs)
+        storage.set_trial_state_values(trial_id, TrialState.FAIL)
+        time.sleep(0.1)
+    assert not recwarn

@@ -2,16 +2,16 @@
 
 from itertools import pairwise
 
+import optuna
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from ppo_plus.zoo.tune.attributes import BASELINE, SCORES, SETTINGS
-from ppo_plus.zoo.tune.pictures import _by_seed, _confirmation, _curves, _search, draw_all
+from ppo_plus.zoo.tune.pictures import _confirmation, _curves, _search, draw_all
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.stages import Study, make_study
+from ppo_plus.zoo.tune.stages import BASELINE, SCORES, SETTINGS, Study
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.verdict import Finalist, compare
 
@@ -25,7 +25,7 @@ def study(tmp_path_factory):
     """Two baselines, five finished trials, one pruned and one failed, and an interruption: Optuna's numbers go on."""
     path = tmp_path_factory.mktemp("study") / "study.db"
     study = Study("study", open_storage(f"sqlite:///{path}"))
-    make_study(study.storage, study.name)
+    optuna.create_study(study_name=study.name, storage=study.storage, direction="maximize")
     study.screening.fill([{BASELINE: "default"}, {BASELINE: "settings file"}, *[{}] * 7], [{"use_sde": True}] * 2)
     # Interrupted: the job of trial 0 is done by a later one.
     study.screening.interrupt(study.screening.claim())
@@ -99,6 +99,8 @@ def test_without_data_there_are_no_pictures(tmp_path):
 
 
 def test_curves_of_several_seeds_are_apart():
-    trial = create_trial(value=1.0, intermediate_values={500: 1.0, 1000: 2.0, 1500: 3.0, 2000: 4.0})
-    runs = [steps for steps, _ in _by_seed(trial, PLAN)]
+    reports = {500: 1.0, 1000: 2.0, 1500: 3.0, 2000: 4.0}
+    trial = create_trial(value=1.0, user_attrs={"job": 0}, intermediate_values=reports)
+    axes = drawn(_curves([trial], compare({}, []), PLAN))["learning_curves"].axes[0]
+    runs = [line.get_xdata().tolist() for line in axes.lines]
     assert runs == [[500, 1000], [1500, 2000]] and all(a[-1] < b[0] for a, b in pairwise(runs))

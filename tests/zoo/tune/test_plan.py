@@ -1,11 +1,14 @@
 """Budgets are whole rollouts, and seeds do not overlap."""
 
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 
 from ppo_plus.zoo.experiment import Experiment, load_experiment
-from ppo_plus.zoo.tune.plan import Plan, rollout_size
+from ppo_plus.zoo.tune.plan import PRUNERS, SAMPLERS, Plan, rollout_size
 from ppo_plus.zoo.tune.space import read_space
 
 CARTPOLE = load_experiment("CartPole-v1")
@@ -23,27 +26,20 @@ def test_budget_and_interval_are_whole_rollouts(n_timesteps, n_evals, n_steps, n
 
 
 @pytest.mark.parametrize(
-    ("options", "n_trials", "text"),
+    ("options", "n_trials", "n_baselines", "n_runs"),
     [
-        ({}, 40, "40 trials of 64 timesteps, then up to 16 runs of the race and 40 runs of the confirmation"),
-        ({"race_seeds": 0, "confirm_seeds": 0}, 2, "2 trials of 64 timesteps, no race and no confirmation"),
-        (
-            {"n_seeds": 2, "race_seeds": 1},
-            2,
-            "of 64 timesteps on each of 2 seeds, then up to 1 run of the race and 20 ",
-        ),
-        ({}, 1, "1 trial of 64 timesteps, no race and no confirmation"),
+        ({}, 40, 1, (40, 16, 40)),
+        ({}, 40, 2, (40, 16, 50)),
+        ({"race_seeds": 0, "confirm_seeds": 0}, 2, 1, (2, 0, 0)),
+        ({"n_seeds": 2, "race_seeds": 1}, 2, 1, (4, 1, 20)),
+        ({}, 1, 1, (1, 0, 0)),
+        ({}, 2, 2, (2, 0, 0)),
+        ({}, 2, 3, (2, 0, 0)),
     ],
 )
-def test_a_plan_in_words(options, n_trials, text):
-    assert text in Plan(64, **options).describe(n_trials)
-
-
-def test_a_plan_with_two_baselines_in_words():
-    later = "then up to 16 runs of the race and 50 runs of the confirmation"
-    assert Plan(64).describe(40, n_baselines=2) == f"40 trials of 64 timesteps, {later}"
-    assert Plan(64).describe(2, n_baselines=2) == Plan(64).describe(2, n_baselines=3)
-    assert Plan(64).describe(2, n_baselines=2).endswith("no race and no confirmation")
+def test_a_plan_in_words(options, n_trials, n_baselines, n_runs):
+    runs = "at most {} runs of the search, {} of the race and {} of the confirmation, with 64 timesteps each"
+    assert Plan(64, **options).describe(n_trials, n_baselines) == runs.format(*n_runs)
 
 
 def test_seeds_do_not_overlap():
@@ -69,3 +65,27 @@ def test_seeds_do_not_overlap():
 def test_a_plan_that_cannot_be(argument, message):
     with pytest.raises(ValueError, match=message):
         Plan(**{"n_timesteps": 1000, **argument})
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_sample_and_differ_from_trial_to_trial(name):
+    plan = Plan(1000, sampler=name)
+    space = {"x": FloatDistribution(0, 1)}
+
+    def sample(trial_number):
+        study = optuna.create_study(sampler=plan.make_sampler(trial_number))
+        study.add_trials([optuna.create_trial(value=x, params={"x": x}, distributions=space) for x in (0.2, 0.4, 0.9)])
+        return study.ask(space).params["x"]
+
+    assert sample(0) == sample(0) != sample(1)
+
+
+def test_pruners():
+    kinds = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
+    assert {name: type(Plan(1000, pruner=name).make_pruner()) for name in PRUNERS} == kinds
+
+
+@pytest.mark.parametrize("argument", [{"sampler": "best"}, {"pruner": "best"}])
+def test_unknown_names(argument):
+    with pytest.raises(ValueError, match="'best' must be one of"):
+        Plan(1000, **argument)

@@ -1,27 +1,29 @@
 """What the jobs of each stage are, given the results of the one before. Nothing is trained here."""
 
+import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
 from ppo_plus.zoo.experiment import load_experiment
-from ppo_plus.zoo.tune.attributes import BUDGET, CANDIDATE, JOB, SCORES, SEED, SETTINGS
+from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.stages import (
+    BUDGET,
+    SCORES,
+    SETTINGS,
     Study,
     create,
-    make_study,
-    only_study,
     prepare_confirmation,
     prepare_race,
     prepare_screening,
 )
 from ppo_plus.zoo.tune.storage import open_storage
-from ppo_plus.zoo.tune.task import make_task
+from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.verdict import decide
 from ppo_plus.zoo.tune.worker import Worker
 
 PLAN = Plan(2048, race_share=0.5, race_seeds=1, n_finalists=2)
-TASK = make_task(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN)
+TASK = TuningTask(load_experiment("CartPole-v1"), {"gamma": {"choices": [0.9, 0.99]}}, PLAN).fitted()
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def test_the_settings_file_decides(study):
     assert list(verdict.baselines) == ["default", "settings file"]
     assert [finalist.name for finalist in verdict.finalists] == ["trial 2", "trial 4"]
     assert verdict.gains[0]["default"].low > 0 > verdict.gains[0]["settings file"].low
-    assert verdict.winner is None and str(verdict).startswith("The settings file's entry stays")
+    assert verdict.winner is None and str(verdict).startswith("No winner: none of the finalists")
 
 
 def test_runs_that_are_added_later_are_the_same_for_all(study):
@@ -114,7 +116,7 @@ def test_runs_that_are_added_later_are_the_same_for_all(study):
     confirmation = prepare_confirmation(study, PLAN, 6)
     wanted = [{key: trial.user_attrs[key] for key in (CANDIDATE, SEED, SETTINGS)} for trial in confirmation.trials()]
     other = Study("other", study.storage).runs("confirmation", 6)
-    make_study(study.storage, other.name)
+    optuna.create_study(study_name=other.name, storage=study.storage, direction="maximize")
     other.fill([run for run in wanted if run[CANDIDATE] != 1])
     for number in (1, 7):
         other.study().add_trial(create_trial(state=TrialState.WAITING, user_attrs={JOB: number, **wanted[1]}))
@@ -140,14 +142,3 @@ def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     # And a smaller one changes nothing.
     create(study, TASK, 3)
     assert study.attributes()[BUDGET] == 8
-
-
-def test_the_only_study_of_a_storage(study):
-    prepare_screening(study, TASK, 6)
-    prepare_race(study, PLAN, 6)
-    assert only_study(study.storage) == "study"
-    create(Study("another", study.storage), TASK, 1)
-    with pytest.raises(ValueError, match="'another'"):
-        only_study(study.storage)
-    with pytest.raises(ValueError, match="no study 'third'"):
-        Worker(Study("third", study.storage))

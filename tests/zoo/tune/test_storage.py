@@ -33,12 +33,6 @@ def test_a_file_that_is_no_database(tmp_path):
         open_storage(f"sqlite:///{tmp_path / 'study.db'}")
 
 
-def test_a_file_that_must_exist_is_not_created(tmp_path):
-    with pytest.raises(StorageError, match="none.*no such file: start a study"):
-        open_storage(f"sqlite:///{tmp_path / 'new' / 'none.db'}", must_exist=True)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_opening_starts_no_thread(url):
     before = set(threading.enumerate())
     close(open_storage(url))

@@ -1,6 +1,5 @@
 """Whole studies, as users run them: processes on a real database, one of them killed."""
 
-import csv
 import os
 import re
 import shlex
@@ -23,20 +22,20 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from process_states import is_alive, state
 
-from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.cli import main
-from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment, load_experiment
+from ppo_plus.zoo.experiment import ALLOWED_PACKAGES, Experiment
 from ppo_plus.zoo.interrupts import exit_codes
-from ppo_plus.zoo.tune.attributes import DEATHS, ERROR, JOB, REASON, REPLACES, SCORES, SETTINGS, TASK, WORKER
+from ppo_plus.zoo.tune import tuner
+from ppo_plus.zoo.tune.jobs import DEATHS, JOB, REASON, REPLACES, WORKER
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.report import check_folder, export
-from ppo_plus.zoo.tune.stages import Study, make_study
+from ppo_plus.zoo.tune.report import export
+from ppo_plus.zoo.tune.stages import SCORES, SETTINGS, Study, create
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, open_storage
-from ppo_plus.zoo.tune.task import make_task
-from ppo_plus.zoo.tune.tuner import begin, check, tune
+from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.tuner import Workers, begin, supervise, tune
 from ppo_plus.zoo.tune.tuner import finish as finish_study
 from ppo_plus.zoo.tune.verdict import Finalist, compare
-from ppo_plus.zoo.tune.worker import CannotCompile, Worker
+from ppo_plus.zoo.tune.worker import Worker
 
 ROOT = Path(__file__).parents[3]
 #: What processes import from: the package, and the environment of these tests.
@@ -195,7 +194,7 @@ def test_interrupted_finished_by_a_worker_elsewhere_and_grown(tmp_path):
     resume = interruption(process)
     assert not running(study)
 
-    finish(start(tmp_path, url, "tune", "worker"))
+    finish(start(tmp_path, url, "tune", "worker", "--study-name", "CartPole-v1"))
     lost, *others = sorted(study.get_trials(), key=lambda trial: trial.number != interrupted)
     assert lost.state == TrialState.FAIL and REASON not in lost.user_attrs
     assert sorted(trial.user_attrs[JOB] for trial in others) == [0, 1, 2, 3]
@@ -291,30 +290,12 @@ def write_space(folder):
     return str(path)
 
 
-TUNED_SPACE = {
-    "learning_rate": {"choices": [0.005, 0.01]},
-    "policy_kwargs": {"net_arch": {"choices": {"small": [32]}}},
-}
-#: The study of the next fixture, as a command.
+#: The study of the fixture `tuned`, as a command.
 TUNED = (
     "--env Aiming-v0 --gym-packages tuning_envs -n 2048 --n-envs 1 -params n_steps:128 --seed 3 "
     "--n-evaluations 1 --last-evals 1 --eval-episodes 3 --race-seeds 1 --finalists 1 --max-total-trials 3 "
     "--study-name whole"
 ).split()
-
-
-@pytest.fixture(scope="session")
-def tuned(tmp_path_factory):
-    """A whole study, in this process: search, race, confirmation. The baselines have little chance: the default has one
-    update, the settings file's entry a low learning rate."""
-    import_module("tuning_envs")
-    folder = tmp_path_factory.mktemp("tuned")
-    experiment = load_experiment("Aiming-v0", overrides={"n_envs": 1, "n_steps": 128})
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=3, race_seeds=1, n_finalists=1, seed=3)
-    study = Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}"))
-    allowed = {"packages": (*ALLOWED_PACKAGES, "tuning_envs"), "gym_packages": ("tuning_envs",)}
-    verdict = tune(experiment, TUNED_SPACE, study, plan, 3, folder, **allowed)
-    return study, verdict, folder, make_task(experiment, TUNED_SPACE, plan, **allowed)
 
 
 @pytest.mark.slow
@@ -334,22 +315,6 @@ def test_stages_of_a_study(tuned):
 
 
 @pytest.mark.slow
-def test_report(tuned):
-    _, verdict, folder, _ = tuned
-    report = (folder / "report.md").read_text()
-    assert str(verdict) in report
-    assert "| gain over default | gain over settings file |" in report
-    for name in ("history", "slices", "learning_curves", "confirmation"):
-        assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
-    table = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
-    assert [row["trial"] for row in table] == ["0", "1", "2"]
-    assert (table[1]["state"], table[1]["timesteps"], table[1]["n_steps"]) == ("COMPLETE", "2048", "128")
-    assert table[1]["score"] == table[1]["last evaluation"] and table[0]["n_steps"] == ""
-    # What ran, not only what was sampled.
-    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
-
-
-@pytest.mark.slow
 def test_again_does_nothing_but_write_the_report(tuned):
     study, verdict, folder, task = tuned
     (folder / "report.md").unlink()
@@ -360,42 +325,10 @@ def test_again_does_nothing_but_write_the_report(tuned):
 
 
 @pytest.mark.slow
-def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
-    study, _, folder, task = tuned
-    report = (folder / "report.md").read_text()
-    url = f"sqlite:///{tmp_path / 'other.db'}"
-    other = Study("whole", open_storage(url))
-    with pytest.raises(ValueError, match="has the report of another study than 'whole' of this storage.*-f"):
-        tune(task.experiment, TUNED_SPACE, other, task.plan, 3, folder, task.packages)
-    assert (folder / "report.md").read_text() == report
-    assert optuna.get_all_study_names(other.storage) == []
-    # Opened again, as by another process, it is the same one.
-    check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
-
-
-@pytest.mark.slow
 def test_a_study_is_about_one_thing(tuned):
     study, _, folder, task = tuned
     with pytest.raises(ValueError, match="another plan: give the same ones"):
         begin(study, replace(task, plan=Plan(8192)), 3, folder)
-
-
-@pytest.mark.parametrize(
-    ("space", "message"),
-    [
-        ({"clip_range": {"choices": [0.2, -0.1]}}, "clip_range: -0.1 cannot be used: clip_range=-0.1 must be"),
-        ({"gamma": {"low": 0.9, "high": 1.1}}, "gamma: 1.1 cannot be used: gamma=1.1 must be a number in"),
-        ({"learning_rate_schedule": {"choices": ["fall"]}, **SPACE}, "learning_rate_schedule: 'fall' cannot be used"),
-        ({"policy_kwargs": {"activation_fn": {"choices": ["relu"]}}}, "'relu' must be a class, such as nn.ReLU"),
-        ({"policy_kwargs": {"net_arch": {"choices": [[-3]]}}}, r"net_arch: \[-3\] cannot be used"),
-        ({"sde_sample_freq": {"choices": [-1, -7]}}, "sde_sample_freq: -7 cannot be used"),
-        ({"kl_control": {"choices": ["stop", "go"]}}, "kl_control: 'go' cannot be used"),
-        ({"n_envs": {"choices": [1, 2]}, "ent_coef": {"choices": ["much"]}}, "ent_coef: 'much' cannot be used"),
-    ],
-)
-def test_an_invalid_value_is_an_error_before_anything_runs(space, message):
-    with pytest.raises(ValueError, match=f"search space: .*{message}"):
-        check(load_experiment("CartPole-v1"), space, Plan(2048))
 
 
 def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
@@ -413,36 +346,6 @@ def test_nan_is_a_failed_trial_with_its_reason(tmp_path):
     assert all("reward" in trial.user_attrs[REASON] for trial in trials)
     assert verdict.winner is None
     assert trials[0].user_attrs[REASON] in (tmp_path / "report.md").read_text()
-
-
-@pytest.mark.slow
-def test_what_a_worker_finds_instead_of_a_study(tuned):
-    study, _, _, task = tuned
-    with pytest.raises(ValueError, match="there is no study 'none': start it"):
-        Worker(Study("none", study.storage))
-    other = Study("other version", study.storage)
-    make_study(other.storage, other.name)
-    with pytest.raises(ValueError, match="there is no study 'other version': start it"):
-        Worker(other)
-    other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
-    with pytest.raises(ValueError, match="the study 'other version' cannot be worked on: 'run'"):
-        Worker(other, None)
-
-
-@pytest.mark.slow
-def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
-    study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
-    with monkeypatch.context() as patch:
-        patch.setattr("ppo_plus.zoo.tune.worker.score", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            tune(experiment, SPACE, study, plan, 2, tmp_path)
-        assert "ZeroDivisionError" in study.attributes()[ERROR]
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            Worker(study).work()
-    tune(experiment, SPACE, study, plan, 2, tmp_path)
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
 
 
 @pytest.mark.slow
@@ -469,36 +372,19 @@ def test_a_database_that_goes_away_ends_a_worker_in_one_line(tmp_path):
     assert starts == [True, True], err
 
 
-def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypatch):
-    study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
-
-    def fail(*_):
-        raise CompileError("there is no C++ compiler")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ppo_plus.zoo.tune.worker.score", fail)
-        with pytest.raises(CannotCompile, match="no C.. compiler"):
-            tune(experiment, SPACE, study, plan, 1, tmp_path)
-    assert not study.attributes()[ERROR]
-    Worker(study).work()
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
-
-
 @pytest.mark.slow
 def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     """Given to a shell as it is printed, the last line trains with the winner, whose score it ends with."""
-    study, verdict, folder, _ = tuned
+    study, verdict, folder, task = tuned
     monkeypatch.chdir(tmp_path)
     space = tmp_path / "space.yml"
-    space.write_text(yaml.safe_dump(TUNED_SPACE))
+    space.write_text(yaml.safe_dump(task.space))
     main(
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
     going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
-    assert plan == "3 trials of 2,048 timesteps, then up to 1 run of the race and 30 runs of the confirmation"
+    assert plan == "at most 3 runs of the search, 1 of the race and 30 of the confirmation, with 2,048 timesteps each"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
@@ -531,3 +417,41 @@ def last_return(logs):
     """The mean return of the last evaluation of the only run."""
     (evaluations,) = logs.rglob("evaluations.npz")
     return float(np.load(evaluations)["results"][-1].mean())
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs_is_restarted_in_its_run(tmp_path, monkeypatch):
+    url, marker = f"sqlite:///{tmp_path}/study.db", tmp_path / "hangs"
+    import_module("tuning_envs")
+    hyperparams = {"n_steps": 64, "batch_size": 64}
+    experiment = Experiment(
+        "Hanging-v0", 128, env_kwargs={"marker": str(marker)}, hyperparams=hyperparams, vec_env="subproc"
+    )
+    # Two rollouts each, on one seed.
+    plan = Plan(
+        128, n_evals=2, last_evals=1, n_eval_episodes=1, n_seeds=2, race_seeds=0, confirm_seeds=0, pruner="none"
+    )
+    packages = (*ALLOWED_PACKAGES, "tuning_envs")
+    task = TuningTask(experiment, {"learning_rate": {"low": 1e-4, "high": 1e-2}}, plan, packages, ("tuning_envs",))
+    study = Study("study", open_storage(url))
+    create(study, task, 2)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    # More restarts than one, since a busy machine may seem to hang.
+    supervise(study, task, Workers(1, url, supervision={"restarts": 100, "timeout": 10}))
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+    assert not is_alive(int(marker.read_text()))
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch):
+    """Ctrl-C would wait for a hanging one for ever."""
+    monkeypatch.setattr(tuner, "END_PATIENCE", 0)
+    process = start_sleeping()
+    tuner._end(process)
+    assert process.returncode == -9
+
+
+def start_sleeping():
+    """A process as a worker's: in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True, env=dict(os.environ)
+    )

@@ -1,22 +1,28 @@
-"""A study that was edited, or damaged by a disk: one clear line, and nothing runs."""
+"""What a worker does with a study that is missing, was edited, or whose runs fail."""
 
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
+from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.experiment import Experiment
-from ppo_plus.zoo.tune.attributes import BUDGET, ERROR, ID, JOB, SCORES, SETTINGS, TASK
+from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan
-from ppo_plus.zoo.tune.report import write_report
-from ppo_plus.zoo.tune.stages import Study, create, make_study, only_study
+from ppo_plus.zoo.tune.stages import BUDGET, ERROR, SCORES, SETTINGS, TASK, Study, create
 from ppo_plus.zoo.tune.storage import StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
-from ppo_plus.zoo.tune.worker import StudyStopped, Worker
+from ppo_plus.zoo.tune.tuner import tune
+from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
 
+ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
 PLAN = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=10, pruner="none")
 
@@ -54,37 +60,7 @@ def edit(database, tmp_path, monkeypatch):
     return change
 
 
-def error_of(study, tmp_path):
-    """The line that a worker and the report end with."""
-    lines = []
-    for work in (lambda: Worker(study).work(), lambda: write_report(study, Worker(study).task, tmp_path)):
-        with pytest.raises(StorageError) as error:
-            work()
-        lines.append(str(error.value))
-    assert all("\n" not in line and len(line) < 1_000 for line in lines)
-    return lines[0]
-
-
 OF_STUDY = "UPDATE study_user_attributes SET value_json = ? WHERE key = ?"
-OF_TRIAL = "UPDATE trial_user_attributes SET value_json = ? WHERE key = ?"
-
-
-@pytest.mark.parametrize(
-    ("statement", "key", "value"),
-    [
-        (OF_STUDY, TASK, "7"),
-        (OF_STUDY, BUDGET, '"2"'),
-        (OF_STUDY, ERROR, "{}"),
-        (OF_STUDY, ID, "7"),
-        (OF_TRIAL, JOB, "0.5"),
-        (OF_TRIAL, SETTINGS, "[]"),
-        (OF_TRIAL, SCORES, "null"),
-    ],
-)
-def test_attributes_of_another_type(edit, statement, key, value, tmp_path):
-    assert f" is damaged: '{key}' must not be {value}".replace('"', "'").replace("null", "None") in error_of(
-        edit(statement, value, key), tmp_path
-    )
 
 
 def nested(path, value):
@@ -146,10 +122,15 @@ def test_settings_of_a_run(edit):
     """They were checked when its trial was recorded, and may have been edited since."""
     worker = Worker(edit(OF_STUDY, "1", BUDGET))
     runs = worker.study.runs("confirmation", 1)
-    make_study(runs.storage, runs.name)
+    optuna.create_study(study_name=runs.name, storage=runs.storage, direction="maximize")
     runs.fill([{JOB: 5, "candidate": 0, "seed": 7, SETTINGS: {"n_timesteps": 1, "env_wrapper": "os.system"}}])
     with pytest.raises(ValueError, match="'os.system' is in none of the packages"):
-        worker._do_all(runs, worker._run)
+        worker._do_all(runs)
+
+
+def test_a_task_that_is_a_number(edit):
+    with pytest.raises(StorageError, match="the study 'study' cannot be worked on"):
+        Worker(edit(OF_STUDY, "7", TASK))
 
 
 def test_an_error_that_is_blank_stops_a_study(edit):
@@ -157,6 +138,58 @@ def test_an_error_that_is_blank_stops_a_study(edit):
         Worker(edit(OF_STUDY, '" \\n "', ERROR)).work()
 
 
-def test_the_only_study_of_a_storage_may_be_damaged(edit):
-    with pytest.raises(StorageError, match="the study 'study' is damaged"):
-        only_study(edit(OF_STUDY, "7", TASK).storage)
+@pytest.mark.slow
+def test_what_a_worker_finds_instead_of_a_study(tuned):
+    study, _, _, task = tuned
+    with pytest.raises(ValueError, match="there is no study 'none': start it"):
+        Worker(Study("none", study.storage))
+    other = Study("other version", study.storage)
+    optuna.create_study(study_name=other.name, storage=other.storage, direction="maximize")
+    with pytest.raises(ValueError, match="there is no study 'other version': start it"):
+        Worker(other)
+    other.set(TASK, {key: value for key, value in task.to_json().items() if key != "run"})
+    with pytest.raises(ValueError, match="the study 'other version' cannot be worked on: 'run'"):
+        Worker(other, None)
+
+
+@pytest.mark.slow
+def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkeypatch):
+    study = Study("bug", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo_plus.zoo.tune.worker.score", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tune(experiment, SPACE, study, plan, 2, tmp_path)
+        assert "ZeroDivisionError" in study.attributes()[ERROR]
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            Worker(study).work()
+    tune(experiment, SPACE, study, plan, 2, tmp_path)
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
+
+
+def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypatch):
+    study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    experiment = Experiment("CartPole-v1", 2048)
+    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
+
+    def fail(*_):
+        raise CompileError("there is no C++ compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ppo_plus.zoo.tune.worker.score", fail)
+        with pytest.raises(CannotCompile, match="no C.. compiler"):
+            tune(experiment, SPACE, study, plan, 1, tmp_path)
+    assert not study.attributes()[ERROR]
+    Worker(study).work()
+    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["", '{"workers": '])
+def test_a_worker_without_a_tuner_ends_in_silence(said):
+    """The tuner may be killed before it has said what to do."""
+    code = "from ppo_plus.zoo.tune.worker import run_worker; run_worker()"
+    options = {"input": said, "capture_output": True, "text": True, "timeout": 600}
+    ended = subprocess.run([sys.executable, "-c", code], **options, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -1,0 +1,19 @@
+"""Finalists and verdicts from scores."""
+
+from optuna.trial import TrialState, create_trial
+
+from ppo_plus.zoo.tune.stages import SCORES, SETTINGS
+from ppo_plus.zoo.tune.verdict import Finalist, compare
+
+LOW = [10.0, 12, 11, 13, 9, 10, 12, 11, 13, 9]
+HIGH = [20.0, 22, 21, 23, 19, 20, 22, 21, 23, 19]
+
+
+def finalist(scores, job=0, n_failed=0, settings=None):
+    attrs = {"job": job, SCORES: [1.25], SETTINGS: settings or {}}
+    return Finalist(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attrs), scores, n_failed)
+
+
+def against(default, *finalists):
+    """The verdict where the default is the only baseline."""
+    return compare({"default": default}, finalists)

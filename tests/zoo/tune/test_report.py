@@ -1,0 +1,106 @@
+"""What a study leaves in its folder."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from verdicts import HIGH, LOW, against, finalist
+
+from ppo_plus.zoo.cli import make_parser
+from ppo_plus.zoo.cli.train import make_experiment
+from ppo_plus.zoo.experiment import load_experiment
+from ppo_plus.zoo.hyperparams import builtin_file
+from ppo_plus.zoo.tune import Plan, Study, open_storage, read_space, tune
+from ppo_plus.zoo.tune.report import check_folder, export, retrain_command
+from ppo_plus.zoo.tune.task import TuningTask
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_report(tuned):
+    _, verdict, folder, _ = tuned
+    report = (folder / "report.md").read_text()
+    assert str(verdict) in report
+    assert "| gain over default | gain over settings file |" in report
+    for name in ("history", "slices", "learning_curves", "confirmation"):
+        assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
+    # What ran, not only what was sampled.
+    assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
+
+
+@pytest.mark.slow
+def test_a_folder_has_the_report_of_one_study(tuned, tmp_path):
+    study, _, folder, task = tuned
+    report = (folder / "report.md").read_text()
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    other = Study("whole", open_storage(url))
+    with pytest.raises(ValueError, match="has the report of another study than 'whole' of this storage.*-f"):
+        tune(task.experiment, task.space, other, task.plan, 3, folder, task.packages)
+    assert (folder / "report.md").read_text() == report
+    assert optuna.get_all_study_names(other.storage) == []
+    # Opened again, as by another process, it is the same one.
+    check_folder(Study("whole", open_storage(f"sqlite:///{folder / 'study.db'}")), folder)
+
+
+def test_export_is_an_entry_that_reads_back(tmp_path):
+    task = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000, seed=4)).fitted()
+    sampled = {"gamma": 0.95, "policy_kwargs": {"net_arch": [32, 32], "activation_fn": "nn.ReLU"}, "n_steps": 64}
+    candidate = task.candidate(sampled)
+    path = tmp_path / "CartPole-v1.yml"
+    assert export(against(finalist(LOW), finalist(HIGH, 7, settings=candidate.settings())), task, "my study", path)
+    assert load_experiment("CartPole-v1", path) == candidate
+    text = path.read_text()
+    assert "study my study, trial 7" in text and "score was 1.25" in text and "--seed 4" in text
+    # rl_zoo3 wants policy_kwargs as Python text.
+    assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
+    # What an earlier run found is not left beside a verdict that says otherwise.
+    assert not export(against(finalist(LOW), finalist(LOW, 7)), task, "my study", path)
+    assert not path.exists()
+
+
+def test_the_command_trains_as_the_trial_did():
+    """Read by the command line, it is the experiment again."""
+    run = {"vec_env": "subproc", "device": "cpu", "eval_env_kwargs": {"sutton_barto_reward": True, "render_mode": None}}
+    experiment = load_experiment("CartPole-v1", seed=4, **run)
+    task = TuningTask(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",)).fitted()
+    words = shlex.split(retrain_command(task, builtin_file()))
+    args = make_parser().parse_args(words[1:])
+    assert make_experiment(args) == experiment
+    assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
+    plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
+    assert retrain_command(plain, builtin_file()).endswith("--n-eval-envs 1")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("rl_zoo3") is None, reason="rl_zoo3 is not installed: pip install rl_zoo3 requests")
+def test_rl_zoo3_reads_it_back(tmp_path):
+    task = TuningTask(load_experiment("MountainCar-v0"), read_space(), Plan(50_000)).fitted()
+    sampled = {"gamma": 0.95, "learning_rate": "lin_0.01", "policy_kwargs": {"activation_fn": "nn.ReLU"}}
+    settings = task.candidate(sampled).settings()
+    path = tmp_path / "MountainCar-v0.yml"
+    export(against(finalist(LOW), finalist(HIGH, 7, settings=settings)), task, "my study", path)
+    code = """
+import json, sys
+from pathlib import Path
+from rl_zoo3_entries import read
+print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), default=str))
+"""
+    # In a process of its own, because importing rl_zoo3 changes Gymnasium.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "zoo"), *sys.path])}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert (read["n_timesteps"], read["n_envs"], read["policy"]) == (task.plan.n_timesteps, 8, "MlpPolicy")
+    assert read["normalize"]["gamma"] == read["hyperparams"]["gamma"] == 0.95
+    assert read["hyperparams"]["learning_rate"] == [0.01, 0.0025, 0.0]
+    assert read["policy_kwargs"] == {"activation_fn": "<class 'torch.nn.modules.activation.ReLU'>"}
+    assert read["hyperparams"]["sde_sample_freq"] == 4
