@@ -47,25 +47,20 @@ class CheckedEnvs:
         self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
         #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
         self._methods: dict[str, Any] = {}
-        #: Those of them that it has now.
-        self._lent: list[str] = []
         cls = type(owner)
         if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
-            self._methods = {
-                name: getattr(LeanVecEnv, name).__get__(owner)
-                for name in ("reset", "step_wait")
-                if getattr(cls, name) is getattr(DummyVecEnv, name)
-            }
+            names = [name for name in ("reset", "step_wait") if getattr(cls, name) is getattr(DummyVecEnv, name)]
+            self._methods = {name: getattr(LeanVecEnv, name).__get__(owner) for name in names}
 
     def __enter__(self) -> None:
-        if self._methods:
-            attributes = vars(self._owner)
-            self._lent = [name for name in self._methods if name not in attributes]
-            attributes.update({name: self._methods[name] for name in self._lent}, current=None)
+        for name, method in self._methods.items():
+            vars(self._owner).setdefault(name, method)
+            vars(self._owner)["current"] = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        for name in self._lent:
-            vars(self._owner).pop(name, None)
+        for name, method in self._methods.items():
+            if vars(self._owner).get(name) is method:
+                delattr(self._owner, name)
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)

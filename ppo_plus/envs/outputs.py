@@ -1,4 +1,4 @@
-"""Checks of what environments return: shapes, kinds of numbers, infos."""
+"""What environments return: checks of shapes, kinds of numbers and infos, and one row of a batch."""
 
 import math
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_plus.require import LARGEST, is_finite, why_not_finite
+from ppo_plus.trees import tree_map
 
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
@@ -87,6 +88,11 @@ def check_reward(reward: Any) -> float:
     if not abs(reward) <= LARGEST:
         raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
     return reward
+
+
+def row_of(obs: Any, i: int) -> Any:
+    """A copy of the observation of environment ``i``, from those of all."""
+    return tree_map(lambda array: np.array(array[i]), obs)
 
 
 def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

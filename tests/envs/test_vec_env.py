@@ -512,7 +512,7 @@ def test_native_vector_environment():
     env = as_vec_env(
         gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point", max_episode_steps=30)
     )
-    assert isinstance(env, GymVectorEnv) and env.autoreset == "NextStep"
+    assert isinstance(env, GymVectorEnv) and env.autoreset is AutoresetMode.NEXT_STEP
     env.seed(0)
     first = env.reset()
     env.seed(0)

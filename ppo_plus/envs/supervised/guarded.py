@@ -1,10 +1,10 @@
 """One environment whose errors are answers, so that they can be sent to another process."""
 
 import copy
+import errno
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,12 +15,26 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.envs.errors import explanation
 from ppo_plus.envs.outputs import InvalidOutput, check_info, check_obs, check_reward
-from ppo_plus.envs.supervised.faults import DISK_FULL, Fault
 from ppo_plus.policy.masking import METHOD
 
+#: Error numbers of a full disk, which a ``Monitor`` may write to.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-class _RemoteTraceback(Exception):
-    """The traceback of an error in another process."""
+
+@dataclass(frozen=True)
+class Fault:
+    """The answer of an environment that failed.
+
+    :param reason: what it did, as the predicate of a sentence about it
+    :param cause: the error, if there was one
+    :param hangs: whether it may still be running
+    :param not_finite: whether it returned NaN or infinity
+    """
+
+    reason: str
+    cause: BaseException | None = None
+    hangs: bool = False
+    not_finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,10 @@ class CallerError:
     """The answer if the caller's arguments or the machine, and not the environment, are the cause of an error."""
 
     error: Exception
+
+
+class _RemoteTraceback(Exception):
+    """The traceback of an error in another process."""
 
 
 class GuardedEnv:
@@ -64,7 +82,7 @@ class GuardedEnv:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
         writer = monitor.ResultsWriter
         if again:
-            monitor.ResultsWriter = partial(_append, writer)  # type: ignore[assignment, misc]
+            monitor.ResultsWriter = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # type: ignore[assignment, misc]
         try:
             self.env: Any = _patch_env(self._make())
         finally:
@@ -112,10 +130,6 @@ class GuardedEnv:
 
     def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
         return is_wrapped(self.env, wrapper_class)
-
-
-def _append(writer: Any, *arguments: Any, **named: Any) -> Any:
-    return writer(*arguments, **{**named, "override_existing": False})
 
 
 def _sendable(error: Exception) -> Exception:

@@ -269,7 +269,7 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
     number of a full disk (28) or of too little memory (12).
     """
     from ppo_plus.distributed.ranks import RanksError
-    from ppo_plus.envs.supervised.faults import DISK_FULL
+    from ppo_plus.envs.supervised.guarded import DISK_FULL
     from ppo_plus.zoo.train import train
 
     finished, code, reason = False, INTERRUPTED, ""

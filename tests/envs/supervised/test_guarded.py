@@ -9,8 +9,7 @@ from faulty_envs import ACTIONS, FAULTS, KINDS, Failing, Masked, both, equal, fi
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv
-from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
+from ppo_plus.envs.supervised.guarded import CallerError, Fault, GuardedEnv
 from ppo_plus.envs.supervised.vec_env import RESTART
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
