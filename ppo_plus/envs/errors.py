@@ -27,15 +27,11 @@ CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
 
 
 class CheckedEnvs:
-    """A context in which single environments are checked at each call, and their mistakes say what to do.
+    """A context in which single environments are checked at each call, and their mistakes say what to do: the old gym's
+    interface is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
 
     A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.lean_vec_env.LeanVecEnv` meanwhile. Any other error
-    gets a note on which environment raised it.
-
-    :param env: the environments, in vector wrappers or not
-    :param step: returns how many steps each of them has taken
-    :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: an observation has another shape than its space
+    gets a note on which environment raised it, and after how many steps, which ``step`` returns.
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
@@ -79,8 +75,7 @@ def described(i: int, env: Any, seed: int | None, step: int) -> str:
 
 
 def explanation(error: Exception, env: Any) -> Exception | None:
-    """What an error of the code that called an environment means, with the remedy; ``None``: it is not known here, or
-    the environment's own code raised it."""
+    """What an error of the code that called an environment means, with the remedy; ``None``: unknown, or its own."""
     text, name = str(error), f"env={env.unwrapped!r}"
     if isinstance(error, InvalidOutput):
         return ValueError(f"{name} {text}: fix one of them")
@@ -100,11 +95,8 @@ def explanation(error: Exception, env: Any) -> Exception | None:
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the start of their episodes, if these are started.
-
-    :param step: how many steps each of them has taken, for messages
-    :param before: their statistics of before, which are put back where observations are not finite
-    """
+    """Check what environments returned at the start of their episodes, if these are started; after ``step`` steps, and
+    with the statistics of ``before``, which are put back if observations are not finite."""
     # An observation of two numbers can be unpacked.
     wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
     if wrong:

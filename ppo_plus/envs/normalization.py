@@ -15,10 +15,7 @@ MOMENTS = ("obs_rms", "ret_rms")
 
 
 class Statistics:
-    """A copy of the statistics of a ``VecNormalize``, to put them back.
-
-    :param env: environments, in a ``VecNormalize`` or not
-    """
+    """A copy of the statistics of a ``VecNormalize``, to put them back; empty if there is none around ``env``."""
 
     def __init__(self, env: VecEnv):
         self.normalize = unwrap_vec_normalize(env)

@@ -18,11 +18,7 @@ RESET = (
 
 
 class InvalidOutput(ValueError):
-    """An environment returned something invalid.
-
-    :param reason: what it did, as the predicate of a sentence about it
-    :param not_finite: whether it is NaN or infinity
-    """
+    """An environment returned something invalid: the predicate of a sentence about it; NaN and infinity or not."""
 
     def __init__(self, reason: str, not_finite: bool = False):
         super().__init__(reason)
@@ -30,10 +26,9 @@ class InvalidOutput(ValueError):
 
 
 def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
-    """Check the observation of one environment.
+    """Check the shape of one environment's observation, and if ``values`` also its dtype and its numbers.
 
-    :param values: whether to check also its dtype and its numbers, and not only its shape
-    :raises InvalidOutput: it does not have the shape and dtype of its space, or is not finite
+    :raises InvalidOutput: it does not fit its space, or is not finite
     """
     if isinstance(space, spaces.Dict):
         for key, sub in space.items():

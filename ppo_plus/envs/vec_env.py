@@ -83,18 +83,12 @@ class _VectorAdapter(BatchedVecEnv):
 
     #: Info keys that are not passed on, since only the adapter needs them.
     bookkeeping: frozenset[str] = frozenset()
+    autoreset = AutoresetMode.NEXT_STEP
+    _render_arguments: dict[str, Any] = {}
     #: Whether the environments report the statistics of their episodes.
     _has_monitors = False
 
-    def __init__(
-        self,
-        env: Any,
-        num_envs: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        autoreset: AutoresetMode,
-    ):
-        self.autoreset = autoreset
+    def __init__(self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
         #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
         self.resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
@@ -105,8 +99,8 @@ class _VectorAdapter(BatchedVecEnv):
         if getattr(env, "metadata", None):
             self.metadata = dict(env.metadata)
 
-    def reset(self) -> VecEnvObs:
-        obs, columns = self._reset_all()
+    def _begin(self, obs: Any, columns: dict[str, Any]) -> VecEnvObs:
+        """Begin all episodes, with what ``reset`` of the environment returned."""
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
         self._reset_options()
@@ -130,15 +124,17 @@ class _VectorAdapter(BatchedVecEnv):
         np.add(self._returns, counted, out=self._returns, where=stepped)
         self._lengths += stepped
         if ended:
-            obs = self._end_episodes(ended, obs, columns, infos)
+            obs, seconds = self._end_episodes(ended, obs, columns, infos), self.seconds()
             for i in ended:
-                infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
-            if not self._has_monitors:
-                self._report(finished, infos)
-            if self.episode_log is not None:
-                for i in ended:
-                    if "episode" in infos[i]:
-                        self.episode_log.write_row(infos[i]["episode"])
+                info = infos[i]
+                info["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+                if i in finished and not self._has_monitors:
+                    episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
+                    info.setdefault("episode", episode)
+                if self.episode_log is not None and "episode" in info:
+                    self.episode_log.write_row(info["episode"])
+            self._returns[finished] = 0.0
+            self._lengths[finished] = 0
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
         if self.autoreset == AutoresetMode.NEXT_STEP:
@@ -155,26 +151,23 @@ class _VectorAdapter(BatchedVecEnv):
                     "or use another mode"
                 )
             final_infos, final_obs = self._rows(columns.get("final_info", {})), columns["final_obs"]
+            # Gymnasium's is an array of whole observations, also where those are dicts.
+            is_array = isinstance(final_obs, np.ndarray)
             for i in ended:
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
-                # Gymnasium's is an array of whole observations, also where those are dicts.
-                whole = isinstance(final_obs, np.ndarray)
-                infos[i]["terminal_observation"] = tree_map(np.array, final_obs[i]) if whole else row_of(final_obs, i)
+                last = tree_map(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
+                infos[i]["terminal_observation"] = last
             return obs
         for i in ended:
             infos[i]["terminal_observation"] = row_of(obs, i)
         if self.autoreset == AutoresetMode.NEXT_STEP:
             return obs
-        mask = np.zeros(self.num_envs, dtype=bool)
-        mask[ended] = True
+        mask = np.isin(np.arange(self.num_envs), ended)
         first_obs, columns = self.env.reset(options={"reset_mask": mask})
         reset_infos = self._rows(columns)
         for i in ended:
             self.reset_infos[i] = reset_infos[i]
         return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, first_obs)
-
-    def _reset_all(self) -> tuple[Any, dict[str, Any]]:
-        raise NotImplementedError
 
     def _rows(self, columns: dict[str, Any]) -> list[dict[str, Any]]:
         return _rows(columns, self.num_envs, self.bookkeeping)
@@ -185,24 +178,12 @@ class _VectorAdapter(BatchedVecEnv):
         """The rewards, and which of the episodes that ``ended``, the statistics count."""
         return rewards, ended
 
-    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write the statistics of ``finished`` episodes into the infos like ``Monitor``, unless the environment has."""
-        seconds = self.seconds()
-        for i in finished:
-            episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
-            infos[i].setdefault("episode", episode)
-        self._returns[finished] = 0.0
-        self._lengths[finished] = 0
-
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
-        return list(self._render())
-
-    def _render(self) -> Any:
-        return self.env.render()
+        return list(self.env.render(**self._render_arguments))
 
     def close(self) -> None:
         if self.episode_log is not None:
@@ -228,17 +209,29 @@ class GymVectorEnv(_VectorAdapter):
     def __init__(self, env: VectorEnv[Any, Any, Any]):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
-        autoreset = _autoreset_mode(env)
-        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
-        self._singles = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
+        try:
+            self.autoreset = AutoresetMode(mode)
+        except ValueError:
+            raise ValueError(
+                f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode'
+            ) from None
+        is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
+        if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+            raise ValueError(
+                "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after "
+                "reset(): use shared memory or AutoresetMode.SAME_STEP"
+            )
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
+        self._singles = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         # They also know when a whole Atari game is over.
         self._has_monitors = self.has_attr("get_episode_rewards")
 
-    def _reset_all(self) -> tuple[Any, dict[str, Any]]:
+    def reset(self) -> VecEnvObs:
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
-        return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
+        return self._begin(*self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None))
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
@@ -282,7 +275,8 @@ class EnvPoolVecEnv(_VectorAdapter):
                 f"batch_size={config['batch_size']} must be num_envs={config['num_envs']}: leave batch_size out, "
                 "so that every step covers all environments"
             )
-        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, AutoresetMode.NEXT_STEP)
+        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space)
+        self._render_arguments = {"env_ids": np.arange(self.num_envs)}
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Has no effect; warns if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
@@ -295,10 +289,10 @@ class EnvPoolVecEnv(_VectorAdapter):
             )
         return [None] * self.num_envs
 
-    def _reset_all(self) -> tuple[Any, dict[str, Any]]:
+    def reset(self) -> VecEnvObs:
         if any(self._options):
             raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
-        return self.env.reset()  # type: ignore[no-any-return]
+        return self._begin(*self.env.reset())
 
     def _counted(
         self, rewards: np.ndarray, ended: list[int], truncated: np.ndarray, columns: dict[str, Any]
@@ -308,34 +302,13 @@ class EnvPoolVecEnv(_VectorAdapter):
         # Atari: the rewards before they were clipped, of the whole game, not only of a life.
         return columns["reward"], [i for i in ended if columns["terminated"][i] or truncated[i]]
 
-    def _render(self) -> Any:
-        return self.env.render(env_ids=np.arange(self.num_envs))
-
 
 def _is_envpool(env: Any) -> bool:
     # EnvPool generates its classes, so they are recognized by their methods.
     return all(hasattr(type(env), name) for name in ("async_reset", "send", "recv", "all_env_ids"))
 
 
-def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """:raises ValueError: the metadata of ``env`` has no autoreset mode, or one that is not supported."""
-    given = (env.metadata or {}).get("autoreset_mode")
-    try:
-        mode = AutoresetMode(given)
-    except ValueError:
-        raise ValueError(
-            f'metadata["autoreset_mode"]={given!r} of env={env} must be a gymnasium.vector.AutoresetMode'
-        ) from None
-    base = env.unwrapped
-    if mode == AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
-        raise ValueError(
-            "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after reset(): "
-            "use shared memory or AutoresetMode.SAME_STEP"
-        )
-    return mode
-
-
-def _rows(columns: dict[str, Any], n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
+def _rows(columns: dict[str, Any], n: int, skip: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Columns as ``n`` new dicts with one value per key, without the keys to skip."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
@@ -355,7 +328,7 @@ def _rows(columns: dict[str, Any], n: int, skip: frozenset[str]) -> list[dict[st
 def _values(column: Any, n: int) -> list[Any]:
     """One value for each of ``n`` environments; Python numbers where they are numbers."""
     if isinstance(column, dict):
-        return list(_rows(column, n, frozenset()))
+        return list(_rows(column, n))
     if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
         # Copied, because rows are views and the environment may reuse the array.
         return column.tolist() if column.ndim == 1 else list(column.copy())

@@ -20,7 +20,6 @@ from ppo_plus.trees import tree_map
 def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | None:
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
-    :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
     :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
     if isinstance(env, TensorEnv):
@@ -69,11 +68,9 @@ class _Adapter(TensorEnv):
 
 class GymTensors(_Adapter):
     """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
-    ``JaxToTorch``, or your own with a ``device``.
+    ``JaxToTorch``, or your own with a ``device``; in autoreset mode ``SAME_STEP``.
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
-
-    :raises ValueError: its autoreset mode is not ``SAME_STEP``
     """
 
     remedy = 'put it into infos["final_obs"]'
@@ -93,9 +90,8 @@ class GymTensors(_Adapter):
 
     def step(self, actions: Any) -> Transition:
         *results, infos = self.env.step(actions)
-        obs, rewards, terminated, truncated = (as_tensor(each, self.device) for each in results)
         final = infos.get("final_obs", infos.get("final_observation"))
-        final = None if final is None else as_tensor(final, self.device)
+        obs, rewards, terminated, truncated, final = as_tensor((*results, final), self.device)
         return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 
 
@@ -150,11 +146,9 @@ class RslRlTensors(_Adapter):
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
         first = _first(env.get_observations())
-        if hasattr(first, "items"):
-            space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
-        else:
-            space = box(first.shape[1:])
-        space, self._select = select_groups(space, groups)
+        is_dict = hasattr(first, "items")
+        entries = [(key, box(part.shape[1:])) for key, part in (first.items() if is_dict else [("", first)])]
+        space, self._select = select_groups(spaces.Dict(entries) if is_dict else entries[0][1], groups)
         super().__init__(env, space, box(env.num_actions))
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -185,8 +179,7 @@ def _speaks_torch(env: Any) -> bool:
     """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True
-    target = getattr(getattr(env, "_target_xp", None), "__name__", "")
-    if target:
+    if target := getattr(getattr(env, "_target_xp", None), "__name__", ""):
         return target.split(".")[-1] == "torch"
     return isinstance(env, VectorWrapper) and _speaks_torch(env.env)
 

@@ -61,13 +61,14 @@ class TensorVecEnv(BatchedVecEnv):
     def __init__(self, env: TensorEnv):
         self.device = env.device
         self._layout = _ObservationLayout(env.observation_space)
-        self._unchecked = True
         super().__init__(env, env.num_envs, self._layout.space, env.action_space)
         self._begin()
 
     def _begin(self) -> None:
         self._returns = th.zeros(self.num_envs, dtype=widest(self.device), device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.long, device=self.device)
+        #: Whether the next step is checked: the first one after each reset.
+        self._unchecked = True
 
     def reset_tensors(self) -> Obs:
         """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
@@ -76,7 +77,6 @@ class TensorVecEnv(BatchedVecEnv):
         self._reset_options()
         self._begin()
         check_shape(obs, self.observation_space, self.num_envs)
-        self._unchecked = True
         return obs
 
     def step_tensors(self, actions: Any) -> Stepped:
@@ -89,6 +89,7 @@ class TensorVecEnv(BatchedVecEnv):
         terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
         if self._unchecked:
             self._check(obs, rewards, terminated, truncated)
+            self._unchecked = False
         dones, timeouts = terminated | truncated, truncated & ~terminated
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
@@ -97,9 +98,8 @@ class TensorVecEnv(BatchedVecEnv):
 
     def masks_tensor(self) -> th.Tensor:
         """The present action masks, booleans ``(N, M)``."""
-        masks = self.env.action_masks()
-        assert masks is not None
-        return masks.reshape(self.num_envs, -1).bool()
+        masks: Any = self.env.action_masks()
+        return masks.reshape(self.num_envs, -1).bool()  # type: ignore[no-any-return]
 
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)
@@ -109,8 +109,6 @@ class TensorVecEnv(BatchedVecEnv):
                 f"env={self.env!r} returned rewards or flags of shape {wrong[0]}, but it has {self.num_envs} "
                 "environments: return one number for each"
             )
-        # Once after each reset.
-        self._unchecked = False
 
     def reset(self) -> Any:
         obs = self.reset_tensors()
@@ -168,8 +166,7 @@ class _ObservationLayout:
         return {key: self._one(key, flat[key]) for key in self._last}
 
     def _one(self, key: str, obs: th.Tensor) -> th.Tensor:
-        if self._last[key]:
-            obs = obs.permute(0, 3, 1, 2)
+        obs = obs.permute(0, 3, 1, 2) if self._last[key] else obs
         return obs.float() if obs.is_floating_point() else obs
 
 
@@ -177,6 +174,5 @@ def _flat(nested: Any, before: str = "") -> dict[str, Any]:
     """A nesting of dicts, or of Dict spaces, as one dict."""
     found: dict[str, Any] = {}
     for key, part in nested.items():
-        inner = isinstance(part, (Mapping, spaces.Dict)) or hasattr(part, "items")
-        found |= _flat(part, f"{before}{key}/") if inner else {before + str(key): part}
+        found |= _flat(part, f"{before}{key}/") if hasattr(part, "items") else {f"{before}{key}": part}
     return found
