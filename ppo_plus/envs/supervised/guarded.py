@@ -23,17 +23,13 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class Fault:
-    """The answer of an environment that failed.
-
-    :param reason: what it did, as the predicate of a sentence about it
-    :param cause: the error, if there was one
-    :param hangs: whether it may still be running
-    :param not_finite: whether it returned NaN or infinity
-    """
+    """The answer of an environment that failed: the reason, as the predicate of a sentence about it, and its error."""
 
     reason: str
     cause: BaseException | None = None
+    #: Whether it may still be running.
     hangs: bool = False
+    #: Whether it returned NaN or infinity.
     not_finite: bool = False
 
 
@@ -49,11 +45,7 @@ class _RemoteTraceback(Exception):
 
 
 class GuardedEnv:
-    """One environment, which answers commands and raises no errors.
-
-    :param make: makes it
-    :param remote: whether the answers are sent to another process, which is not possible for every error
-    """
+    """One environment, which answers commands and raises no errors; those for another process are made sendable."""
 
     #: Commands in which an error is the environment's fault, and not the caller's.
     DUTIES = ("make", "step", "reset")
@@ -115,12 +107,6 @@ class GuardedEnv:
 
     def close(self) -> None:
         self.env.close()
-
-    def has_attr(self, name: str) -> bool:
-        return bool(self.env.has_wrapper_attr(name))
-
-    def get_attr(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name)
 
     def set_attr(self, name: str, value: Any) -> None:
         setattr(self.env, name, value)

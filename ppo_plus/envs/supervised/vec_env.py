@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -87,17 +87,14 @@ class SupervisedVecEnv(VecEnv):
         report: Callable[[str], None] | None = None,
     ):
         require_int("restarts", restarts, 0)
-        if timeout is not None:
-            require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
-            if not processes:
-                raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
+        require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
+        if timeout is not None and not processes:
+            raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
         self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
-        #: Restarts so far.
-        self.n_restarts = 0
-        #: Steps that each environment has taken.
-        self.n_steps = 0
+        #: Restarts over all environments, and steps that each has taken.
+        self.n_restarts = self.n_steps = 0
         #: The seed that each environment was last reset with; ``None``: without a seed.
         self.env_seeds: list[int | None] = [None] * len(env_fns)
         #: Attributes that were set in each, to be set in a fresh one.
@@ -115,7 +112,7 @@ class SupervisedVecEnv(VecEnv):
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):
-                    raise self._error(i, answer)
+                    self._fail(i, answer)
         except BaseException:
             self.close()
             raise
@@ -125,9 +122,8 @@ class SupervisedVecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
         options = [{"options": each} if each else {} for each in self._options]
-        for i, seed in enumerate(self._seeds):
-            if seed is not None:
-                self.env_seeds[i] = seed
+        pairs = zip(self._seeds, self.env_seeds, strict=True)
+        self.env_seeds = [last if seed is None else seed for seed, last in pairs]
         self._replaced = {}
         answers = self._exchange({i: ("reset", {"seed": self._seeds[i], **options[i]}) for i in range(self.num_envs)})
         rows = []
@@ -175,7 +171,7 @@ class SupervisedVecEnv(VecEnv):
             if self.n_restarts >= self.restarts:
                 if answer.hangs:
                     worker.stop(time.monotonic())
-                raise self._error(i, answer)
+                self._fail(i, answer)
             self.n_restarts += 1
             self.report(f"{self._who(i)} {answer.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
             seed = self.env_seeds[i]
@@ -190,14 +186,12 @@ class SupervisedVecEnv(VecEnv):
                     answer = self._exchange({i: message})[i]
         return answer
 
-    def _error(self, i: int, fault: Fault) -> EnvFault:
+    def _fail(self, i: int, fault: Fault) -> NoReturn:
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
         kind = NotFiniteFault if fault.not_finite else EnvFault
-        error = kind(f"{self._who(i)} {fault.reason}. {remedy}")
-        error.__cause__ = fault.cause
-        return error
+        raise kind(f"{self._who(i)} {fault.reason}. {remedy}") from fault.cause
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
@@ -228,10 +222,10 @@ class SupervisedVecEnv(VecEnv):
         return list(answers.values())
 
     def has_attr(self, attr_name: str) -> bool:
-        return all(self._call(("has_attr", attr_name)))
+        return all(self._call(("env_method", "has_wrapper_attr", (attr_name,), {})))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return self._call(("get_attr", attr_name), indices)
+        return self._call(("env_method", "get_wrapper_attr", (attr_name,), {}), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the single environments, and of those that replace them."""

@@ -146,20 +146,17 @@ def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):
             message = remote.recv()
-            remote.send_bytes(_reply(guarded.answer(*message)))
+            answer = guarded.answer(*message)
+            try:
+                reply = _pickled(answer)
+            except Exception as error:
+                reply = _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))
+            remote.send_bytes(reply)
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        # Time for the process to close the environment and end by itself.
-        time.sleep(CLOSING)
-        os._exit(1)
-
-
-def _reply(answer: Any) -> bytes:
-    try:
-        return _pickled(answer)
-    except Exception as error:
-        return _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    # Time for the process to close the environment and end by itself.
+    time.sleep(CLOSING)
+    os._exit(1)

@@ -24,7 +24,7 @@ def test_it_answers_and_raises_nothing():
     assert env.answer("step", 1)[2:] == (False, {"TimeLimit.truncated": False}, None)
     fault = env.answer("step", 1)
     assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and str(fault.cause) == "boom"
-    refusal = env.answer("get_attr", "depth")
+    refusal = env.answer("env_method", "get_wrapper_attr", ("depth",), {})
     assert isinstance(refusal, CallerError) and isinstance(refusal.error, AttributeError)
 
 
