@@ -417,7 +417,7 @@ ROLLOUT = (
         "envs/tensors/normalize.py",
         "self._returns.masked_fill(step.dones, 0.0)",
         "self._returns",
-        "tests/rollout/test_tensor_collector.py",
+        "tests/envs/tensors/test_normalize.py",
     ),
     Fault(
         "rsl-rl-time-outs-terminate",

@@ -211,7 +211,7 @@ class GymVectorEnv(_VectorAdapter):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
         try:
-            self.autoreset = AutoresetMode(mode)
+            self.autoreset = AutoresetMode(getattr(mode, "value", mode))
         except ValueError:
             raise ValueError(
                 f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode'

@@ -77,7 +77,10 @@ class GymTensors(_Adapter):
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         mode = (env.metadata or {}).get("autoreset_mode")
-        if mode not in (None, AutoresetMode.SAME_STEP) or getattr(env, "auto_reset", True) is False:
+        if (
+            getattr(mode, "value", mode) not in (None, AutoresetMode.SAME_STEP.value)
+            or getattr(env, "auto_reset", True) is False
+        ):
             raise ValueError(
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
