@@ -417,7 +417,7 @@ ROLLOUT = (
         "envs/tensors/normalize.py",
         "self._returns.masked_fill(step.dones, 0.0)",
         "self._returns",
-        "tests/rollout/test_tensor_collector.py",
+        "tests/envs/tensors/test_normalize.py",
     ),
     Fault(
         "rsl-rl-time-outs-terminate",
@@ -555,7 +555,7 @@ ROLLOUT = (
     Fault(
         "last-observation-lent",
         "envs/supervised/vec_env.py",
-        "return mapped(np.array, self.last_obs)",
+        "return tree_map(np.array, self.last_obs)",
         "return self.last_obs",
         "tests/envs/supervised/test_vec_env.py",
     ),

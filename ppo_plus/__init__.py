@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ppo_plus.envs.make_vec import make_vec as make_vec
     from ppo_plus.envs.normalization import VecNormalizeTransitions as VecNormalizeTransitions
     from ppo_plus.envs.resumable.wrapper import Resumable as Resumable
-    from ppo_plus.envs.supervised.faults import EnvFault as EnvFault
+    from ppo_plus.envs.supervised.vec_env import EnvFault as EnvFault
     from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.envs.tensors.env import TensorEnv as TensorEnv
     from ppo_plus.envs.tensors.env import Transition as Transition
@@ -70,7 +70,7 @@ MODULES = {
     "ColoredNoise": "ppo_plus.formulas.exploration",
     "CompileError": "ppo_plus.compiling.compiled",
     "EarlyStop": "ppo_plus.formulas.kl_control",
-    "EnvFault": "ppo_plus.envs.supervised.faults",
+    "EnvFault": "ppo_plus.envs.supervised.vec_env",
     "EvalAfterUpdates": "ppo_plus.zoo.callbacks",
     "Features": "ppo_plus.policy.policies",
     "GRUMemory": "ppo_plus.policy.recurrent",

@@ -12,12 +12,12 @@ from typing import Any, ParamSpec
 import gymnasium as gym
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
@@ -194,7 +194,7 @@ class Settings:
         :raises ValueError: they do not
         """
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
-        if self.n_steps == 1 and getattr(env, "autoreset", None) == NEXT_STEP:
+        if self.n_steps == 1 and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
             raise ValueError(
                 f"n_steps=1 makes rollouts of nothing but resets where env={env!r} takes a step to reset: use at least "
                 "2, or gymnasium.vector.AutoresetMode.SAME_STEP"

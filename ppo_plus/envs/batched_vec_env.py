@@ -13,14 +13,14 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 
 class BatchedVecEnv(VecEnv):
-    """The base class of adapters for objects, ``env``, that step all environments at once.
+    """The base class of adapters for an object ``env`` that steps all environments at once.
 
     There are no single environments to access. The adapters compute the statistics of episodes.
     """
 
-    env: Any
-
-    def __init__(self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
+    def __init__(self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
+        self.env = env
+        self._actions: Any = None
         self._start_time = time.time()
         super().__init__(num_envs, observation_space, action_space)
 
@@ -28,26 +28,22 @@ class BatchedVecEnv(VecEnv):
         """Seconds since the environments were made, as a ``Monitor`` counts them."""
         return round(time.time() - self._start_time, 6)
 
-    def _batched(self, actions: Any) -> Any:
-        """Actions in the structure and dtype of the environments' batches.
+    def step_async(self, actions: Any) -> None:
+        """Prepare a step.
 
         :param actions: array ``(N, ...)``, or for Dict and Tuple spaces a list of ``N`` actions, or a batch
         """
         space = self.action_space
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            if isinstance(actions, (dict, tuple)):
-                return actions
-            batch = create_empty_array(space, self.num_envs)
-            return concatenate(space, actions, batch)  # type: ignore[arg-type]
-        return np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
-
-    def _render_mode(self) -> Any:
-        return getattr(self.env, "render_mode", None)
+        if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+            actions = np.asarray(actions, dtype=space.dtype).reshape(self.num_envs, *space.shape)  # type: ignore[misc]
+        elif not isinstance(actions, (dict, tuple)):
+            actions = concatenate(space, actions, create_empty_array(space, self.num_envs))  # type: ignore[arg-type]
+        self._actions = actions
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """An attribute of the single environments; ``render_mode`` is always available."""
         if attr_name == "render_mode":
-            return [self._render_mode() for _ in self._get_indices(indices)]
+            return [getattr(self.env, "render_mode", None) for _ in self._get_indices(indices)]
         raise self._no_access(f"get the attribute {attr_name!r}")
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -61,6 +57,9 @@ class BatchedVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Whether the environments are wrapped; always true of ``Monitor``, whose work the adapter does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def close(self) -> None:
+        self.env.close()
 
     def _no_access(self, action: str) -> AttributeError:
         return AttributeError(f"cannot {action}: {self.env} does not consist of single environments")

@@ -27,15 +27,11 @@ CALLERS = ("stable_baselines3.", "gymnasium.", "ppo_plus.envs.")
 
 
 class CheckedEnvs:
-    """A context in which single environments are checked at each call, and their mistakes say what to do.
+    """A context in which single environments are checked at each call, and their mistakes say what to do: the old gym's
+    interface is a ``TypeError``, an observation of another shape than its space a ``ValueError``.
 
     A ``DummyVecEnv`` takes the steps of a :class:`~ppo_plus.envs.lean_vec_env.LeanVecEnv` meanwhile. Any other error
-    gets a note on which environment raised it.
-
-    :param env: the environments, in vector wrappers or not
-    :param step: returns how many steps each of them has taken
-    :raises TypeError: an environment has the old gym's interface
-    :raises ValueError: an observation has another shape than its space
+    gets a note on which environment raised it, and after how many steps, which ``step`` returns.
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
@@ -47,25 +43,20 @@ class CheckedEnvs:
         self._owner = owner if isinstance(owner, (DummyVecEnv, SyncVectorEnv)) else None
         #: Methods that the owner gets inside the context, unless a subclass or the object itself replaces them.
         self._methods: dict[str, Any] = {}
-        #: Those of them that it has now.
-        self._lent: list[str] = []
         cls = type(owner)
         if issubclass(cls, DummyVecEnv) and cls._save_obs is DummyVecEnv._save_obs:
-            self._methods = {
-                name: getattr(LeanVecEnv, name).__get__(owner)
-                for name in ("reset", "step_wait")
-                if getattr(cls, name) is getattr(DummyVecEnv, name)
-            }
+            names = [name for name in ("reset", "step_wait") if getattr(cls, name) is getattr(DummyVecEnv, name)]
+            self._methods = {name: getattr(LeanVecEnv, name).__get__(owner) for name in names}
 
     def __enter__(self) -> None:
-        if self._methods:
-            attributes = vars(self._owner)
-            self._lent = [name for name in self._methods if name not in attributes]
-            attributes.update({name: self._methods[name] for name in self._lent}, current=None)
+        for name, method in self._methods.items():
+            vars(self._owner).setdefault(name, method)
+            vars(self._owner)["current"] = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
-        for name in self._lent:
-            vars(self._owner).pop(name, None)
+        for name, method in self._methods.items():
+            if vars(self._owner).get(name) is method:
+                delattr(self._owner, name)
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
@@ -84,8 +75,7 @@ def described(i: int, env: Any, seed: int | None, step: int) -> str:
 
 
 def explanation(error: Exception, env: Any) -> Exception | None:
-    """What an error of the code that called an environment means, with the remedy; ``None``: it is not known here, or
-    the environment's own code raised it."""
+    """What an error of the code that called an environment means, with the remedy; ``None``: unknown, or its own."""
     text, name = str(error), f"env={env.unwrapped!r}"
     if isinstance(error, InvalidOutput):
         return ValueError(f"{name} {text}: fix one of them")
@@ -105,11 +95,8 @@ def explanation(error: Exception, env: Any) -> Exception | None:
 
 
 def check_reset(env: VecEnv, obs: Any, step: int, before: Statistics) -> None:
-    """Check what environments returned at the start of their episodes, if these are started.
-
-    :param step: how many steps each of them has taken, for messages
-    :param before: their statistics of before, which are put back where observations are not finite
-    """
+    """Check what environments returned at the start of their episodes, if these are started; after ``step`` steps, and
+    with the statistics of ``before``, which are put back if observations are not finite."""
     # An observation of two numbers can be unpacked.
     wrong = [each for each in getattr(env.unwrapped, "reset_infos", []) if not isinstance(each, dict)]
     if wrong:

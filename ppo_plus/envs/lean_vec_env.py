@@ -20,8 +20,6 @@ class LeanVecEnv(DummyVecEnv):
     """A ``DummyVecEnv`` that returns the same values, as independent of later steps, in less time.
 
     :class:`~ppo_plus.envs.errors.CheckedEnvs` also calls its methods with a ``DummyVecEnv``.
-
-    :param env_fns: functions that make the environments
     """
 
     #: Index of the environment that is stepped or reset now, for messages.

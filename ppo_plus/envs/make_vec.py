@@ -35,11 +35,8 @@ from ppo_plus.require import require_int
 #: Tasks that are verified to be the same when all environments are stepped at once, and the kind that does it. Not
 #: verified: ``Ant`` and ``Humanoid`` (contact forces), Box2D (random terrain), Atari (other first frames of a life).
 VERIFIED = {"CartPole-v1": "gymnasium"} | dict.fromkeys(
-    (
-        *("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"),
-        *("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5"),
-        *("Reacher-v5", "Swimmer-v5", "Walker2d-v5"),
-    ),
+    "Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Pendulum-v1 HalfCheetah-v5 Hopper-v5 "
+    "InvertedDoublePendulum-v5 InvertedPendulum-v5 Reacher-v5 Swimmer-v5 Walker2d-v5".split(),
     "envpool",
 )
 #: With fewer environments, one call for all of them is not faster.
@@ -53,18 +50,14 @@ MEASURED_SECONDS, MEASURED_STEPS = 0.1, 10
 
 
 class Pick(NamedTuple):
-    """A kind of vector environment.
-
-    :param kind: ``"dummy"``, ``"subproc"``, ``"gymnasium"`` or ``"envpool"``
-    :param why: the reason, as a part of a sentence
-    """
+    """A kind of vector environment (``"dummy"``, ``"subproc"``, ``"gymnasium"`` or ``"envpool"``), and the reason."""
 
     kind: str
     why: str
 
 
 def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = "", cores: int | None = None) -> Pick:
-    """The kind of vector environment that is fastest: see :mod:`ppo_plus.envs.make_vec`.
+    """The kind of vector environment that is fastest, by the rule above.
 
     :param make: makes one of them as it would be trained on, in its wrappers; called to measure its steps
     :param single: why single environments are needed; empty: they are not
@@ -74,9 +67,8 @@ def pick(env_id: str, n_envs: int, make: Callable[[], gym.Env], single: str = ""
         return Pick("dummy", "one environment has nothing to share")
     why_not = single or _why_not_batched(env_id, n_envs)
     if not why_not:
-        return Pick(
-            VERIFIED[env_id], f"it steps all {n_envs} at once, and its {env_id} is verified to be the same task"
-        )
+        why = f"it steps all {n_envs} at once, and its {env_id} is verified to be the same task"
+        return Pick(VERIFIED[env_id], why)
     seconds = step_seconds(make)
     if seconds == math.inf:
         return Pick("subproc", f"a step failed, which in a separate process harms no other environment; {why_not}")

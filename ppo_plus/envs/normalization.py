@@ -5,48 +5,42 @@ import warnings
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.envs.autoreset import NEXT_STEP
 from ppo_plus.require import require_finite
 
 #: The attributes of a ``VecNormalize`` that it normalizes by; it has each only if it is used.
 MOMENTS = ("obs_rms", "ret_rms")
-#: With those that a step changes.
-STATISTICS = (*MOMENTS, "returns")
 
 
 class Statistics:
-    """A copy of the statistics of a ``VecNormalize``, to put them back.
-
-    :param env: environments, in a ``VecNormalize`` or not
-    """
+    """A copy of the statistics of a ``VecNormalize``, to put them back; empty if there is none around ``env``."""
 
     def __init__(self, env: VecEnv):
         self.normalize = unwrap_vec_normalize(env)
-        values = {} if self.normalize is None else vars(self.normalize)
-        self._kept = {name: copy.deepcopy(values[name]) for name in STATISTICS if name in values}
+        values = vars(self.normalize) if self.normalize else {}
+        self._kept = {name: copy.deepcopy(values[name]) for name in (*MOMENTS, "returns") if name in values}
 
     def restore(self) -> None:
         if self.normalize is not None:
             vars(self.normalize).update(copy.deepcopy(self._kept))
 
     def require_finite(self, step: int, obs: Any, rewards: np.ndarray | None = None) -> None:
-        """Raise an error for NaN and infinity, and put back the statistics, which have counted them.
+        """Check the latest observations and rewards, before and after normalization. If those before are not finite,
+        the statistics have counted them, and are put back.
 
         :param step: how many steps each environment has taken, for the message
-        :param obs: the latest observations; checked before and after normalization
-        :param rewards: the latest rewards, likewise
         :raises FloatingPointError: not finite; see :func:`~ppo_plus.require.require_finite`
         """
-        try:
-            if self.normalize is not None:
+        if self.normalize is not None:
+            try:
                 require_finite("observation", self.normalize.old_obs, step)
                 if rewards is not None:
                     require_finite("reward", self.normalize.old_reward, step)
-        except FloatingPointError:
-            self.restore()
-            raise
+            except FloatingPointError:
+                self.restore()
+                raise
         require_finite("observation", obs, step)
         if rewards is not None:
             require_finite("reward", rewards, step)
@@ -74,7 +68,7 @@ def warn_of_resets(env: Any) -> None:
     """Warn if a ``VecNormalize`` counts steps that only reset."""
     normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     counts = normalize is not None and normalize.norm_reward and not isinstance(normalize, VecNormalizeTransitions)
-    if counts and getattr(env, "autoreset", None) == NEXT_STEP:
+    if counts and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
         warnings.warn(
             "VecNormalize counts a return of 0 for each step that only resets an environment, which distorts the scale "
             "of rewards: use ppo_plus.VecNormalizeTransitions instead, or a vector environment that resets in the "
@@ -85,13 +79,11 @@ def warn_of_resets(env: Any) -> None:
 
 def are_finite(normalize: VecNormalize) -> bool:
     """Whether all statistics of a ``VecNormalize`` are finite."""
-    each = running_statistics(normalize)
-    return all(bool(np.isfinite(part).all()) for rms in each for part in (rms.mean, rms.var, rms.count))
+    parts = [part for rms in running_statistics(normalize) for part in (rms.mean, rms.var, rms.count)]
+    return all(np.isfinite(part).all() for part in parts)
 
 
 def running_statistics(normalize: Any) -> list[Any]:
     """The running statistics that a ``VecNormalize`` normalizes by."""
     found = [vars(normalize)[name] for name in MOMENTS if name in vars(normalize)]
-    return [
-        rms for statistics in found for rms in (statistics.values() if isinstance(statistics, dict) else [statistics])
-    ]
+    return [rms for each in found for rms in (each.values() if isinstance(each, dict) else [each])]

@@ -1,4 +1,4 @@
-"""Checks of what environments return: shapes, kinds of numbers, infos."""
+"""What environments return: checks of shapes, kinds of numbers and infos, and one row of a batch."""
 
 import math
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ppo_plus.require import LARGEST, is_finite, why_not_finite
+from ppo_plus.trees import tree_map
 
 #: What to do about the old gym's interface where its code cannot be changed.
 CONVERT = "or convert an environment of the old gym by shimmy.GymV21CompatibilityV0(env=env)"
@@ -17,11 +18,7 @@ RESET = (
 
 
 class InvalidOutput(ValueError):
-    """An environment returned something invalid.
-
-    :param reason: what it did, as the predicate of a sentence about it
-    :param not_finite: whether it is NaN or infinity
-    """
+    """An environment returned something invalid: the predicate of a sentence about it; NaN and infinity or not."""
 
     def __init__(self, reason: str, not_finite: bool = False):
         super().__init__(reason)
@@ -29,10 +26,9 @@ class InvalidOutput(ValueError):
 
 
 def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
-    """Check the observation of one environment.
+    """Check the shape of one environment's observation, and if ``values`` also its dtype and its numbers.
 
-    :param values: whether to check also its dtype and its numbers, and not only its shape
-    :raises InvalidOutput: it does not have the shape and dtype of its space, or is not finite
+    :raises InvalidOutput: it does not fit its space, or is not finite
     """
     if isinstance(space, spaces.Dict):
         for key, sub in space.items():
@@ -87,6 +83,11 @@ def check_reward(reward: Any) -> float:
     if not abs(reward) <= LARGEST:
         raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
     return reward
+
+
+def row_of(obs: Any, i: int) -> Any:
+    """A copy of the observation of environment ``i``, from those of all."""
+    return tree_map(lambda array: np.array(array[i]), obs)
 
 
 def _fits(found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

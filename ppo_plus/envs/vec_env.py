@@ -23,26 +23,29 @@
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from ppo_plus.envs.autoreset import AUTORESET, DISABLED, NEXT_STEP, SAME_STEP
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.nested import mapped, row_of
+from ppo_plus.envs.outputs import row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.trees import tree_map
 
-#: Infos of a vector environment: an array with a row per environment for each key, and under ``"_" + key`` which of
-#: the rows are set.
-Columns = dict[str, Any]
+#: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
+AUTORESET = "autoreset"
+
+
+def is_reset(info: dict[str, Any]) -> bool:
+    """Whether a step only reset the environment, and so is not a transition."""
+    return bool(info.get(AUTORESET))
 
 
 def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
@@ -72,135 +75,120 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
 
 
 class _VectorAdapter(BatchedVecEnv):
-    """The base class of both adapters, which own the vector environment from now on."""
+    """The base class of both adapters, which own the vector environment from now on.
+
+    What the environment calls ``info`` are *columns*: an array with a row per environment for each key, and under
+    ``"_" + key`` which of the rows are set.
+    """
 
     #: Info keys that are not passed on, since only the adapter needs them.
     bookkeeping: frozenset[str] = frozenset()
+    autoreset = AutoresetMode.NEXT_STEP
+    _render_arguments: dict[str, Any] = {}
+    #: Whether the environments report the statistics of their episodes.
+    _has_monitors = False
 
-    def __init__(
-        self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, autoreset: str
-    ):
-        self.env = env
-        self.autoreset = autoreset
+    def __init__(self, env: Any, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space):
         #: Environments that the next step resets instead of stepping (``NEXT_STEP`` only), booleans ``(N,)``.
         self.resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
         #: Writes episodes to a file like a ``Monitor``; ``None``: they are not written.
         self.episode_log: ResultsWriter | None = None
-        self._actions: Any = None
-        super().__init__(num_envs, observation_space, action_space)
+        super().__init__(env, num_envs, observation_space, action_space)
         if getattr(env, "metadata", None):
             self.metadata = dict(env.metadata)
 
-    def reset(self) -> VecEnvObs:
-        obs, columns = self._reset_all()
+    def _begin(self, obs: Any, columns: dict[str, Any]) -> VecEnvObs:
+        """Begin all episodes, with what ``reset`` of the environment returned."""
         self.reset_infos = self._rows(columns)
         self._reset_seeds()
         self._reset_options()
         self.resetting = np.zeros(self.num_envs, dtype=bool)
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return mapped(np.array, obs)
-
-    def step_async(self, actions: Any) -> None:
-        self._actions = self._batched(actions)
+        return tree_map(np.array, obs)  # type: ignore[no-any-return]
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         # Copied, since the environment may reuse its arrays.
-        obs, rewards = mapped(np.array, obs), np.asarray(rewards)
+        obs, rewards = tree_map(np.array, obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
-        resetting = self.resetting
+        resetting, stepped = self.resetting, ~self.resetting
         dones = terminated | truncated
         infos = self._rows(columns)
 
-        self._count(rewards, ~resetting, columns)
-        # Most steps have no such rows.
-        ended = np.flatnonzero(dones & ~resetting).tolist()
+        # Most steps end no episode.
+        ended = np.flatnonzero(dones & stepped).tolist()
+        counted, finished = self._counted(rewards, ended, truncated, columns)
+        np.add(self._returns, counted, out=self._returns, where=stepped)
+        self._lengths += stepped
         if ended:
-            obs = self._end_episodes(ended, obs, columns, infos)
+            obs, seconds = self._end_episodes(ended, obs, columns, infos), self.seconds()
             for i in ended:
-                infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
-            self._report(self._finished(ended, truncated, columns), infos)
-            if self.episode_log is not None:
-                for i in ended:
-                    if "episode" in infos[i]:
-                        self.episode_log.write_row(infos[i]["episode"])
+                info = infos[i]
+                info["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+                if i in finished and not self._has_monitors:
+                    episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
+                    info.setdefault("episode", episode)
+                if self.episode_log is not None and "episode" in info:
+                    self.episode_log.write_row(info["episode"])
+            self._returns[finished] = 0.0
+            self._lengths[finished] = 0
         for i in np.flatnonzero(resetting).tolist():
             self.reset_infos[i], infos[i] = infos[i], {AUTORESET: True}
-        if self.autoreset == NEXT_STEP:
+        if self.autoreset == AutoresetMode.NEXT_STEP:
             self.resetting = dones
         return obs, rewards.astype(np.float32), dones | resetting, infos
 
-    def _end_episodes(self, ended: list[int], obs: Any, columns: Columns, infos: list[dict[str, Any]]) -> Any:
-        """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``.
-
-        :return: the observations to act on next, ``N`` rows
-        """
-        if self.autoreset == SAME_STEP:
+    def _end_episodes(self, ended: list[int], obs: Any, columns: dict[str, Any], infos: list[dict[str, Any]]) -> Any:
+        """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``; returns
+        the observations to act on next."""
+        if self.autoreset == AutoresetMode.SAME_STEP:
             if "final_obs" not in columns:
                 raise ValueError(
-                    f"env={self.env} has autoreset mode {SAME_STEP}, but no final_obs in its infos: add it, or use "
-                    "another mode"
+                    f"env={self.env} has autoreset mode {self.autoreset.value}, but no final_obs in its infos: add it, "
+                    "or use another mode"
                 )
-            final_infos = self._rows(columns.get("final_info", {}))
+            final_infos, final_obs = self._rows(columns.get("final_info", {})), columns["final_obs"]
+            # Gymnasium's is an array of whole observations, also where those are dicts.
+            is_array = isinstance(final_obs, np.ndarray)
             for i in ended:
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
-                infos[i]["terminal_observation"] = _final_row(columns["final_obs"], i)
+                last = tree_map(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
+                infos[i]["terminal_observation"] = last
             return obs
         for i in ended:
             infos[i]["terminal_observation"] = row_of(obs, i)
-        return self._reset_ended(ended, obs) if self.autoreset == DISABLED else obs
-
-    def _reset_ended(self, ended: list[int], obs: Any) -> Any:
-        """``DISABLED``: reset the environments ``ended``, and put their first observations into ``obs``."""
-        mask = np.zeros(self.num_envs, dtype=bool)
-        mask[ended] = True
+        if self.autoreset == AutoresetMode.NEXT_STEP:
+            return obs
+        mask = np.isin(np.arange(self.num_envs), ended)
         first_obs, columns = self.env.reset(options={"reset_mask": mask})
         reset_infos = self._rows(columns)
         for i in ended:
             self.reset_infos[i] = reset_infos[i]
-        return _replaced(obs, first_obs, mask)
+        return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, first_obs)
 
-    def _reset_all(self) -> tuple[Any, Columns]:
-        raise NotImplementedError
-
-    def _rows(self, columns: Columns) -> list[dict[str, Any]]:
+    def _rows(self, columns: dict[str, Any]) -> list[dict[str, Any]]:
         return _rows(columns, self.num_envs, self.bookkeeping)
 
-    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
-        """Add a step to the statistics of the environments that have ``stepped``, booleans ``(N,)``."""
-        np.add(self._returns, rewards, out=self._returns, where=stepped)
-        self._lengths += stepped
-
-    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
-        """The environments among ``ended`` whose episode counts as finished in the statistics."""
-        return ended
-
-    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write the statistics of ``finished`` episodes into the infos like ``Monitor``, unless the environment has."""
-        seconds = self.seconds()
-        for i in finished:
-            episode = {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]), "t": seconds}
-            infos[i].setdefault("episode", episode)
-        self._returns[finished] = 0.0
-        self._lengths[finished] = 0
+    def _counted(
+        self, rewards: np.ndarray, ended: list[int], truncated: np.ndarray, columns: dict[str, Any]
+    ) -> tuple[np.ndarray, list[int]]:
+        """The rewards, and which of the episodes that ``ended``, the statistics count."""
+        return rewards, ended
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"render_mode={self.render_mode!r} gives no images: use 'rgb_array'", stacklevel=2)
             return [None] * self.num_envs
-        return list(self._images())
-
-    def _images(self) -> Iterable[np.ndarray]:
-        return self.env.render()
+        return list(self.env.render(**self._render_arguments))
 
     def close(self) -> None:
         if self.episode_log is not None:
             self.episode_log.close()
-        self.env.close()
+        super().close()
 
 
 class GymVectorEnv(_VectorAdapter):
@@ -221,21 +209,29 @@ class GymVectorEnv(_VectorAdapter):
     def __init__(self, env: VectorEnv[Any, Any, Any]):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
-        autoreset = _autoreset_mode(env)
-        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space, autoreset)
-        self._singles = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
+        try:
+            self.autoreset = AutoresetMode(getattr(mode, "value", mode))
+        except ValueError:
+            raise ValueError(
+                f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode'
+            ) from None
+        is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
+        if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+            raise ValueError(
+                "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after "
+                "reset(): use shared memory or AutoresetMode.SAME_STEP"
+            )
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
+        self._singles = isinstance(base, (SyncVectorEnv, AsyncVectorEnv))
         # They also know when a whole Atari game is over.
         self._has_monitors = self.has_attr("get_episode_rewards")
 
-    def _reset_all(self) -> tuple[Any, Columns]:
+    def reset(self) -> VecEnvObs:
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"options={self._options!r} must be the same for all environments of {self.env}")
         # Seeds are consecutive, and a vector environment derives the same ones from the first.
-        return self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None)  # type: ignore[no-any-return]
-
-    def _report(self, finished: list[int], infos: list[dict[str, Any]]) -> None:
-        if not self._has_monitors:
-            super()._report(finished, infos)
+        return self._begin(*self.env.reset(seed=self._seeds[0], options=dict(self._options[0]) or None))
 
     def has_attr(self, attr_name: str) -> bool:
         in_all = self._singles and all(self.env.unwrapped.call("has_wrapper_attr", attr_name))
@@ -279,7 +275,8 @@ class EnvPoolVecEnv(_VectorAdapter):
                 f"batch_size={config['batch_size']} must be num_envs={config['num_envs']}: leave batch_size out, "
                 "so that every step covers all environments"
             )
-        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space, NEXT_STEP)
+        super().__init__(env, int(config["num_envs"]), env.observation_space, env.action_space)
+        self._render_arguments = {"env_ids": np.arange(self.num_envs)}
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Has no effect; warns if ``seed``, of which it takes 31 bits, is not what the pool was made with."""
@@ -292,23 +289,18 @@ class EnvPoolVecEnv(_VectorAdapter):
             )
         return [None] * self.num_envs
 
-    def _reset_all(self) -> tuple[Any, Columns]:
+    def reset(self) -> VecEnvObs:
         if any(self._options):
             raise ValueError(f"options={self._options!r} cannot be set at reset: pass them to envpool.make")
-        return self.env.reset()  # type: ignore[no-any-return]
+        return self._begin(*self.env.reset())
 
-    def _count(self, rewards: np.ndarray, stepped: np.ndarray, columns: Columns) -> None:
-        # Atari: the reward before it was clipped.
-        super()._count(columns["reward"] if "lives" in columns else rewards, stepped, columns)
-
-    def _finished(self, ended: list[int], truncated: np.ndarray, columns: Columns) -> list[int]:
+    def _counted(
+        self, rewards: np.ndarray, ended: list[int], truncated: np.ndarray, columns: dict[str, Any]
+    ) -> tuple[np.ndarray, list[int]]:
         if "lives" not in columns:
-            return ended
-        # Atari: the whole game, not only a life.
-        return [i for i in ended if columns["terminated"][i] or truncated[i]]
-
-    def _images(self) -> Iterable[np.ndarray]:
-        return self.env.render(env_ids=np.arange(self.num_envs))  # type: ignore[no-any-return]
+            return rewards, ended
+        # Atari: the rewards before they were clipped, of the whole game, not only of a life.
+        return columns["reward"], [i for i in ended if columns["terminated"][i] or truncated[i]]
 
 
 def _is_envpool(env: Any) -> bool:
@@ -316,26 +308,8 @@ def _is_envpool(env: Any) -> bool:
     return all(hasattr(type(env), name) for name in ("async_reset", "send", "recv", "all_env_ids"))
 
 
-def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> str:
-    """:raises ValueError: the metadata of ``env`` has no autoreset mode, or one that is not supported."""
-    mode = (env.metadata or {}).get("autoreset_mode")
-    mode = getattr(mode, "value", mode)
-    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
-        raise ValueError(
-            f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode '
-            "(Gymnasium 1.1 or newer)"
-        )
-    base = env.unwrapped
-    if mode == NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
-        raise ValueError(
-            "AsyncVectorEnv with shared_memory=False and autoreset_mode=NEXT_STEP resets a second time after reset(): "
-            "use shared memory or AutoresetMode.SAME_STEP"
-        )
-    return mode
-
-
-def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]]:
-    """Infos with one array per key, but those to skip, as ``n`` new dicts with one value per key."""
+def _rows(columns: dict[str, Any], n: int, skip: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Columns as ``n`` new dicts with one value per key, without the keys to skip."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for key, column in columns.items():
         if key in skip or (key.startswith("_") and key[1:] in columns):
@@ -354,7 +328,7 @@ def _rows(columns: Columns, n: int, skip: frozenset[str]) -> list[dict[str, Any]
 def _values(column: Any, n: int) -> list[Any]:
     """One value for each of ``n`` environments; Python numbers where they are numbers."""
     if isinstance(column, dict):
-        return list(_rows(column, n, frozenset()))
+        return list(_rows(column, n))
     if isinstance(column, np.ndarray) and len(column.shape) and len(column) == n:
         # Copied, because rows are views and the environment may reuse the array.
         return column.tolist() if column.ndim == 1 else list(column.copy())
@@ -362,13 +336,3 @@ def _values(column: Any, n: int) -> list[Any]:
         return list(column)
     # One value for all environments.
     return [column] * n
-
-
-def _final_row(final_obs: Any, i: int) -> Any:
-    """As :func:`row_of`; Gymnasium's ``final_obs`` is an array of whole observations, also where those are dicts."""
-    return mapped(np.array, final_obs[i]) if isinstance(final_obs, np.ndarray) else row_of(final_obs, i)
-
-
-def _replaced(obs: Any, other: Any, mask: np.ndarray) -> Any:
-    """``obs`` with the rows of ``other`` where ``mask`` ``(N,)`` is true."""
-    return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, other)

@@ -13,13 +13,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.compiling.torch_private import swapped, without_gradients
-from ppo_plus.envs.autoreset import is_reset
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import TIMEOUT
-from ppo_plus.envs.nested import row_of
 from ppo_plus.envs.normalization import Statistics
-from ppo_plus.envs.outputs import check_shape
+from ppo_plus.envs.outputs import check_shape, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
+from ppo_plus.envs.vec_env import is_reset
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
 from ppo_plus.policy.policies import Carry, Memory, Step

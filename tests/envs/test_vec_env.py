@@ -224,23 +224,6 @@ def test_actions_arrive_as_they_are(space):
     assert_same_as_dummy(GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, action_space=space)), 30, action_space=space)
 
 
-def test_actions_get_the_dtype_that_the_environment_wants():
-    seen = []
-
-    class Spy(SyncVectorEnv):
-        def step(self, actions):
-            seen.append(actions)
-            return super().step(actions)
-
-    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, Spy, action_space=spaces.Box(-1, 1, (2,), np.float64)))
-    env.reset()
-    env.step(np.ones((2, 2), np.float32))
-    env = GymVectorEnv(vector(2, AutoresetMode.SAME_STEP, Spy))
-    env.reset()
-    env.step(np.ones((2, 1), np.int32))
-    assert [(action.dtype, action.shape) for action in seen] == [(np.float64, (2, 2)), (np.int64, (2,))]
-
-
 # --- statistics, infos, buffers --------------------------------------------------------------------------------------
 
 
@@ -512,7 +495,7 @@ def test_native_vector_environment():
     env = as_vec_env(
         gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point", max_episode_steps=30)
     )
-    assert isinstance(env, GymVectorEnv) and env.autoreset == "NextStep"
+    assert isinstance(env, GymVectorEnv) and env.autoreset is AutoresetMode.NEXT_STEP
     env.seed(0)
     first = env.reset()
     env.seed(0)

@@ -34,10 +34,7 @@ class NotResumableError(RuntimeError):
 
 
 def plain(value: Any) -> Any:
-    """A copy that consists of plain values.
-
-    :raises NotResumableError: it contains something else
-    """
+    """A copy that consists of plain values; raises :class:`NotResumableError` if it contains something else."""
     kind = type(value)
     if kind in IMMUTABLE:
         return value
@@ -57,10 +54,19 @@ def plain(value: Any) -> Any:
 
 def get_attributes(owner: Any, names: Iterable[str]) -> State:
     """Those of the attributes that an object has, as plain values."""
-    values = vars(owner)
-    return {
-        name: time.time() - values[name] if name == CLOCK else _packed(values[name]) for name in names if name in values
-    }
+    state: State = {}
+    for name in names:
+        if name not in vars(owner):
+            continue
+        value = vars(owner)[name]
+        if name == CLOCK:
+            state[name] = time.time() - value
+        elif type(value) is list and set(map(type, value)) in ({int}, {float}):
+            # The long lists of a `Monitor`.
+            state[name] = np.array(value)
+        else:
+            state[name] = plain(value)
+    return state
 
 
 def set_attributes(owner: Any, names: Iterable[str], state: State) -> None:
@@ -71,15 +77,8 @@ def set_attributes(owner: Any, names: Iterable[str], state: State) -> None:
             setattr(owner, name, time.time() - value if name == CLOCK else _restored(vars(owner).get(name), value))
 
 
-def _packed(value: Any) -> Any:
-    """As :func:`plain`; the long lists of numbers of a ``Monitor`` as arrays."""
-    if type(value) is list and set(map(type, value)) in ({int}, {float}):
-        return np.array(value)
-    return plain(value)
-
-
 def _restored(old: Any, value: Any) -> Any:
-    """What :func:`_packed` made of an attribute, as the type of its present value ``old``."""
+    """A plain value as the type of an attribute's present value ``old``."""
     if type(old) in _PARTS:
         new = copy.copy(old)
         for name, part in value.items():
@@ -99,10 +98,7 @@ def get_generator(env: Any) -> State | None:
 
 
 def set_generator(env: Any, state: State | None) -> None:
-    """Put back what :func:`get_generator` returned.
-
-    :raises ValueError: it is not a valid state of one of NumPy's generators
-    """
+    """Put back what :func:`get_generator` returned; raises as :func:`~ppo_plus.generators.make_bit_generator`."""
     if state is None:
         env._np_random = None
         return
@@ -121,10 +117,7 @@ def has_state(owner: Any) -> bool:
 
 
 def own_state(owner: Any) -> Any:
-    """What ``get_state`` returns.
-
-    :raises NotResumableError: it raises an error, or returns something else than plain values
-    """
+    """What ``get_state`` returns; raises :class:`NotResumableError` unless these are plain values."""
     try:
         return plain(owner.get_state())
     except NotResumableError as error:

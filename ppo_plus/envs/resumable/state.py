@@ -21,7 +21,6 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
@@ -51,10 +50,11 @@ def get_state(vec_env: VecEnv) -> State:
     :return: plain values, which do not change later. ``"reason"`` is ``None``, or says why others cannot resume within
         the present episodes
     """
-    state: State = {"layers": [], "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
+    layers = _vec_layers(vec_env)
+    titles = [_title(layer) for layer in layers]
+    state: State = {"layers": titles, "vec_layers": [], "envs": None, "n_envs": vec_env.num_envs, "reason": None}
     reasons: list[str | None] = []
-    for layer in _vec_layers(vec_env):
-        state["layers"].append(_title(layer))
+    for layer in layers:
         kept: State = {}
         try:
             if has_state(layer):
@@ -85,7 +85,7 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
     :raises ValueError: other wrappers, or another number of environments; nothing is changed then
     :raises NotResumableError: the other environments were in a :class:`~ppo_plus.Resumable`, and these are not
     """
-    layers = list(_vec_layers(vec_env))
+    layers = _vec_layers(vec_env)
     found = [_title(layer) for layer in layers]
     if found != state["layers"] or vec_env.num_envs != state["n_envs"]:
         raise ValueError(
@@ -113,14 +113,12 @@ def set_statistics(vec_env: VecEnv, state: State) -> None:
             set_attributes(layer, MOMENTS, kept)
 
 
-def _vec_layers(vec_env: VecEnv) -> Iterator[Any]:
+def _vec_layers(vec_env: VecEnv) -> list[Any]:
     """The wrappers from the outermost on, and what they wrap, up to the first that returns its own state."""
-    layer: Any = vec_env
-    while True:
-        yield layer
-        if has_state(layer) or not isinstance(layer, VecEnvWrapper):
-            return
-        layer = layer.venv
+    layers: list[Any] = [vec_env]
+    while isinstance(layers[-1], VecEnvWrapper) and not has_state(layers[-1]):
+        layers.append(layers[-1].venv)
+    return layers
 
 
 def _title(layer: VecEnv) -> str:

@@ -34,11 +34,10 @@ MAX_STEPS = 100_000
 
 @dataclass(slots=True)
 class _Episode:
-    """What a replay of the present episode needs."""
+    """What a replay of the present episode needs: first the arguments of its reset, and the generator and attributes of
+    wrappers before it."""
 
-    #: Of its reset.
     arguments: State = field(default_factory=dict)
-    #: Before the reset: the generator of the environment, and attributes of wrappers that earlier episodes have set.
     generator: State | None = None
     before_reset: list[State] = field(default_factory=list)
     actions: deque[Any] = field(default_factory=lambda: deque(maxlen=MAX_STEPS + 1))
@@ -63,15 +62,20 @@ class Resumable(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        layers = list(_layers(env))
+        layers = [env]
+        while isinstance(layers[-1], gym.Wrapper):
+            layers.append(layers[-1].env)
         self._names = [type(layer).__name__ for layer in layers]
         self._base: Any = layers[-1].unwrapped
         with_state = [i for i, layer in enumerate(layers) if has_state(layer)]
         #: The outermost one that returns its own state and that of all it wraps; ``None``: the episode is replayed.
-        self._stateful = layers[with_state[0]] if with_state else None
-        #: The wrappers around it, or all of them.
-        self._wrappers = layers[: with_state[0]] if with_state else layers[:-1]
-        unknown = [layer for layer in self._wrappers if changing(layer) is None]
+        self._stateful: Any = layers[with_state[0]] if with_state else None
+        wrappers = layers[: with_state[0]] if with_state else layers[:-1]
+        #: The wrappers around it, or all of them, and their attributes that change.
+        self._wrappers = [(layer, changing(layer) or ()) for layer in wrappers]
+        #: Those that the replay puts back before the reset.
+        self._early = [(layer, [name for name in names if name in BEFORE_RESET]) for layer, names in self._wrappers]
+        unknown = [layer for layer in wrappers if changing(layer) is None]
         if self._stateful is None:
             if not class_name(self._base).startswith(REPLAYABLE):
                 unknown.append(self._base)
@@ -113,7 +117,7 @@ class Resumable(gym.Wrapper):
                 self._base._destroy()
                 self._base.world = type(self._base.world)(gravity=self._base.world.gravity)
             episode.generator = get_generator(self._base)
-            episode.before_reset = [get_attributes(layer, _before_reset(layer)) for layer in self._wrappers]
+            episode.before_reset = [get_attributes(layer, names) for layer, names in self._early]
         # An attribute of this object, and not of the environment.
         vars(self)["_episode"] = episode
         episode.last = result = self.env.reset(**kwargs)
@@ -139,7 +143,7 @@ class Resumable(gym.Wrapper):
             "reason": None,
         }
         try:
-            state["wrappers"] = [get_attributes(layer, changing(layer) or ()) for layer in self._wrappers]
+            state["wrappers"] = [get_attributes(layer, names) for layer, names in self._wrappers]
             if self._reason is not None:
                 raise NotResumableError(self._reason)
             if self._episode.last is not None:
@@ -155,15 +159,14 @@ class Resumable(gym.Wrapper):
         """:raises NotResumableError: the episode cannot be replayed"""
         if episode.reason is not None:
             raise NotResumableError(episode.reason)
-        state: State = {"arguments": episode.arguments}
         if self._stateful is not None:
-            return {**state, "own": own_state(self._stateful)}
+            return {"arguments": episode.arguments, "own": own_state(self._stateful)}
         if self._set_from_outside:
             raise NotResumableError(f"attribute {self._set_from_outside!r} of {self.env} was set from outside")
         if len(episode.actions) > MAX_STEPS:
             raise NotResumableError(f"{self.env} is in an episode of more than {MAX_STEPS} steps")
         return {
-            **state,
+            "arguments": episode.arguments,
             "generator": episode.generator,
             "before_reset": episode.before_reset,
             "n_steps": len(episode.actions),
@@ -185,23 +188,22 @@ class Resumable(gym.Wrapper):
         try:
             # Also if there is a reason: the environment can still be reset.
             set_generator(self._base, state["generator"])
-            for layer, attributes in zip(self._wrappers, state["wrappers"], strict=True):
-                set_attributes(layer, changing(layer) or (), attributes)
+            for (layer, names), attributes in zip(self._wrappers, state["wrappers"], strict=True):
+                set_attributes(layer, names, attributes)
         except Exception as error:
             reason = self._reason_of(error)
         return reason
 
     def _go_to(self, episode: State, generator: State | None) -> None:
-        """:raises NotResumableError: this is not possible"""
         if self._stateful is not None:
             self.reset(**episode["arguments"])
             set_generator(self._base, generator)
-            self._stateful.set_state(copy.deepcopy(episode["own"]))  # type: ignore[attr-defined]
+            self._stateful.set_state(copy.deepcopy(episode["own"]))
             return
         self._base.np_random  # noqa: B018
         set_generator(self._base, episode["generator"])
-        for layer, attributes in zip(self._wrappers, episode["before_reset"], strict=True):
-            set_attributes(layer, _before_reset(layer), attributes)
+        for (layer, names), attributes in zip(self._early, episode["before_reset"], strict=True):
+            set_attributes(layer, names, attributes)
         self.reset(**episode["arguments"])
         for i in range(episode["n_steps"]):
             self.step(tree_map(lambda rows: rows[i].copy(), episode["actions"]))  # noqa: B023
@@ -219,7 +221,7 @@ class Resumable(gym.Wrapper):
     @contextmanager
     def _silent(self) -> Iterator[None]:
         """Monitors do not write to files meanwhile."""
-        writers = [(layer, layer.results_writer) for layer in self._wrappers if isinstance(layer, Monitor)]
+        writers = [(layer, layer.results_writer) for layer, _ in self._wrappers if isinstance(layer, Monitor)]
         try:
             for monitor, _ in writers:
                 monitor.results_writer = None
@@ -227,15 +229,3 @@ class Resumable(gym.Wrapper):
         finally:
             for monitor, writer in writers:
                 monitor.results_writer = writer
-
-
-def _layers(env: gym.Env) -> Iterator[gym.Env]:
-    """The wrappers from the outermost on, and the environment."""
-    while isinstance(env, gym.Wrapper):
-        yield env
-        env = env.env
-    yield env
-
-
-def _before_reset(layer: gym.Env) -> list[str]:
-    return [name for name in changing(layer) or () if name in BEFORE_RESET]

@@ -1,10 +1,10 @@
 """One environment whose errors are answers, so that they can be sent to another process."""
 
 import copy
+import errno
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,12 +15,22 @@ from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
 from ppo_plus.envs.errors import explanation
 from ppo_plus.envs.outputs import InvalidOutput, check_info, check_obs, check_reward
-from ppo_plus.envs.supervised.faults import DISK_FULL, Fault
 from ppo_plus.policy.masking import METHOD
 
+#: Error numbers of a full disk, which a ``Monitor`` may write to.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-class _RemoteTraceback(Exception):
-    """The traceback of an error in another process."""
+
+@dataclass(frozen=True)
+class Fault:
+    """The answer of an environment that failed: the reason, as the predicate of a sentence about it, and its error."""
+
+    reason: str
+    cause: BaseException | None = None
+    #: Whether it may still be running.
+    hangs: bool = False
+    #: Whether it returned NaN or infinity.
+    not_finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,12 @@ class CallerError:
     error: Exception
 
 
-class GuardedEnv:
-    """One environment, which answers commands and raises no errors.
+class _RemoteTraceback(Exception):
+    """The traceback of an error in another process."""
 
-    :param make: makes it
-    :param remote: whether the answers are sent to another process, which is not possible for every error
-    """
+
+class GuardedEnv:
+    """One environment, which answers commands and raises no errors; those for another process are made sendable."""
 
     #: Commands in which an error is the environment's fault, and not the caller's.
     DUTIES = ("make", "step", "reset")
@@ -64,7 +74,7 @@ class GuardedEnv:
         """Make the environment; returns its name and spaces. If it is made again, monitors append to their files."""
         writer = monitor.ResultsWriter
         if again:
-            monitor.ResultsWriter = partial(_append, writer)  # type: ignore[assignment, misc]
+            monitor.ResultsWriter = lambda *args, **named: writer(*args, **named | {"override_existing": False})  # type: ignore[assignment, misc]
         try:
             self.env: Any = _patch_env(self._make())
         finally:
@@ -98,12 +108,6 @@ class GuardedEnv:
     def close(self) -> None:
         self.env.close()
 
-    def has_attr(self, name: str) -> bool:
-        return bool(self.env.has_wrapper_attr(name))
-
-    def get_attr(self, name: str) -> Any:
-        return self.env.get_wrapper_attr(name)
-
     def set_attr(self, name: str, value: Any) -> None:
         setattr(self.env, name, value)
 
@@ -112,10 +116,6 @@ class GuardedEnv:
 
     def is_wrapped(self, wrapper_class: type[gym.Wrapper]) -> bool:
         return is_wrapped(self.env, wrapper_class)
-
-
-def _append(writer: Any, *arguments: Any, **named: Any) -> Any:
-    return writer(*arguments, **{**named, "override_existing": False})
 
 
 def _sendable(error: Exception) -> Exception:

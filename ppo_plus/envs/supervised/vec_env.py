@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -29,19 +29,31 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.errors import described
-from ppo_plus.envs.nested import mapped, row_of
+from ppo_plus.envs.outputs import row_of
 from ppo_plus.envs.supervised import workers
-from ppo_plus.envs.supervised.faults import EnvFault, Fault, NotFiniteFault
-from ppo_plus.envs.supervised.guarded import CallerError
-from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker, context
+from ppo_plus.envs.supervised.guarded import CallerError, Fault
+from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
+from ppo_plus.trees import tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
 #: Seconds beyond the time limit that a process may take to start and to make its environment.
 STARTING = 60.0
+
+
+class EnvFault(RuntimeError):
+    """An environment failed, and training cannot continue with it.
+
+    The message names the environment, its index, its seed and the step; the environment's own error, if there was one,
+    is the ``__cause__``.
+    """
+
+
+class NotFiniteFault(EnvFault, FloatingPointError):
+    """An environment returned NaN or infinity, which is a ``FloatingPointError`` without supervision, too."""
 
 
 class SupervisedVecEnv(VecEnv):
@@ -75,17 +87,14 @@ class SupervisedVecEnv(VecEnv):
         report: Callable[[str], None] | None = None,
     ):
         require_int("restarts", restarts, 0)
-        if timeout is not None:
-            require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
-            if not processes:
-                raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
+        require_number("timeout", timeout, 0, 1e6, above=True, or_none=True)
+        if timeout is not None and not processes:
+            raise ValueError(f"timeout={timeout} needs processes, which can be ended: use processes=True")
         self.restarts, self.timeout = restarts, timeout
         self._to_start = None if timeout is None else timeout + STARTING
         self.report = report or partial(warnings.warn, stacklevel=2)
-        #: Restarts so far.
-        self.n_restarts = 0
-        #: Steps that each environment has taken.
-        self.n_steps = 0
+        #: Restarts over all environments, and steps that each has taken.
+        self.n_restarts = self.n_steps = 0
         #: The seed that each environment was last reset with; ``None``: without a seed.
         self.env_seeds: list[int | None] = [None] * len(env_fns)
         #: Attributes that were set in each, to be set in a fresh one.
@@ -94,35 +103,32 @@ class SupervisedVecEnv(VecEnv):
         self._replaced: dict[int, tuple[str, Any]] = {}
         #: The last observations, ``N`` rows.
         self.last_obs: Any = None
-        self.waiting = self.closed = False
+        self.closed = False
         self._names = ["it"] * len(env_fns)
         self._workers: list[LocalWorker | ProcessWorker] = []
         try:
             for env_fn in env_fns:
-                self._workers.append(ProcessWorker(env_fn, context(start_method)) if processes else LocalWorker(env_fn))
+                self._workers.append(ProcessWorker(env_fn, start_method) if processes else LocalWorker(env_fn))
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):
-                    raise self._error(i, answer)
+                    self._fail(i, answer)
         except BaseException:
             self.close()
             raise
         self._names = [name for name, _ in made.values()]
-        self._spaces = made[0][1]
-        super().__init__(len(env_fns), *self._spaces)
+        super().__init__(len(env_fns), *made[0][1])
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with the seeds and options that were set since the last reset."""
         options = [{"options": each} if each else {} for each in self._options]
-        for i, seed in enumerate(self._seeds):
-            if seed is not None:
-                self.env_seeds[i] = seed
+        pairs = zip(self._seeds, self.env_seeds, strict=True)
+        self.env_seeds = [last if seed is None else seed for seed, last in pairs]
         self._replaced = {}
         answers = self._exchange({i: ("reset", {"seed": self._seeds[i], **options[i]}) for i in range(self.num_envs)})
         rows = []
         for i, answer in answers.items():
-            first = self._renew(i, answer, options[i]) if isinstance(answer, Fault) else answer
-            obs, self.reset_infos[i] = first
+            obs, self.reset_infos[i] = self._first(i, answer, options[i])
             rows.append(obs)
         self._reset_seeds()
         self._reset_options()
@@ -132,12 +138,10 @@ class SupervisedVecEnv(VecEnv):
         for i, action in enumerate(actions):
             if i not in self._replaced:
                 self._workers[i].send(("step", action))
-        self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
         # All answers first, so that none is left unread if an environment failed.
         answers = self._collect([i for i in range(self.num_envs) if i not in self._replaced])
-        self.waiting = False
         self.n_steps += 1
         rows = [self._row(i, answers.get(i)) for i in range(self.num_envs)]
         obs, rewards, dones, infos = zip(*rows, strict=True)
@@ -148,9 +152,9 @@ class SupervisedVecEnv(VecEnv):
         if i not in self._replaced and not isinstance(answer, Fault):
             obs, reward, done, info, first = answer
             if done:
-                obs, self.reset_infos[i] = self._renew(i, first) if isinstance(first, Fault) else first
+                obs, self.reset_infos[i] = self._first(i, first)
             return obs, reward, done, info
-        reason, first = self._replaced.pop(i, None) or (answer.reason, self._renew(i, answer))
+        reason, first = self._replaced.pop(i, None) or (answer.reason, self._first(i, answer))
         obs, self.reset_infos[i] = first
         last = row_of(self.last_obs, i)
         return obs, 0.0, True, {RESTART: reason, "TimeLimit.truncated": True, "terminal_observation": last}
@@ -158,48 +162,36 @@ class SupervisedVecEnv(VecEnv):
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self.last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into observations.
-        return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
+        return tree_map(np.array, self.last_obs)  # type: ignore[no-any-return]
 
-    def _renew(self, i: int, fault: Fault, options: dict[str, Any] | None = None) -> Any:
-        """Replace environment ``i``; returns what the first reset of the fresh one returned."""
-        while True:
+    def _first(self, i: int, answer: Any, options: dict[str, Any] | None = None) -> Any:
+        """The answer to a reset of environment ``i``, which is replaced as long as the answer is a fault."""
+        while isinstance(answer, Fault):
+            worker = self._workers[i]
             if self.n_restarts >= self.restarts:
-                if fault.hangs:
-                    self._workers[i].stop(time.monotonic())
-                raise self._error(i, fault)
+                if answer.hangs:
+                    worker.stop(time.monotonic())
+                self._fail(i, answer)
             self.n_restarts += 1
-            self.report(f"{self._who(i)} {fault.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
+            self.report(f"{self._who(i)} {answer.reason}: restarted ({self.n_restarts} of {self.restarts} restarts)")
             seed = self.env_seeds[i]
             if seed is not None:
                 self.env_seeds[i] = derived_seed([seed, 1])
-            answer = self._begin(i, fault.hangs, {"seed": self.env_seeds[i], **(options or {})})
-            if not isinstance(answer, Fault):
-                return answer
-            fault = answer
-
-    def _begin(self, i: int, hangs: bool, arguments: dict[str, Any]) -> Any:
-        """Make environment ``i`` again and reset it; returns the answer."""
-        worker = self._workers[i]
-        worker.stop(time.monotonic() + (0 if hangs else workers.CLOSING))
-        worker.start(again=True)
-        answer = self._collect([i], self._to_start)[i]
-        if isinstance(answer, Fault):
-            return answer
-        messages = [("set_attr", *each) for each in self._attributes[i].items()]
-        for message in (*messages, ("reset", arguments)):
-            answer = self._exchange({i: message})[i]
-            if isinstance(answer, Fault):
-                break
+            worker.stop(time.monotonic() + (0 if answer.hangs else workers.CLOSING))
+            worker.start(again=True)
+            answer = self._collect([i], self._to_start)[i]
+            messages = [("set_attr", *each) for each in self._attributes[i].items()]
+            for message in (*messages, ("reset", {"seed": self.env_seeds[i], **(options or {})})):
+                if not isinstance(answer, Fault):
+                    answer = self._exchange({i: message})[i]
         return answer
 
-    def _error(self, i: int, fault: Fault) -> EnvFault:
+    def _fail(self, i: int, fault: Fault) -> NoReturn:
         remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
             remedy = f"All restarts={self.restarts} are used up"
         kind = NotFiniteFault if fault.not_finite else EnvFault
-        error = kind(f"{self._who(i)} {fault.reason}. {remedy}")
-        error.__cause__ = fault.cause
-        return error
+        raise kind(f"{self._who(i)} {fault.reason}. {remedy}") from fault.cause
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"
@@ -225,15 +217,15 @@ class SupervisedVecEnv(VecEnv):
         answers = self._exchange(messages, seconds)
         for i in messages:
             while isinstance(answers[i], Fault):
-                self._replaced[i] = answers[i].reason, self._renew(i, answers[i])
+                self._replaced[i] = answers[i].reason, self._first(i, answers[i])
                 answers[i] = self._exchange({i: message}, seconds)[i]
         return list(answers.values())
 
     def has_attr(self, attr_name: str) -> bool:
-        return all(self._call(("has_attr", attr_name)))
+        return all(self._call(("env_method", "has_wrapper_attr", (attr_name,), {})))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return self._call(("get_attr", attr_name), indices)
+        return self._call(("env_method", "get_wrapper_attr", (attr_name,), {}), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the single environments, and of those that replace them."""

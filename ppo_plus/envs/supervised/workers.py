@@ -14,8 +14,7 @@ from typing import Any
 import gymnasium as gym
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
-from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
+from ppo_plus.envs.supervised.guarded import CallerError, Fault, GuardedEnv
 
 #: Seconds that an environment may take to close.
 CLOSING = 5.0
@@ -54,10 +53,12 @@ class LocalWorker:
 
 
 class ProcessWorker:
-    """Runs an environment, which ``make`` makes, in a separate process."""
+    """Runs an environment, which ``make`` makes, in a separate process; started as by SB3 where nothing is given."""
 
-    def __init__(self, make: Callable[[], gym.Env], context: Any):
-        self.make, self.context = make, context
+    def __init__(self, make: Callable[[], gym.Env], start_method: str | None):
+        default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        self.make = make
+        self.context: Any = multiprocessing.get_context(start_method or default)
         self.process: Any = None
         self.start()
 
@@ -128,12 +129,6 @@ class ProcessWorker:
         self.process = None
 
 
-def context(start_method: str | None) -> Any:
-    """How processes are started; SB3's choice where none is given."""
-    methods = multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context(start_method or ("forkserver" if "forkserver" in methods else "spawn"))
-
-
 def _pickled(message: Any) -> bytes:
     """A message for ``recv``. With later protocols read-only arrays stay so, but wrappers write into infos."""
     return pickle.dumps(message, 4)
@@ -151,20 +146,17 @@ def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while message != ("close",):
             message = remote.recv()
-            remote.send_bytes(_reply(guarded.answer(*message)))
+            answer = guarded.answer(*message)
+            try:
+                reply = _pickled(answer)
+            except Exception as error:
+                reply = _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))
+            remote.send_bytes(reply)
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        # Time for the process to close the environment and end by itself.
-        time.sleep(CLOSING)
-        os._exit(1)
-
-
-def _reply(answer: Any) -> bytes:
-    try:
-        return _pickled(answer)
-    except Exception as error:
-        return _pickled(Fault(f"returned what cannot be sent to another process: {error!r}"))
+    parent: Any = multiprocessing.parent_process()
+    parent.join()
+    # Time for the process to close the environment and end by itself.
+    time.sleep(CLOSING)
+    os._exit(1)

@@ -103,10 +103,7 @@ class TensorEnv:
 
 
 def gym_space(space: Any) -> spaces.Space[Any]:
-    """A space of a simulator as one of Gymnasium's: simulators have other classes, with the same attributes.
-
-    :raises ValueError: it is not a Box, Discrete or Dict
-    """
+    """A space of a simulator as one of Gymnasium's: simulators have other classes, with the same attributes."""
     if isinstance(space, spaces.Space):
         return space
     if isinstance(getattr(space, "spaces", None), Mapping):
@@ -134,18 +131,16 @@ def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([bounded(sub) for sub in space])
     if isinstance(space, spaces.Box) and not space.is_bounded():
-        low = np.where(np.isfinite(space.low), space.low, -UNBOUNDED)
-        return spaces.Box(low, np.where(np.isfinite(space.high), space.high, UNBOUNDED), dtype=space.dtype)  # type: ignore[arg-type]
+        low, high = (np.nan_to_num(each, posinf=UNBOUNDED, neginf=-UNBOUNDED) for each in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
     return space
 
 
 def select_groups(
     space: spaces.Space[Any], wanted: Sequence[str] | None
 ) -> tuple[spaces.Space[Any], Callable[[Any], Obs]]:
-    """The space of the groups of observations that are used, and a function that selects them.
-
-    :param wanted: the groups to use; ``None``: the policy's, if its name is known, otherwise all
-    """
+    """The space of the groups of observations that are used, and a function that selects them: those that are
+    ``wanted``; otherwise the policy's, if its name is known, or all."""
     if not isinstance(space, spaces.Dict):
         if wanted is not None:
             raise ValueError(f"groups={wanted!r}: the environment has only one group of observations, {space}")

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from ppo_plus.envs.autoreset import SAME_STEP
-from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.trees import tree_map
 
 
 def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | None:
     """The environments as a :class:`~ppo_plus.TensorEnv`; ``None``: they are not in tensors.
 
-    :param groups: the groups of observations to use, as entries of a Dict; ``None``: only the policy's
     :raises ValueError: they are in tensors, but in a way that is not supported; or they do not have these groups
     """
     if isinstance(env, TensorEnv):
@@ -47,9 +45,11 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
 class _Adapter(TensorEnv):
     """The base class of the adapters, with the simulator as ``env``."""
 
-    def __init__(self, env: Any, num_envs: int, observation_space: Any, action_space: Any, device: Any) -> None:
-        self.env = env
-        super().__init__(num_envs, observation_space, action_space, device or "cpu")
+    def __init__(self, env: Any, observation_space: Any, action_space: Any) -> None:
+        self.env, self.render_mode = env, getattr(env, "render_mode", None)
+        core = getattr(env, "unwrapped", env)
+        device = getattr(env, "device", None) or getattr(core, "device", None) or "cpu"
+        super().__init__(core.num_envs, observation_space, action_space, device)
 
     @property
     def has_masks(self) -> bool:
@@ -68,25 +68,24 @@ class _Adapter(TensorEnv):
 
 class GymTensors(_Adapter):
     """A Gymnasium vector environment that returns tensors: ManiSkill's ``ManiSkillVectorEnv``, one in Gymnasium's
-    ``JaxToTorch``, or your own with a ``device``.
+    ``JaxToTorch``, or your own with a ``device``; in autoreset mode ``SAME_STEP``.
 
     Final observations are ``infos["final_obs"]``, or ``infos["final_observation"]``.
-
-    :raises ValueError: its autoreset mode is not ``SAME_STEP``
     """
 
     remedy = 'put it into infos["final_obs"]'
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         mode = (env.metadata or {}).get("autoreset_mode")
-        if getattr(mode, "value", mode) not in (None, SAME_STEP) or getattr(env, "auto_reset", True) is False:
+        if (
+            getattr(mode, "value", mode) not in (None, AutoresetMode.SAME_STEP.value)
+            or getattr(env, "auto_reset", True) is False
+        ):
             raise ValueError(
                 f"env={env!r} has autoreset mode {mode}, but environments in tensors have to start the next episode in "
                 "the step that ends one: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
-        super().__init__(
-            env, env.num_envs, env.single_observation_space, env.single_action_space, getattr(env, "device", None)
-        )
+        super().__init__(env, env.single_observation_space, env.single_action_space)
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self.env.reset(seed=seed)
@@ -94,9 +93,8 @@ class GymTensors(_Adapter):
 
     def step(self, actions: Any) -> Transition:
         *results, infos = self.env.step(actions)
-        obs, rewards, terminated, truncated = (as_tensor(each, self.device) for each in results)
         final = infos.get("final_obs", infos.get("final_observation"))
-        final = None if final is None else as_tensor(final, self.device)
+        obs, rewards, terminated, truncated, final = as_tensor((*results, final), self.device)
         return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 
 
@@ -114,7 +112,7 @@ class ManagedTensors(_Adapter):
         is_mjlab = hasattr(self.cfg, "auto_reset")
         self.remedy = f"set cfg.{'auto_reset=False' if is_mjlab else 'compute_final_obs=True'} of the environment"
         space, self._select = select_groups(gym_space(core.single_observation_space), groups)
-        super().__init__(env, core.num_envs, space, core.single_action_space, getattr(core, "device", None))
+        super().__init__(env, space, core.single_action_space)
 
     def reset(self, seed: int | None = None) -> Obs:
         obs, _ = self.env.reset(seed=seed)
@@ -125,7 +123,7 @@ class ManagedTensors(_Adapter):
         final = extras.get("final_obs")
         if not self._resets_itself:
             # A copy, since the reset computes all observations again.
-            final = mapped(th.clone, obs)
+            final = tree_map(th.clone, obs)
             ended = (terminated | truncated).nonzero().squeeze(1)
             if len(ended):
                 # Copies as well: the start of an episode clears the flags of the last one.
@@ -151,12 +149,10 @@ class RslRlTensors(_Adapter):
 
     def __init__(self, env: Any, groups: Sequence[str] | None = None) -> None:
         first = _first(env.get_observations())
-        if hasattr(first, "items"):
-            space: spaces.Space[Any] = spaces.Dict([(key, box(sub.shape[1:])) for key, sub in first.items()])
-        else:
-            space = box(first.shape[1:])
-        space, self._select = select_groups(space, groups)
-        super().__init__(env, env.num_envs, space, box(env.num_actions), getattr(env, "device", None))
+        is_dict = hasattr(first, "items")
+        entries = [(key, box(part.shape[1:])) for key, part in (first.items() if is_dict else [("", first)])]
+        space, self._select = select_groups(spaces.Dict(entries) if is_dict else entries[0][1], groups)
+        super().__init__(env, space, box(env.num_actions))
 
     def reset(self, seed: int | None = None) -> Obs:
         if hasattr(self.env, "reset"):
@@ -174,20 +170,19 @@ class RslRlTensors(_Adapter):
 
 def as_tensor(value: Any, device: th.device) -> Any:
     """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
-    return mapped(lambda part: th.as_tensor(part, device=device), value)
+    return tree_map(lambda part: th.as_tensor(part, device=device), value)
 
 
 def as_numpy(value: Any) -> Any:
     """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
-    return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)
+    return tree_map(lambda tensor: tensor.cpu().numpy().copy(), value)
 
 
 def _speaks_torch(env: Any) -> bool:
     """Whether a vector environment takes and returns tensors: it has a device, or one of its wrappers converts."""
     if isinstance(getattr(env, "device", None), th.device):
         return True
-    target = getattr(getattr(env, "_target_xp", None), "__name__", "")
-    if target:
+    if target := getattr(getattr(env, "_target_xp", None), "__name__", ""):
         return target.split(".")[-1] == "torch"
     return isinstance(env, VectorWrapper) and _speaks_torch(env.env)
 
@@ -195,17 +190,12 @@ def _speaks_torch(env: Any) -> bool:
 def _filled(obs: Obs, final: np.ndarray, device: th.device) -> Obs:
     """Observations with the final ones, an array of ``N`` with ``None`` where no episode has ended, in their rows."""
     ended = [i for i, row in enumerate(final) if row is not None]
-    if not ended:
-        return obs
-    where = th.tensor(ended, device=device)
 
-    def put(rows: Any, parts: list[Any]) -> Any:
-        if isinstance(rows, Mapping):
-            return {key: put(sub, [part[key] for part in parts]) for key, sub in rows.items()}
+    def put(rows: th.Tensor, *parts: Any) -> th.Tensor:
         stacked = th.stack([th.as_tensor(part, device=device) for part in parts])
-        return rows.index_copy(0, where, stacked.to(rows.dtype))
+        return rows.index_copy(0, th.tensor(ended, device=device), stacked.to(rows.dtype))
 
-    return put(obs, [final[i] for i in ended])
+    return tree_map(put, obs, *final[ended]) if ended else obs
 
 
 def _log(extras: Mapping[str, Any]) -> Mapping[str, Any]:

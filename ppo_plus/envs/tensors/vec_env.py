@@ -14,15 +14,16 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.nested import mapped
 from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import METHOD
+from ppo_plus.trees import tree_map
 
 
 class Stepped(NamedTuple):
@@ -58,17 +59,16 @@ class TensorVecEnv(BatchedVecEnv):
     """
 
     def __init__(self, env: TensorEnv):
-        self.env = env
         self.device = env.device
         self._layout = _ObservationLayout(env.observation_space)
-        self._actions: Any = None
-        self._unchecked = True
-        super().__init__(env.num_envs, self._layout.space, env.action_space)
+        super().__init__(env, env.num_envs, self._layout.space, env.action_space)
         self._begin()
 
     def _begin(self) -> None:
         self._returns = th.zeros(self.num_envs, dtype=widest(self.device), device=self.device)
         self._lengths = th.zeros(self.num_envs, dtype=th.long, device=self.device)
+        #: Whether the next step is checked: the first one after each reset.
+        self._unchecked = True
 
     def reset_tensors(self) -> Obs:
         """Start all episodes again, with the seed that was set since the last reset; returns the first observations."""
@@ -77,7 +77,6 @@ class TensorVecEnv(BatchedVecEnv):
         self._reset_options()
         self._begin()
         check_shape(obs, self.observation_space, self.num_envs)
-        self._unchecked = True
         return obs
 
     def step_tensors(self, actions: Any) -> Stepped:
@@ -85,11 +84,12 @@ class TensorVecEnv(BatchedVecEnv):
 
         :raises ValueError: the tensors that it returns have other shapes than its spaces
         """
-        given = self.env.step(mapped(lambda part: part.to(self.device), actions))
+        given = self.env.step(as_tensor(actions, self.device))
         obs, rewards = self._layout(given.obs), given.rewards.reshape(-1).float()
         terminated, truncated = given.terminated.reshape(-1).bool(), given.truncated.reshape(-1).bool()
         if self._unchecked:
             self._check(obs, rewards, terminated, truncated)
+            self._unchecked = False
         dones, timeouts = terminated | truncated, truncated & ~terminated
         returns, lengths = self._returns + rewards, self._lengths + 1
         self._returns, self._lengths = returns.masked_fill(dones, 0.0), lengths.masked_fill(dones, 0)
@@ -98,9 +98,8 @@ class TensorVecEnv(BatchedVecEnv):
 
     def masks_tensor(self) -> th.Tensor:
         """The present action masks, booleans ``(N, M)``."""
-        masks = self.env.action_masks()
-        assert masks is not None
-        return masks.reshape(self.num_envs, -1).bool()
+        masks: Any = self.env.action_masks()
+        return masks.reshape(self.num_envs, -1).bool()  # type: ignore[no-any-return]
 
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)
@@ -110,16 +109,11 @@ class TensorVecEnv(BatchedVecEnv):
                 f"env={self.env!r} returned rewards or flags of shape {wrong[0]}, but it has {self.num_envs} "
                 "environments: return one number for each"
             )
-        # Once after each reset.
-        self._unchecked = False
 
     def reset(self) -> Any:
         obs = self.reset_tensors()
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return as_numpy(obs)
-
-    def step_async(self, actions: Any) -> None:
-        self._actions = as_tensor(self._batched(actions), self.device)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         step = self.step_tensors(self._actions)
@@ -136,17 +130,11 @@ class TensorVecEnv(BatchedVecEnv):
                 infos[i]["TimeLimit.truncated"] = timeout
                 infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
                 if step.final_obs is not None:
-                    infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
+                    infos[i]["terminal_observation"] = as_numpy(tree_map(itemgetter(i), step.final_obs))
         return infos
-
-    def close(self) -> None:
-        self.env.close()
 
     def has_attr(self, attr_name: str) -> bool:
         return attr_name == "render_mode" or (attr_name == METHOD and self.env.has_masks)
-
-    def _render_mode(self) -> Any:
-        return getattr(getattr(self.env, "env", None), "render_mode", None)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -165,10 +153,10 @@ class _ObservationLayout:
 
     def __init__(self, space: spaces.Space[Any]):
         self._nested = isinstance(space, spaces.Dict)
-        flat = _flat(space) if isinstance(space, spaces.Dict) else {"": space}
+        flat: dict[str, Any] = _flat(space) if isinstance(space, spaces.Dict) else {"": space}
         #: Whether the channels of each observation come last.
-        self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}  # type: ignore[arg-type]
-        flat = {key: _channels_first(sub) if self._last[key] else sub for key, sub in flat.items()}
+        self._last = {key: is_image_space(sub) and not is_image_space_channels_first(sub) for key, sub in flat.items()}
+        flat |= {key: VecTransposeImage.transpose_space(flat[key]) for key, last in self._last.items() if last}
         self.space = spaces.Dict(list(flat.items())) if self._nested else flat[""]
 
     def __call__(self, obs: Obs) -> Obs:
@@ -178,8 +166,7 @@ class _ObservationLayout:
         return {key: self._one(key, flat[key]) for key in self._last}
 
     def _one(self, key: str, obs: th.Tensor) -> th.Tensor:
-        if self._last[key]:
-            obs = obs.permute(0, 3, 1, 2)
+        obs = obs.permute(0, 3, 1, 2) if self._last[key] else obs
         return obs.float() if obs.is_floating_point() else obs
 
 
@@ -187,10 +174,5 @@ def _flat(nested: Any, before: str = "") -> dict[str, Any]:
     """A nesting of dicts, or of Dict spaces, as one dict."""
     found: dict[str, Any] = {}
     for key, part in nested.items():
-        inner = isinstance(part, (Mapping, spaces.Dict)) or hasattr(part, "items")
-        found |= _flat(part, f"{before}{key}/") if inner else {before + str(key): part}
+        found |= _flat(part, f"{before}{key}/") if hasattr(part, "items") else {f"{before}{key}": part}
     return found
-
-
-def _channels_first(space: Any) -> spaces.Box:
-    return spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)

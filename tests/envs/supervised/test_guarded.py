@@ -9,8 +9,7 @@ from faulty_envs import ACTIONS, FAULTS, KINDS, Failing, Masked, both, equal, fi
 from stable_baselines3.common.env_util import make_vec_env
 
 from ppo_plus import SupervisedVecEnv
-from ppo_plus.envs.supervised.faults import Fault
-from ppo_plus.envs.supervised.guarded import CallerError, GuardedEnv
+from ppo_plus.envs.supervised.guarded import CallerError, Fault, GuardedEnv
 from ppo_plus.envs.supervised.vec_env import RESTART
 
 pytestmark = pytest.mark.usefixtures("no_process_stays")
@@ -25,7 +24,7 @@ def test_it_answers_and_raises_nothing():
     assert env.answer("step", 1)[2:] == (False, {"TimeLimit.truncated": False}, None)
     fault = env.answer("step", 1)
     assert isinstance(fault, Fault) and fault.reason == FAULTS["raise"] and str(fault.cause) == "boom"
-    refusal = env.answer("get_attr", "depth")
+    refusal = env.answer("env_method", "get_wrapper_attr", ("depth",), {})
     assert isinstance(refusal, CallerError) and isinstance(refusal.error, AttributeError)
 
 

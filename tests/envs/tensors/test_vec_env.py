@@ -142,13 +142,3 @@ def test_what_does_not_fit_its_space_is_an_error():
     env.step = lambda actions: Transition(env.observe(), th.zeros(6), *[th.zeros(3, dtype=th.bool)] * 2)
     with pytest.raises(ValueError, match="one number for each"):
         PPO_Plus("MlpPolicy", env, **SMALL).learn(24)
-
-
-def test_there_are_no_single_environments():
-    env = as_vec_env(TensorTwin(3, ACTIONS["discrete"]))
-    for access in (lambda: env.get_attr("t"), lambda: env.set_attr("t", 0), lambda: env.env_method("reset")):
-        with pytest.raises(AttributeError, match="single environments"):
-            access()
-    assert env.get_attr("render_mode") == [None] * 3 and not env.has_attr("action_masks")
-    masked = as_vec_env(TensorTwin(3, ACTIONS["discrete"], "method"))
-    assert np.stack(masked.env_method("action_masks")).shape == (3, 3)
