@@ -380,8 +380,8 @@ ROLLOUT = (
     Fault(
         "anew-over-the-rollout",
         "rollout/reestimate.py",
-        "    twin = buffer.twin()\n",
-        "    twin = buffer\n",
+        "            twin = buffer.twin()\n",
+        "            twin = buffer\n",
         "tests/rollout/test_reestimate.py",
     ),
     Fault(

@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,28 +26,32 @@ def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
 
 
 class _Threads:
-    """Torch's number of threads outside of all blocks of :func:`torch_threads`, which may overlap."""
+    """Blocks of :func:`torch_threads`, which threads of Python may be in at the same time."""
 
     lock = threading.Lock()
-    n_blocks = 0
+    #: How many blocks each thread of Python is in.
+    depth: Counter[int] = Counter()
+    #: Torch's number of threads outside of all blocks.
     outside = 0
 
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch use so many threads in the block; other threads of Python may be in such blocks, too."""
+    """Let torch use so many threads in the block."""
+    me = threading.get_ident()
     with _Threads.lock:
-        if not _Threads.n_blocks:
+        if not _Threads.depth.total():
             _Threads.outside = th.get_num_threads()
-        _Threads.n_blocks += 1
+        # A thread begins with the number that another one has set in its block.
+        before = th.get_num_threads() if _Threads.depth[me] else _Threads.outside
+        _Threads.depth[me] += 1
     th.set_num_threads(number)
     try:
         yield
     finally:
         with _Threads.lock:
-            _Threads.n_blocks -= 1
-        # For this thread of Python, and for new ones.
-        th.set_num_threads(_Threads.outside)
+            _Threads.depth -= Counter([me])
+        th.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

@@ -499,7 +499,7 @@ def test_recorders_and_statistics_of_training_do_not_change(fails, tmp_path, mon
     assert not np.array_equal(state()[3][2], before[3][2])
 
 
-def test_other_statistics_of_the_evaluation_environment_give_a_warning():
+def test_other_statistics_in_an_environment_give_a_warning():
     def normalized():
         return NormalizeObservation(gym.make("CartPole-v1"))
 
