@@ -387,8 +387,8 @@ ROLLOUT = (
     Fault(
         "bootstraps-pile-up",
         "rollout/collector.py",
-        "        buffer.rewards[...] = self._rewards\n",
-        "",
+        "return final_values - self._bootstrapped",
+        "return final_values",
         "tests/rollout/test_reestimate.py",
     ),
     Fault(
