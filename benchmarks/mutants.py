@@ -443,15 +443,15 @@ ROLLOUT = (
     Fault(
         "no-bootstrap",
         "rollout/collector.py",
-        "buffer.bootstrap_timeouts(list(rows), list(columns), final_values)",
+        "buffer.bootstrap_timeouts(list(rows), list(columns), self._gain(final_values))",
         "pass",
         "tests/rollout tests/test_ppo.py",
     ),
     Fault(
         "final-observation-shared",
         "rollout/collector.py",
-        'copy.deepcopy(infos[i]["terminal_observation"])',
-        'infos[i]["terminal_observation"]',
+        "copy.deepcopy(final_obs)",
+        "final_obs",
         "tests/rollout tests/test_ppo.py",
     ),
     Fault(
@@ -506,7 +506,7 @@ ROLLOUT = (
     Fault(
         "evaluation-unnoticed",
         "rollout/evaluation.py",
-        "(env is None or _parts(env) & _parts(model.env))",
+        "env is None or bool(set(map(id, _layers(env))) & set(map(id, _layers(model.env))))",
         "env is None",
         "tests/rollout/test_evaluation.py",
     ),

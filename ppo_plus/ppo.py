@@ -15,7 +15,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common import utils
 from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
 from stable_baselines3.common.policies import BasePolicy
@@ -566,12 +566,15 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.call.between_rollouts = False
         if self._last_obs is None:
             env = self.env  # type: ignore[assignment]
-        collector.start(self._plan(env, callback, rollout_buffer), env, self._steps())
+        # Without callbacks, nothing reads a step's values or moves weights between steps.
+        watched = not (isinstance(callback, ConvertCallback) and callback.callback is None)
+        collector.start(self._plan(env, rollout_buffer, watched), env, self._steps())
         while (n_steps := collector.n_steps) < n_rollout_steps:
             decision = collector.act()
             step = collector.step(decision)
             self.num_timesteps += env.num_envs * self.ranks.size
-            callback.update_locals(locals() | collector.locals(decision, step))
+            if watched:
+                callback.update_locals(locals() | collector.locals(decision, step))
             if not callback.on_step():
                 collector.flush()
                 return self._synchronize(keep_training=False)
@@ -591,11 +594,11 @@ class PPO_Plus(OnPolicyAlgorithm):
             follow_changes(rollout_buffer, collected, collector.estimate, self.policy)
         return keep_training
 
-    def _plan(self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer) -> RolloutPlan:
+    def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""
         masks = find_masks(env, self.policy.family.choices, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
-        act = prepare_act(self.policy, masks, self.compilation)
+        act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
         length, window = self.settings.steps_per_sequence, self._stats_window_size
         return RolloutPlan(self.policy, act, masks, rollout_buffer, self.sde_sample_freq, length, window)
 

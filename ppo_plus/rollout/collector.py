@@ -363,12 +363,13 @@ class Collector:
         return None if array is None else th.as_tensor(array, device=self.device)
 
 
-def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation) -> Act:
+def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation, may_move: bool = True) -> Act:
     """The function by which a policy acts in the next rollout, compiled if training is.
 
     :param policy: the policy
     :param masks: the source of action masks, if there are any
     :param compilation: whether and what to compile
+    :param may_move: whether callbacks may move weights between the steps
     """
     tensors = [*policy.parameters(), *policy.buffers()]
 
@@ -383,8 +384,7 @@ def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation)
     compiled = compilation.compiled("acting", act, n_mutable=1, given=tensors, policy=policy, masks=masks)
     if compiled is None:
         return without_gradients(plain)
-    # Callbacks may move weights between the steps.
-    return without_gradients(compiled.bind(tensors, plain=plain, may_move=True))
+    return without_gradients(compiled.bind(tensors, plain=plain, may_move=may_move))
 
 
 def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
