@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
-from walk import walk
+import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "house.md"
 
 
-def test_files_and_types_of_the_walk_are_those_of_the_page():
-    files, types = walk()
+@pytest.fixture(scope="module")
+def walk(import_script):
+    return import_script("walk").walk()
+
+
+def test_files_and_types_of_the_walk_are_those_of_the_page(walk):
+    files, types = walk
     text = PAGE.read_text()
     section = text[text.index("## Files and types of one step") :].split("\n## ")[0]
     assert f"{len(files)} files" in section and f"{len(types)} types" in section
@@ -16,5 +21,5 @@ def test_files_and_types_of_the_walk_are_those_of_the_page():
     assert [name for name in types if f"`{name}`" not in section] == []
 
 
-def test_the_walk_is_at_most_25_files_long():
-    assert len(walk()[0]) <= 25
+def test_the_walk_is_at_most_25_files_long(walk):
+    assert len(walk[0]) <= 25
