@@ -51,8 +51,13 @@ def walk() -> tuple[dict[str, set[str]], set[str]]:
     return dict(files), types
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print them."""
     files, types = walk()
     for name, functions in sorted(files.items()):
         print(f"{name}: {', '.join(sorted(each for each in functions if '<' not in each))}")
     print(f"\n{len(files)} files; {len(types)} types: {', '.join(sorted(types))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,10 +23,10 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
-from ppo_plus.distributed.gradients import copy_lead
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
+from ppo_plus.distributed.weights import copy_lead, frozen
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics, warn_of_resets
@@ -529,9 +529,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             self.verbose, self.tensorboard_log = 0, None
         facts = self._common_settings()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
+        facts |= {"frozen weights": frozen(self.policy)}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
-        copy_lead(self.ranks, self.policy, self.policy.optimizer)
+        copy_lead(self.ranks, self.policy)
         self.shared.begin(self.env)  # type: ignore[arg-type]
 
     def _common_settings(self) -> dict[str, Any]:
@@ -616,7 +617,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: whether all of them do
         """
         keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_settings()
+            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_settings(), self.policy
         )
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training

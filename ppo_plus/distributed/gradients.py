@@ -5,13 +5,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch as th
-from torch import nn
 
 from ppo_plus.distributed.ranks import Ranks, RanksError
 from ppo_plus.distributed.single import Rows
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
-from ppo_plus.trees import tree_leaves
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.gradient import Gradient
 
@@ -111,14 +109,3 @@ def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
     assert data.normalized is not None
     data.normalized[indices] = values
     return data, indices
-
-
-def copy_lead(ranks: Ranks, policy: nn.Module, optimizer: th.optim.Optimizer) -> None:
-    """Have all processes begin with the weights, buffers and optimizer state of rank 0.
-
-    :raises RanksError: the networks or optimizers are not alike
-    """
-    tensors = [*policy.parameters(), *policy.buffers(), *tree_leaves(optimizer.state_dict()["state"])]
-    given = [leaf for leaf in tensors if isinstance(leaf, th.Tensor)]
-    ranks.require_same({"networks and optimizer": [(tuple(leaf.shape), str(leaf.dtype)) for leaf in given]})
-    ranks.copy_lead(given)

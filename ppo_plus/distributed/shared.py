@@ -17,6 +17,7 @@ from torch import nn
 from ppo_plus.distributed.gradients import Reduction, shared_epochs, with_room
 from ppo_plus.distributed.ranks import Ranks, as_text, require_equal
 from ppo_plus.distributed.single import Rows, SingleProcess
+from ppo_plus.distributed.weights import Fingerprint, differ_by_rounding, fingerprints, frozen, state_of
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 
@@ -31,6 +32,7 @@ class _Message(NamedTuple):
     waited: float
     num_timesteps: int
     n_restarts: int
+    weights: dict[str, Fingerprint]
 
 
 class SharedTraining(SingleProcess):
@@ -68,15 +70,19 @@ class SharedTraining(SingleProcess):
         return [], None
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any], policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        facts, restarts = as_text({**settings, **self.scheduled}), getattr(env.unwrapped, "n_restarts", 0)
+        facts = as_text({**settings, **self.scheduled, "frozen weights": frozen(policy)})
+        episodes, restarts = self._episodes[-keep:], getattr(env.unwrapped, "n_restarts", 0)
+        weights = fingerprints(policy)
         others = self.ranks.gather_values(
-            _Message(facts, keep_training, self._episodes[-keep:], new, self.ranks.waited, num_timesteps, restarts)
+            _Message(facts, keep_training, episodes, new, self.ranks.waited, num_timesteps, restarts, weights)
         )
         require_equal([other.facts for other in others])
+        if differ_by_rounding([other.weights for other in others]):
+            self.ranks.copy_lead(state_of(policy).values())
         self._episodes = []
         for i, each in enumerate(found):
             _put(each, total([self._common[i], *(other.moments[i] for other in others)]))
@@ -86,8 +92,7 @@ class SharedTraining(SingleProcess):
         self.n_restarts = sum(other.n_restarts for other in others)
         # In turns, since the window of means has no room for those of all.
         turns = zip_longest(*(other.episodes for other in others))
-        episodes = [episode for turn in turns for episode in turn if episode is not None]
-        infos = [{"episode": episode, "is_success": success} for episode, success in episodes]
+        infos = [{"episode": each[0], "is_success": each[1]} for turn in turns for each in turn if each is not None]
         return all(other.keep_training for other in others), infos, max(other.num_timesteps for other in others)
 
     @contextmanager
@@ -111,7 +116,7 @@ class SharedTraining(SingleProcess):
     def normalize_advantages(self, buffer: Any) -> None:
         valid = ... if buffer.valid is None else buffer.valid
         advantages = buffer.advantages[valid]
-        whole = total(self.ranks.gather_values(Moments.of(th.from_numpy(advantages.reshape(-1)))))
+        whole = total(self.ranks.gather_values(Moments.of(th.as_tensor(advantages).cpu().reshape(-1))))
         buffer.advantages[valid] = (advantages - whole.mean.item()) / (whole.std.item() + 1e-8)
 
     def prepare(self, rollout: Any, normalizes: bool) -> Any:

@@ -32,7 +32,7 @@ class SingleProcess:
         return infos, dones
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any]
+        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any], policy: nn.Module
     ) -> tuple[bool, list[dict[str, Any]], int]:
         """End a rollout.
 
@@ -40,9 +40,10 @@ class SingleProcess:
         :param keep_training: whether this process wants to continue
         :param keep: how many episodes are reported, at most
         :param settings: what has to be the same in all processes
+        :param policy: with its optimizer; its weights are made the same where they differ by rounding
         :return: whether all want to continue; infos of episodes that are to be logged now; and the largest count of
             timesteps, since one may have stopped early
-        :raises RanksError: the settings differ now
+        :raises RanksError: the settings or weights differ now
         """
         return keep_training, [], num_timesteps
 

@@ -29,6 +29,9 @@ def test_two_processes():
         "differing_later",
         "differing_schedules",
         "differing_callbacks",
+        "freezing",
+        "freezing_early",
+        "drifting",
     )
     assert done.returncode == 0, done.stderr[-5000:]
 

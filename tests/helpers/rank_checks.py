@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,55 @@ def unwritten(ranks):
     if ranks.leads:
         shutil.rmtree(folder)
     assert found == [f"checkpoint_{steps:012d}.zip" for steps in (0, 128)]
+
+
+def on_rank_1(change):
+    """A callback that changes the policy once, in one process only."""
+
+    def step(locals_, _):
+        policy = locals_["self"].policy
+        if policy.change is not None and Ranks.present().rank == 1:
+            policy.change(policy)
+            policy.change = None
+        return True
+
+    trained = model()
+    trained.policy.change = change
+    return trained, ConvertCallback(step)
+
+
+def drifting(ranks):
+    """Weights that one process changes are noticed; those that differ by rounding become those of rank 0."""
+
+    @th.no_grad()
+    def add(amount, policy):
+        policy.action_net.weight.add_(amount)
+
+    trained, callback = on_rank_1(partial(add, 1e-7))
+    trained.learn(256, callback)
+    first, second = ranks.gather_values([weight.tolist() for weight in trained.policy.parameters()])
+    assert first == second
+    trained, callback = on_rank_1(partial(add, 0.1))
+    with pytest.raises(RanksError, match=r"action_net.weight differs between ranks 0 and 1.*on one rank only"):
+        trained.learn(256, callback)
+
+
+FREEZING = re.escape("frozen weights differs between ranks: [] on rank 0, ['action_net.bias'] on rank 1")
+
+
+def freezing(ranks):
+    """A weight that one process freezes is noticed before the update."""
+    trained, callback = on_rank_1(lambda policy: policy.action_net.bias.requires_grad_(False))
+    with pytest.raises(RanksError, match=FREEZING):
+        trained.learn(256, callback)
+
+
+def freezing_early(ranks):
+    """A weight that one process freezes is noticed before training."""
+    trained = model()
+    trained.policy.action_net.bias.requires_grad_(ranks.rank == 0)
+    with pytest.raises(RanksError, match=FREEZING):
+        trained.learn(256)
 
 
 def raising(ranks):
