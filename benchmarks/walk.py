@@ -6,6 +6,7 @@ Eight CartPoles in SB3's ``DummyVecEnv``, uncompiled: every call of a function o
 of the package among its variables, from the return of ``env.step`` to the end of ``train``.
 """
 
+import argparse
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -52,7 +53,7 @@ def walk() -> tuple[dict[str, set[str]], set[str]]:
 
 
 def main() -> None:
-    """Print them."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     files, types = walk()
     for name, functions in sorted(files.items()):
         print(f"{name}: {', '.join(sorted(each for each in functions if '<' not in each))}")
