@@ -143,12 +143,19 @@ class Screen:
 
     :param design: the settings of its arms, which are called after the part and a number
     :param steps: of each run
-    :param seed: of each arm
+    :param seed: of each arm, the first if there are several
+    :param n_seeds: how many seeds each arm has
     """
 
     design: screening.Design
     steps: int
     seed: int
+    n_seeds: int = 1
+
+    @property
+    def seeds(self) -> range:
+        """Those of each arm."""
+        return range(self.seed, self.seed + self.n_seeds)
 
     def arms(self, name: str) -> dict[str, Arm]:
         """The contenders of the part of this name."""
@@ -163,6 +170,7 @@ SCREENS = {
     "again": Screen(screening.AGAIN, 500_000, 11),
     "finalists": Screen(screening.LAST, STEPS, 13),
     "kl": Screen(screening.KL, STEPS, 16),
+    "parallel": Screen(screening.PARALLEL, STEPS, 30, 3),
 }
 #: Settings that the package does not have any more, and the commit that measured them.
 REMOVED = {"critic_epochs": "fb6d4cb"}
@@ -283,7 +291,7 @@ STAGES: dict[str, list[Cell]] = {
         *(Cell("trpo", task, range(2)) for task in TASKS),
     ],
     **{
-        name: [Cell(arm, task, [screen.seed]) for arm in screen.arms(name) for task in SCREENED]
+        name: [Cell(arm, task, screen.seeds) for arm in screen.arms(name) for task in SCREENED]
         for name, screen in SCREENS.items()
     },
     # The three that were best of the finalists, by the last episodes or by deterministic ones, with more seeds.

@@ -4,6 +4,7 @@ Over tasks, a score is in units of what SB3's settings reach on its task (the in
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,17 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     :param name: of :data:`SCREENS`
     """
     screen = SCREENS[name]
+    # As the runs are in order: all arms with the first seed, then with the next.
+    design = replace(screen.design, levels=np.tile(screen.design.levels, (screen.n_seeds, 1)))
     jobs = in_order([STAGES[name]])
     found = {Job(result["arm"], result["task"], result["seed"]): result for result in results}
 
     def scores(measure: str) -> np.ndarray:
         each = [found[job][measure]["mean"] if job in found else np.nan for job in jobs]
-        return np.reshape(each, (len(screen.design.levels), len(SCREENED)))
+        return np.reshape(each, (len(design.levels), len(SCREENED)))
 
     def effects(scores: np.ndarray) -> list[str]:
-        each = (Estimate(*row) for row in screen.design.effects(scores))
+        each = (Estimate(*row) for row in design.effects(scores))
         return [f"{effect:+.0%}" if np.isfinite(effect.low) else "" for effect in each]
 
     measured = {measure: scores(measure) for measure in COMPARED.values()}
@@ -86,7 +89,7 @@ def effects_table(results: Iterable[dict[str, Any]], name: str) -> list[str]:
     means = [f"{np.nanmean(column):.0f}" if np.isfinite(column).any() else "" for column in last.T]
     columns = {task: [mean, *effects(last[:, [i]])] for i, (task, mean) in enumerate(zip(SCREENED, means, strict=True))}
     columns |= {f"all three, {heading}": ["", *effects(measured[measure])] for heading, measure in COMPARED.items()}
-    names = ["*mean of all runs*", *(factor.name for factor in screen.design.factors)]
+    names = ["*mean of all runs*", *(factor.name for factor in design.factors)]
     rows = [list(row) for row in zip(names, *columns.values(), strict=True)]
     return [*markdown(["setting", *columns], rows), "", f"{sum(job in found for job in jobs)} of {len(jobs)} runs"]
 

@@ -166,3 +166,21 @@ def test_effects_are_of_each_task_and_of_all(script):
     assert means.count(" 2 |") == len(script.SCREENED)
     assert first.count("+100% [") == columns and all(f"{row}".count("+100%") == 0 for row in others)
     assert script.effects_table([], name)[-1] == f"0 of {len(results)} runs"
+
+
+def test_effects_of_several_seeds(script):
+    """Each seed repeats all arms: here another level of all scores, and the same effects."""
+    screen = script.SCREENS["parallel"]
+    high = dict(zip(screen.arms("parallel"), screen.design.levels[:, -1] > 0, strict=True))
+    results = [
+        {"arm": arm, "task": task, "seed": seed, **dict.fromkeys(("last", "deterministic"), {"mean": score})}
+        for task in script.SCREENED
+        for seed in screen.seeds
+        for arm, score in ((arm, (3.0 if each else 1.0) + seed - 31) for arm, each in high.items())
+    ]
+    *_, last, _, n_runs = script.effects_table(results, "parallel")
+    assert last.count("+100% [") == 5 and n_runs == "108 of 108 runs"
+    # One seed is enough.
+    one = [result for result in results if result["seed"] == 30]
+    *_, n_runs = script.effects_table(one, "parallel")
+    assert n_runs == "36 of 108 runs"

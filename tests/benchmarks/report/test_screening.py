@@ -98,3 +98,18 @@ def test_settings_of_the_levels(screening):
 def test_names_of_runs(screening):
     assert screening.AGAIN.name([1, 1, *[-1] * 6]) == "initial std 0.17, recomputed advantages"
     assert screening.AGAIN.name([-1] * 8) == "base"
+
+
+def test_the_screening_of_the_recipe_starts_with_it_and_tells_all_settings_apart(screening):
+    design = screening.PARALLEL
+    first, *others = (design.settings(levels) for levels in design.levels)
+    assert design.name(design.levels[0]) == "base" and (first["n_envs"], first["n_steps"]) == (64, 64)
+    for settings in others:
+        assert settings["n_envs"] * settings["n_steps"] in (4096, 8192) and "rollout" not in settings
+    assert {settings["n_envs"] for settings in others} == {16, 32, 64}
+    assert {settings["batch_size"] for settings in others} == {256, 512, 1024}
+    # Levels that exclude each other are never high together, and effects are those of the settings.
+    assert not (design.levels[:, :4].reshape(-1, 2, 2) > 0).all(axis=2).any()
+    effects = np.linspace(-0.4, 0.5, len(design.factors))
+    scores = 1 + (design.levels > 0) @ effects
+    assert design.effects(scores[:, None])[:, 0] * scores.mean() == pytest.approx(effects)
