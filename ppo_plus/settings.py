@@ -212,8 +212,8 @@ class Settings:
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
-            choices = make_distribution(action_space).choices
-            check_mask_key(self.action_mask_key, observation_space, choices)
+            layout = make_distribution(action_space).mask_layout
+            check_mask_key(self.action_mask_key, observation_space, layout)
         if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and not self.has_own_buffer:
             raise ValueError(
                 f"rollout_buffer_class={self.rollout_buffer_class!r} cannot store actions of {action_space}: derive "

@@ -51,6 +51,11 @@ class ActionDistribution(ABC):
     def __init__(self, action_space: spaces.Space[Any]):
         self.action_space = action_space
 
+    @property
+    def mask_layout(self) -> Any:
+        """:attr:`choices` in the structure of the action space (see :mod:`ppo_plus.policy.masking`)."""
+        return self.choices
+
     @abstractmethod
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         """The parameters of the distribution.
@@ -321,7 +326,8 @@ class Bernoulli(ActionDistribution):
         return net.where(may_be_0, certain).where(may_be_1, -certain)
 
     def sample(self, params: th.Tensor) -> th.Tensor:
-        return th.bernoulli(params.sigmoid())
+        # As th.bernoulli, which does not return where a parameter is NaN.
+        return (th.rand_like(params) < params.sigmoid()).to(params.dtype)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
         return self.mode(params + (th.special.log_ndtr(z) - th.special.log_ndtr(-z)))
@@ -371,6 +377,12 @@ class Product(ActionDistribution):
             self._sizes[name] = [getattr(part, name) for part in self.parts]
             setattr(self, name, sum(self._sizes[name]))
         self.choices = [n for part in self.parts for n in part.choices]
+
+    @property
+    def mask_layout(self) -> Any:
+        each = [part.mask_layout for part in self.parts]
+        is_tuple = isinstance(self.action_space, spaces.Tuple)
+        return tuple(each) if is_tuple else dict(zip(self.action_space.spaces, each, strict=True))
 
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""

@@ -6,6 +6,7 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
-from ppo_plus.policy.masking import MaskSource
-from ppo_plus.policy.policies import Carry, Memory, Step
-from ppo_plus.require import require_finite
+from ppo_plus.policy.masking import NESTED, MaskSource, flat, warn_of_order
+from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
+from ppo_plus.require import is_finite, require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
@@ -117,13 +118,10 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        masks: th.Tensor = self._here(self._simulator.masks_tensor())
-        if masks.shape[1] != sum(source.choices):
-            raise ValueError(
-                f"{source}: masks of shape {tuple(masks.shape)} do not fit: {sum(source.choices)} entries are needed, "
-                f"one for each alternative of choices among {list(source.choices)}"
-            )
-        return masks
+        given = self._simulator.masks()
+        if not isinstance(given, NESTED):
+            warn_of_order(source.layout)
+        return self._here(flat(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
 
     def act(self) -> Decision:
         """Choose the next actions.
@@ -222,7 +220,7 @@ class TensorCollector(Collector):
     def finish(self) -> Report:
         """End a rollout: check its numbers, bootstrap, and estimate advantages.
 
-        :raises FloatingPointError: an observation or a reward was not finite
+        :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
         :raises ValueError: a mask allowed nothing
         """
         buffer, masks = self._plan.buffer, self._plan.masks
@@ -289,7 +287,8 @@ class TensorCollector(Collector):
     def _suspicious(self, buffer: Any, known: th.Tensor, masks: MaskSource | None) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
         # A sum is not finite where a part of it is not, and costs one look at each number.
-        numbers = [buffer.stored("rewards"), *_floats((buffer.stored("observations"), self.obs))]
+        outputs = [buffer.stored(name) for name in ("rewards", "values", "log_probs")]
+        numbers = [*outputs, *_floats((buffer.stored("observations"), self.obs))]
         sums = [each.sum() for each in numbers]
         if self._knows_any:
             finals = _floats(buffer.stored("final_observations"))
@@ -309,7 +308,10 @@ class TensorCollector(Collector):
             # All observations are normalized by what one of them has spoilt.
             require_finite("sum of observations and rewards", statistics[0], self._step)
         for row in range(self.n_steps):
-            require_finite("observation", _row(buffer.stored("observations"), row), first + row)
+            obs = buffer.stored("observations")
+            require_finite("observation", _row(obs, row), first + row)
+            if not all(is_finite(_row(buffer.stored(name), row)) for name in ("values", "log_probs")):
+                raise not_finite(self._plan.policy, tree_map(itemgetter(row), obs), first + row)
             require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = _row(buffer.stored("final_observations"), (row, i))
