@@ -5,8 +5,6 @@ so there is no exact KL; gSDE is for Box actions only, and there are no masks an
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,15 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common import policies as sb3
 
 from ppo_plus.policy.distributions import ActionDistribution, make_distribution
-from ppo_plus.policy.policies import (
-    ActorCriticPolicy,
-    Carry,
-    CnnPolicy,
-    MultiInputPolicy,
-    Step,
-    not_finite,
-)
-from ppo_plus.require import is_finite
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, MultiInputPolicy, Step
 
 #: Methods whose work :class:`~ppo_plus.policy.policies.ActorCriticPolicy` does elsewhere.
 CALLED_BY_SB3 = ("forward", "evaluate_actions", "get_distribution", "predict_values", "_get_action_dist_from_latent")
@@ -88,8 +78,7 @@ class SB3Interface:
         self: Any, obs: Any, carry: Carry, episode_starts: th.Tensor | None = None, masks: th.Tensor | None = None
     ) -> tuple[Step, Carry]:
         """:meth:`ppo_plus.ActorCriticPolicy.act` by ``forward``."""
-        with _explained(self, obs):
-            actions, values, log_probs = self(obs)
+        actions, values, log_probs = self(obs)
         actions = actions.reshape(len(log_probs), -1).float()
         return Step(actions, values.flatten(), log_probs, actions[:, :0]), carry
 
@@ -106,7 +95,7 @@ class SB3Interface:
         return super().predict_values(obs)  # type: ignore[misc, no-any-return]
 
     def predict(
-        self: Any,
+        self,
         observation: Any,
         state: Any = None,
         episode_start: Any = None,
@@ -116,11 +105,7 @@ class SB3Interface:
         """SB3's ``predict``; ``action_masks`` must be ``None``."""
         if action_masks is not None:
             raise ValueError("action_masks do not reach a policy class that overrides SB3's methods: leave them out")
-        with _explained(self, observation):
-            actions, state = super().predict(observation, state, episode_start, deterministic)  # type: ignore[misc]
-            if not is_finite(actions):
-                raise not_finite(self, self.obs_to_tensor(observation)[0])
-            return actions, state
+        return super().predict(observation, state, episode_start, deterministic)  # type: ignore[misc]
 
     def init_carry(self: Any, n_envs: int) -> Carry:
         """Draw new noise, which SB3's policies store."""
@@ -131,17 +116,6 @@ class SB3Interface:
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise of all environments again."""
         return self.init_carry(len(envs))
-
-
-@contextmanager
-def _explained(policy: ActorCriticPolicy, obs: Any) -> Iterator[None]:
-    """The distributions of torch raise an error if a parameter is not finite, without saying why."""
-    try:
-        yield
-    except ValueError as error:
-        if all(weight.isfinite().all() for weight in policy.parameters()):
-            raise
-        raise not_finite(policy, obs) from error
 
 
 def overridden(policy_class: type) -> list[str]:

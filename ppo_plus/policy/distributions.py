@@ -380,9 +380,7 @@ class Product(ActionDistribution):
 
     @property
     def mask_layout(self) -> Any:
-        each = [part.mask_layout for part in self.parts]
-        is_tuple = isinstance(self.action_space, spaces.Tuple)
-        return tuple(each) if is_tuple else dict(zip(self.action_space.spaces, each, strict=True))
+        return _structured(self.action_space, [part.mask_layout for part in self.parts])
 
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""
@@ -418,17 +416,14 @@ class Product(ActionDistribution):
         ends = np.cumsum(self._sizes["action_dim"])[:-1]
         each = np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1)
         columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
-        rows = list(zip(*columns, strict=True))
-        if isinstance(self.action_space, spaces.Tuple):
-            return rows
-        return [dict(zip(self.action_space.spaces, row, strict=True)) for row in rows]
+        return [_structured(self.action_space, row) for row in zip(*columns, strict=True)]
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         each, space = [part.tensors_to_env(device) for part in self.parts], self.action_space
 
         def convert(actions: th.Tensor) -> Any:
-            parts = [to_env(part) for to_env, part in zip(each, self._split(actions, "action_dim"), strict=True)]
-            return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
+            parts = self._split(actions, "action_dim")
+            return _structured(space, [to_env(part) for to_env, part in zip(each, parts, strict=True)])
 
         return convert
 
@@ -446,6 +441,10 @@ class Product(ActionDistribution):
 
 def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> Sequence[spaces.Space[Any]]:
     return list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
+
+
+def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> Any:
+    return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
 
 def _has_box(space: spaces.Space[Any]) -> bool:

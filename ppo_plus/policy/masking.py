@@ -97,97 +97,79 @@ def _has_method(env: VecEnv) -> bool:
         return False
 
 
+def _parts(tree: Any) -> dict[Any, Any]:
+    return dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
+
+
 def choices_of(layout: Any) -> list[int]:
     """The number of alternatives of each choice in a layout, in order."""
-    if isinstance(layout, list):
-        return layout
-    parts = layout.values() if isinstance(layout, dict) else layout
-    return [n for part in parts for n in choices_of(part)]
+    return layout if isinstance(layout, list) else [n for part in _parts(layout).values() for n in choices_of(part)]
 
 
 def as_masks(name: str, given: Any, layout: Any) -> np.ndarray:
-    """``N`` masks of zeros and ones as booleans ``(N, M)``, checked.
-
-    :param name: theirs in messages
-    :param given: a list or an array of ``N`` masks; or one structure, whose arrays have ``N`` rows
-    """
-    if isinstance(given, np.ndarray) and given.dtype == object:
-        given = list(given)
-    is_structure = isinstance(given, Mapping) or (isinstance(given, tuple) and isinstance(layout, tuple))
-    if not is_structure and isinstance(given, Sequence) and any(isinstance(mask, NESTED) for mask in given):
-        given = np.concatenate([flat(name, mask, layout, batched=False) for mask in given])
-    else:
-        given = flat(name, given, layout)
-    array = given.numpy(force=True) if isinstance(given, th.Tensor) else given
+    """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; for the arguments see :func:`flat_masks`."""
+    array = np.asarray(flat_masks(name, given, layout))
     masks: np.ndarray = array.astype(bool)
     if array.dtype != bool and not np.array_equal(masks, array):
         raise ValueError(
-            f"{name}: a mask must be of zeros and ones, not {array[:1]}: is it normalized or scaled on the way?"
+            f"{name}: a mask must be of zeros and ones, not {array[:1]}, for choices among {layout}: is it normalized "
+            "or scaled on the way?"
         )
     return masks
 
 
-def flat(name: str, given: Any, layout: Any, batched: bool = True) -> Any:
-    """Masks in the structure of the action space as one array or tensor ``(N, M)``.
+def flat_masks(name: str, given: Any, layout: Any) -> Any:
+    """``N`` masks as one array or tensor ``(N, M)``.
 
     :param name: theirs in messages
-    :param batched: whether ``given`` has arrays of ``N`` rows, or is a single mask
-    :raises ValueError: it has another structure or size than the layout
+    :param given: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
+    :raises ValueError: they have another structure or size than the layout
     """
-    parts = _parts(name, given, layout, tuple if batched else (tuple, list))
-    if parts:
-        # Parts without choices may be missing.
-        present = [part for part in parts if part[1] is not None or choices_of(part[2])]
-        each = [flat(f"{name}, entry {key!r}", part, sub, batched) for key, part, sub in present]
-        return th.cat(each, dim=1) if isinstance(each[0], th.Tensor) else np.concatenate(each, axis=1)
-    n_entries, is_tensor = sum(choices_of(layout)), isinstance(given, th.Tensor)
+    given = given.tolist() if isinstance(given, np.ndarray) and given.dtype.hasobject else given
     try:
-        rows = given if is_tensor else np.asarray(given)
-    except ValueError:
-        # Parts of different lengths.
-        rows = np.asarray(None)
-    rows = rows if batched or rows.dtype == object else rows[None]
-    if not rows.ndim or rows.dtype == object or math.prod(rows.shape[1:]) != n_entries:
-        found = "a mask that is not an array" if rows.dtype == object else f"a mask of shape {tuple(rows.shape[1:])}"
-        raise ValueError(
-            f"{name}: {found} does not fit: {n_entries} entries are needed, one for each alternative of choices among "
-            f"{layout}"
-        )
-    if not is_tensor:
+        if isinstance(given, (list, tuple)) and all(isinstance(mask, NESTED) for mask in given):
+            return np.concatenate([_flat(mask, layout, batched=False) for mask in given])
+        return _flat(given, layout)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}, for choices among {layout}") from None
+
+
+def _flat(given: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
+    """:func:`flat_masks` of one structure, whose arrays have ``N`` rows if ``batched``, or of a single mask."""
+    if isinstance(given, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
+        parts, subs = _parts(given), _parts(layout)
+        if unknown := [key for key in parts if key not in subs]:
+            raise ValueError(f"the mask has entries {unknown} that the action space has not")
+        # Only what has no choices may be missing.
+        needed = {key: sub for key, sub in subs.items() if choices_of(sub) or parts.get(key) is not None}
+        each = [_flat(parts.get(key), sub, batched, f"{where}[{key!r}]") for key, sub in needed.items()]
+        return th.cat(each, 1) if isinstance(each[0], th.Tensor) else np.concatenate(each, 1)
+    rows, n_entries = given if isinstance(given, th.Tensor) else np.asarray(given), sum(choices_of(layout))
+    rows = rows if batched else rows[None]
+    if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
+        what = f"a mask{where} of shape {tuple(rows.shape[1:])}"
+        raise ValueError(f"{what} does not fit: {n_entries} entries are needed, one for each alternative")
+    if not isinstance(given, th.Tensor):
         warn_of_order(layout)
     return rows.reshape(len(rows), n_entries)
 
 
-def _parts(name: str, given: Any, layout: Any, sequence: Any) -> list[tuple[Any, Any, Any]]:
-    """The parts of a mask in the structure of a layout: key, mask and layout of each; none if the mask is flat."""
-    if isinstance(layout, dict) and isinstance(given, Mapping):
-        if unknown := [key for key in given if key not in layout]:
-            raise ValueError(f"{name}: a mask for {unknown} does not fit choices among {layout}")
-        return [(key, given.get(key), sub) for key, sub in layout.items()]
-    # A flat mask may be a list, too, but of numbers.
-    nested = isinstance(given, sequence) and any(part is None or hasattr(part, "__len__") for part in given)
-    if nested and isinstance(layout, (tuple, list)) and len(given) == len(layout):
-        subs = layout if isinstance(layout, tuple) else [[n] for n in layout]
-        return list(zip(range(len(subs)), given, subs, strict=True))
-    return []
-
-
 def warn_of_order(layout: Any) -> None:
     """Warn once of a flat mask for a Dict with entries of the same size: no check notices another order."""
-    parts = [] if isinstance(layout, list) else list(layout.values() if isinstance(layout, dict) else layout)
-    sizes = [sum(choices_of(part)) for part in parts if choices_of(part)]
+    parts = {} if isinstance(layout, list) else _parts(layout)
+    sizes = [size for part in parts.values() if (size := sum(choices_of(part)))]
     if isinstance(layout, dict) and len(set(sizes)) < len(sizes):
         _warn_of_order(str(layout))
-    for part in parts:
+    for part in parts.values():
         warn_of_order(part)
 
 
 @cache
 def _warn_of_order(layout: str) -> None:
     warnings.warn(
-        "the action mask is flat, and its order cannot be checked, since entries of the Dict action space have the same "
-        f"size: make sure that its order is that of {layout} (Gymnasium sorts the keys of Dict({{...}}), but not those "
-        "of Dict(a=..., b=...)), or give the mask as a dict",
+        f"an action mask is flat, and entries of the Dict action space have the same size, so that no check notices if "
+        f"they are in another order than {layout} (Gymnasium sorts the keys of Dict({{...}}), and not those of "
+        "Dict(a=..., b=...)): give the mask as a dict, or make sure of the order",
         stacklevel=2,
     )
 

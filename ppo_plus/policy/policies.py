@@ -98,18 +98,15 @@ class Step(NamedTuple):
 
 def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
     """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
-    weights = {name: weight.detach() for name, weight in policy.named_parameters() if weight.numel()}
-    spoilt = {name: n for name, weight in weights.items() if (n := int(weight.isfinite().logical_not().sum()))}
-    if spoilt:
-        total = sum(weight.numel() for weight in weights.values())
-        why = f"{sum(spoilt.values())} of its {total} weights are not finite (the first in {next(iter(spoilt))})"
-    else:
-        size, name = max(((weight.abs().max().item(), name) for name, weight in weights.items()), default=(0.0, None))
-        seen = max(leaf.abs().max().item() for leaf in tree_leaves(obs) if leaf.numel())
-        why = f"its largest weight is {size:.3g} (in {name}), the largest number in the observations {seen:.3g}"
-    if "log_std" in weights:
-        low, high = (bound.item() for bound in weights["log_std"].aminmax())
-        why += f"; log_std is from {low:.3g} to {high:.3g}"
+    weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
+    n_spoilt = int(weights.isfinite().logical_not().sum())
+    why = f"{n_spoilt} of its {len(weights)} weights are not finite"
+    if not n_spoilt:
+        largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
+        why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
+    log_std = getattr(policy, "log_std", None)
+    if log_std is not None:
+        why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
     return FloatingPointError(
         "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
         f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "

@@ -18,9 +18,9 @@ from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
-from ppo_plus.policy.masking import NESTED, MaskSource, flat, warn_of_order
+from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, warn_of_order
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
-from ppo_plus.require import is_finite, require_finite
+from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
@@ -121,7 +121,7 @@ class TensorCollector(Collector):
         given = self._simulator.masks()
         if not isinstance(given, NESTED):
             warn_of_order(source.layout)
-        return self._here(flat(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
+        return self._here(flat_masks(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
 
     def act(self) -> Decision:
         """Choose the next actions.
@@ -304,14 +304,16 @@ class TensorCollector(Collector):
         """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
         self._statistics.restore()
         first = self._step - self.n_steps
+        outputs = buffer.stored("values") + buffer.stored("log_probs")
+        for row in outputs.isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
+            obs = tree_map(itemgetter(row), buffer.stored("observations"))
+            if all(leaf.isfinite().all() for leaf in _floats(obs)):
+                raise not_finite(self._plan.policy, obs, first + row)
         if statistics and not np.isfinite(statistics[0]).all():
             # All observations are normalized by what one of them has spoilt.
             require_finite("sum of observations and rewards", statistics[0], self._step)
         for row in range(self.n_steps):
-            obs = buffer.stored("observations")
-            require_finite("observation", _row(obs, row), first + row)
-            if not all(is_finite(_row(buffer.stored(name), row)) for name in ("values", "log_probs")):
-                raise not_finite(self._plan.policy, tree_map(itemgetter(row), obs), first + row)
+            require_finite("observation", _row(buffer.stored("observations"), row), first + row)
             require_finite("reward", _row(buffer.stored("rewards"), row), first + row + 1)
             for i in np.flatnonzero(as_numpy(known[row])).tolist():
                 final_obs = _row(buffer.stored("final_observations"), (row, i))

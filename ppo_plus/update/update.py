@@ -30,7 +30,7 @@ class Updater:
         self.n_skipped = 0
         #: Where they began, and how many updates ago.
         self.began, self.age = "", 0
-        self._has_warned = False
+        self.has_warned = False
 
     def kl_state(self, control: KLControl) -> KLState:
         """The KL control's state at the start of an update: that of the last update, with ``running`` reset to true.
@@ -76,7 +76,7 @@ class Updater:
         """Count the minibatches in a row that were skipped.
 
         :param finite: for each minibatch, whether its loss and gradient were finite
-        :param describe: a minibatch in words
+        :param describe: says what was not finite in one of them
         :raises FloatingPointError: too many in a row were not
         """
         for i, flag in enumerate(finite):
@@ -90,16 +90,6 @@ class Updater:
                     f"{self.began}. Lower learning_rate or max_grad_norm, normalize rewards and observations "
                     "(VecNormalize), or fix compute_loss"
                 )
-
-    def warn_of_std(self, action_std: float) -> None:
-        """Warn once if actions are little more than noise."""
-        if action_std > LARGE_STD and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"train/action_std is {action_std:.3g}: actions are noise that is clipped at the bounds of the action "
-                "space, if these are not as wide. Lower ent_coef, which raises log_std, or learning_rate",
-                stacklevel=6,
-            )
 
 
 class Update:
@@ -171,7 +161,13 @@ class Update:
     def metrics(self, policy: Any) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""
         found = self.records.means() | {"learning_rate": self._learning_rate}
-        self._updater.warn_of_std(found.get("action_std", 0.0))
+        if found.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
+            self._updater.has_warned = True
+            warnings.warn(
+                f"train/action_std is {found['action_std']:.3g}: unless the bounds of the action space are as wide, "
+                "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
+                stacklevel=5,
+            )
         if hasattr(policy, "log_std"):
             found["std"] = policy.log_std.detach().exp().mean().item()
         skipped = self.records.finite().count(False)
