@@ -13,7 +13,7 @@ are an entry of a Dict observation. ``N`` environments, ``M`` entries.
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,11 +40,6 @@ class MaskSource:
     layout: Any
     key: str | None = None
 
-    @property
-    def choices(self) -> list[int]:
-        """The number of alternatives of each choice, in order."""
-        return choices_of(self.layout)
-
     def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
         """The present masks, checked, booleans ``(N, M)``; ``None`` if the policy takes them from ``obs``.
 
@@ -54,7 +49,7 @@ class MaskSource:
         masks = as_masks(f"{self} at step {step}", given, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True
-        forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
+        forbidden = np.flatnonzero(nothing_allowed(masks, self.layout))
         if len(forbidden):
             i = int(forbidden[0])
             raise ValueError(self.forbids_all(i, step, masks[i]))
@@ -174,9 +169,9 @@ def _warn_of_order(layout: str) -> None:
     )
 
 
-def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
+def nothing_allowed(masks: np.ndarray, layout: Any) -> Any:
     """Whether some choice of each mask ``(N, M)`` has no alternative left, booleans ``(N,)``."""
-    starts = np.cumsum([0, *choices[:-1]])
+    starts = np.cumsum([0, *choices_of(layout)[:-1]])
     return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
 
 

@@ -594,7 +594,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             return None
         layout = self.action_dist.mask_layout
         masks = as_masks("action_masks", action_masks, layout)
-        if nothing_allowed(masks, self.action_dist.choices).any():
+        if nothing_allowed(masks, layout).any():
             raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
         return th.as_tensor(masks, device=self.device)
 

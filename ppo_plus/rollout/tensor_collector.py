@@ -18,7 +18,7 @@ from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
-from ppo_plus.policy.masking import NESTED, MaskSource, flat_masks, warn_of_order
+from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -298,7 +298,7 @@ class TensorCollector(Collector):
         found = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return found
-        return found | _nothing_allowed(_stored_masks(buffer, masks), masks.choices).any()
+        return found | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
 
     def _explain(self, buffer: Any, known: th.Tensor, masks: MaskSource | None, statistics: list[np.ndarray]) -> None:
         """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
@@ -321,7 +321,7 @@ class TensorCollector(Collector):
         require_finite("observation", as_numpy(self.obs), self._step)
         if masks is not None:
             given = _stored_masks(buffer, masks)
-            for row, i in _nothing_allowed(given, masks.choices).nonzero().tolist():
+            for row, i in _nothing_allowed(given, choices_of(masks.layout)).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(given[row, i])))
 
 
