@@ -178,6 +178,20 @@ POLICY = (
         "tests/policy/test_masking.py tests/envs/test_vec_env.py",
     ),
     Fault(
+        "masks-in-the-order-given",
+        "policy/masking.py",
+        "sub for key, sub in subs.items() if choices_of(sub)",
+        "subs[key] for key in parts if choices_of(subs[key])",
+        "tests/policy/test_masking.py",
+    ),
+    Fault(
+        "predicts-what-is-not-finite",
+        "policy/policies.py",
+        "if not is_finite(made) and not (",
+        "if False and not (",
+        "tests/policy/test_policies.py",
+    ),
+    Fault(
         "nothing-allowed-anywhere",
         "policy/masking.py",
         "starts, axis=1).all(axis=1)",
@@ -390,6 +404,20 @@ ROLLOUT = (
         "return final_values - self._bootstrapped",
         "return final_values",
         "tests/rollout/test_reestimate.py",
+    ),
+    Fault(
+        "acts-on-what-is-not-finite",
+        "rollout/collector.py",
+        "if not is_finite(numbers[:, n : n + 2]):",
+        "if False:",
+        "tests/rollout/test_collector.py",
+    ),
+    Fault(
+        "tensors-policy-unchecked",
+        "rollout/tensor_collector.py",
+        'for name in ("rewards", "values", "log_probs")]',
+        'for name in ("rewards",)]',
+        "tests/rollout/test_tensor_collector.py",
     ),
     Fault(
         "tensors-bootstrap-ended",

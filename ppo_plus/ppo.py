@@ -597,7 +597,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
         """What the rollout that begins is collected with."""
-        masks = find_masks(env, self.policy.family.choices, self.settings.action_mask_key)
+        masks = find_masks(env, self.policy.family.mask_layout, self.settings.action_mask_key)
         self._expects_masks = masks is not None and masks.key is None
         act = prepare_act(self.policy, masks, self.compilation, may_move=watched)
         length, window = self.settings.steps_per_sequence, self._stats_window_size

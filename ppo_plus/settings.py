@@ -25,7 +25,6 @@ from ppo_plus.formulas.schedules import Bounded, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.masking import check_mask_key
 from ppo_plus.policy.observations import canonical_space
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
@@ -212,8 +211,6 @@ class Settings:
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
-            choices = make_distribution(action_space).choices
-            check_mask_key(self.action_mask_key, observation_space, choices)
         if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and not self.has_own_buffer:
             raise ValueError(
                 f"rollout_buffer_class={self.rollout_buffer_class!r} cannot store actions of {action_space}: derive "

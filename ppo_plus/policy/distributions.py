@@ -51,6 +51,11 @@ class ActionDistribution(ABC):
     def __init__(self, action_space: spaces.Space[Any]):
         self.action_space = action_space
 
+    @property
+    def mask_layout(self) -> Any:
+        """:attr:`choices` in the structure of the action space (see :mod:`ppo_plus.policy.masking`)."""
+        return self.choices
+
     @abstractmethod
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         """The parameters of the distribution.
@@ -321,7 +326,8 @@ class Bernoulli(ActionDistribution):
         return net.where(may_be_0, certain).where(may_be_1, -certain)
 
     def sample(self, params: th.Tensor) -> th.Tensor:
-        return th.bernoulli(params.sigmoid())
+        # As th.bernoulli, which does not return where a parameter is NaN.
+        return (th.rand_like(params) < params.sigmoid()).to(params.dtype)
 
     def from_noise(self, params: th.Tensor, z: th.Tensor) -> th.Tensor:
         return self.mode(params + (th.special.log_ndtr(z) - th.special.log_ndtr(-z)))
@@ -372,6 +378,10 @@ class Product(ActionDistribution):
             setattr(self, name, sum(self._sizes[name]))
         self.choices = [n for part in self.parts for n in part.choices]
 
+    @property
+    def mask_layout(self) -> Any:
+        return _structured(self.action_space, [part.mask_layout for part in self.parts])
+
     def _each(self, method: str, *arguments: Sequence[Any]) -> list[Any]:
         """Call a method of each part with the part's own arguments."""
         return [getattr(part, method)(*own) for part, *own in zip(self.parts, *arguments, strict=True)]
@@ -406,17 +416,14 @@ class Product(ActionDistribution):
         ends = np.cumsum(self._sizes["action_dim"])[:-1]
         each = np.split(actions.reshape(len(actions), self.action_dim), ends, axis=1)
         columns = [_elements(*of) for of in zip(_subspaces(self.action_space), self._each("to_env", each), strict=True)]
-        rows = list(zip(*columns, strict=True))
-        if isinstance(self.action_space, spaces.Tuple):
-            return rows
-        return [dict(zip(self.action_space.spaces, row, strict=True)) for row in rows]
+        return [_structured(self.action_space, row) for row in zip(*columns, strict=True)]
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], Any]:
         each, space = [part.tensors_to_env(device) for part in self.parts], self.action_space
 
         def convert(actions: th.Tensor) -> Any:
-            parts = [to_env(part) for to_env, part in zip(each, self._split(actions, "action_dim"), strict=True)]
-            return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
+            parts = self._split(actions, "action_dim")
+            return _structured(space, [to_env(part) for to_env, part in zip(each, parts, strict=True)])
 
         return convert
 
@@ -434,6 +441,10 @@ class Product(ActionDistribution):
 
 def _subspaces(space: "spaces.Dict | spaces.Tuple[Any]") -> Sequence[spaces.Space[Any]]:
     return list(space.spaces.values()) if isinstance(space, spaces.Dict) else space.spaces
+
+
+def _structured(space: "spaces.Dict | spaces.Tuple[Any]", parts: Sequence[Any]) -> Any:
+    return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
 
 
 def _has_box(space: spaces.Space[Any]) -> bool:

@@ -1,34 +1,43 @@
 """Action masks: the alternatives that an environment allows in its present state.
 
-The layout is sb3-contrib's, flat: for every choice one boolean per alternative, one choice after another.
-``Discrete(n)`` has ``n`` entries, ``MultiDiscrete`` those of its components in turn, ``MultiBinary`` two for each bit
-(may it be 0, may it be 1), ``Box`` none; the spaces in a ``Dict`` or ``Tuple`` follow each other in order.
+A mask has the structure of the action space: a dict for ``Dict``, a tuple for ``Tuple``. In it, ``Discrete(n)`` has
+``n`` entries, ``MultiDiscrete`` those of its components one after another (or a tuple with one array for each),
+``MultiBinary`` two for each bit (may it be 0, may it be 1); ``Box`` has none and may be left out. Flat, as in
+sb3-contrib, these entries follow each other in the order of the space's ``spaces``.
+
+The *layout* is that structure with the number of alternatives of each choice: ``{"mode": [4], "where": [3, 3]}``.
 
 Masks come from a method ``action_masks()`` of the environments (sb3-contrib's convention and its ``ActionMasker``), or
 are an entry of a Dict observation. ``N`` environments, ``M`` entries.
 """
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 #: The method of an environment that returns its mask.
 METHOD = "action_masks"
+#: Single masks that are not arrays.
+NESTED = (Mapping, tuple, list)
 
 
 @dataclass(frozen=True)
 class MaskSource:
     """The source of an environment's masks.
 
-    :param choices: alternatives of each choice, in order
+    :param layout: see the module
     :param key: the entry of the observations that is the mask; ``None``: the environments' method
     """
 
-    choices: Sequence[int]
+    layout: Any
     key: str | None = None
 
     def read(self, env: VecEnv, obs: Any, step: int) -> np.ndarray | None:
@@ -37,10 +46,10 @@ class MaskSource:
         :raises ValueError: not a mask of this action space, or one that allows nothing; names the environment
         """
         given = env.env_method(METHOD) if self.key is None else obs[self.key]
-        masks = as_masks(f"{self} at step {step}", given, self.choices)
+        masks = as_masks(f"{self} at step {step}", given, self.layout)
         # Gymnasium's vector environments by default ignore the action after the end of an episode.
         masks[getattr(env, "resetting", [])] = True
-        forbidden = np.flatnonzero(nothing_allowed(masks, self.choices))
+        forbidden = np.flatnonzero(nothing_allowed(masks, self.layout))
         if len(forbidden):
             i = int(forbidden[0])
             raise ValueError(self.forbids_all(i, step, masks[i]))
@@ -50,23 +59,25 @@ class MaskSource:
         """The message for a mask that allows nothing."""
         return (
             f"{self} of environment {env} at step {step} allows nothing to choose from: {mask.astype(int)} for "
-            f"choices among {list(self.choices)}. End the episode there, or allow an action that does nothing"
+            f"choices among {self.layout}. End the episode there, or allow an action that does nothing"
         )
 
     def __str__(self) -> str:
         return f"{METHOD}()" if self.key is None else f"the mask observation[{self.key!r}]"
 
 
-def find_masks(env: VecEnv, choices: Sequence[int], key: str | None = None) -> MaskSource | None:
+def find_masks(env: VecEnv, layout: Any, key: str | None = None) -> MaskSource | None:
     """The source of an environment's masks; ``None`` if it has none."""
     if key is None and not _has_method(env):
         return None
-    if not choices:
+    if not choices_of(layout):
         raise ValueError(
             f"the environment has a method {METHOD}(), but action_space={env.action_space} has no choices to mask: "
             "give the method another name, or bound the Box"
         )
-    return MaskSource(choices, key)
+    if key is not None:
+        warn_of_order(layout)
+    return MaskSource(layout, key)
 
 
 def _has_method(env: VecEnv) -> bool:
@@ -81,37 +92,97 @@ def _has_method(env: VecEnv) -> bool:
         return False
 
 
-def as_masks(name: str, given: Any, choices: Sequence[int]) -> np.ndarray:
-    """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; ``name`` is theirs in messages."""
-    array = np.asarray(given)
-    n_entries = sum(choices)
-    if array.ndim == 0 or array[0].size != n_entries:
+def _parts(tree: Any) -> dict[Any, Any]:
+    return dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
+
+
+def choices_of(layout: Any) -> list[int]:
+    """The number of alternatives of each choice in a layout, in order."""
+    return layout if isinstance(layout, list) else [n for part in _parts(layout).values() for n in choices_of(part)]
+
+
+def as_masks(name: str, given: Any, layout: Any) -> np.ndarray:
+    """``N`` masks of zeros and ones as booleans ``(N, M)``, checked; for the arguments see :func:`flat_masks`."""
+    array = np.asarray(flat_masks(name, given, layout))
+    masks: np.ndarray = array.astype(bool)
+    if array.dtype != bool and not np.array_equal(masks, array):
         raise ValueError(
-            f"{name}: a mask of shape {array.shape[1:]} does not fit: {n_entries} entries are needed, one for each "
-            f"alternative of choices among {list(choices)}"
-        )
-    masks: np.ndarray = array.reshape(len(array), n_entries).astype(bool)
-    if array.dtype != bool and not np.array_equal(masks, array.reshape(masks.shape)):
-        raise ValueError(
-            f"{name}: a mask must be of zeros and ones, not {array[:1]}: is it normalized or scaled on the way?"
+            f"{name}: a mask must be of zeros and ones, not {array[:1]}, for choices among {layout}: is it normalized "
+            "or scaled on the way?"
         )
     return masks
 
 
-def nothing_allowed(masks: np.ndarray, choices: Sequence[int]) -> Any:
+def flat_masks(name: str, given: Any, layout: Any) -> Any:
+    """``N`` masks as one array or tensor ``(N, M)``.
+
+    :param name: theirs in messages
+    :param given: a list or an array of ``N`` masks; or one structure, whose arrays or tensors have ``N`` rows
+    :raises ValueError: they have another structure or size than the layout
+    """
+    given = given.tolist() if isinstance(given, np.ndarray) and given.dtype.hasobject else given
+    try:
+        if isinstance(given, (list, tuple)) and all(isinstance(mask, NESTED) for mask in given):
+            return np.concatenate([_flat(mask, layout, batched=False) for mask in given])
+        return _flat(given, layout)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}, for choices among {layout}") from None
+
+
+def _flat(given: Any, layout: Any, batched: bool = True, where: str = "") -> Any:
+    """:func:`flat_masks` of one structure, whose arrays have ``N`` rows if ``batched``, or of a single mask."""
+    if isinstance(given, Mapping if isinstance(layout, dict) else tuple) and not isinstance(layout, list):
+        parts, subs = _parts(given), _parts(layout)
+        if unknown := [key for key in parts if key not in subs]:
+            raise ValueError(f"the mask has entries {unknown} that the action space has not")
+        # Only what has no choices may be missing.
+        needed = {key: sub for key, sub in subs.items() if choices_of(sub) or parts.get(key) is not None}
+        each = [_flat(parts.get(key), sub, batched, f"{where}[{key!r}]") for key, sub in needed.items()]
+        return th.cat(each, 1) if isinstance(each[0], th.Tensor) else np.concatenate(each, 1)
+    rows, n_entries = given if isinstance(given, th.Tensor) else np.asarray(given), sum(choices_of(layout))
+    rows = rows if batched else rows[None]
+    if not rows.ndim or math.prod(rows.shape[1:]) != n_entries or rows.dtype == np.dtype(object):
+        what = f"a mask{where} of shape {tuple(rows.shape[1:])}"
+        raise ValueError(f"{what} does not fit: {n_entries} entries are needed, one for each alternative")
+    if not isinstance(given, th.Tensor):
+        warn_of_order(layout)
+    return rows.reshape(len(rows), n_entries)
+
+
+def warn_of_order(layout: Any) -> None:
+    """Warn once of a flat mask for a Dict with entries of the same size: no check notices another order."""
+    parts = {} if isinstance(layout, list) else _parts(layout)
+    sizes = [size for part in parts.values() if (size := sum(choices_of(part)))]
+    if isinstance(layout, dict) and len(set(sizes)) < len(sizes):
+        _warn_of_order(str(layout))
+    for part in parts.values():
+        warn_of_order(part)
+
+
+@cache
+def _warn_of_order(layout: str) -> None:
+    warnings.warn(
+        f"an action mask is flat, and entries of the Dict action space have the same size, so that no check notices if "
+        f"they are in another order than {layout} (Gymnasium sorts the keys of Dict({{...}}), and not those of "
+        "Dict(a=..., b=...)): give the mask as a dict, or make sure of the order",
+        stacklevel=2,
+    )
+
+
+def nothing_allowed(masks: np.ndarray, layout: Any) -> Any:
     """Whether some choice of each mask ``(N, M)`` has no alternative left, booleans ``(N,)``."""
-    starts = np.cumsum([0, *choices[:-1]])
+    starts = np.cumsum([0, *choices_of(layout)[:-1]])
     return np.logical_not(np.logical_or.reduceat(masks, starts, axis=1).all(axis=1))
 
 
-def check_mask_key(key: Any, observation_space: spaces.Space[Any], choices: Sequence[int]) -> None:
+def check_mask_key(key: Any, observation_space: spaces.Space[Any], layout: Any) -> None:
     """Check that an entry of the observations can be the mask."""
     if not isinstance(observation_space, spaces.Dict) or key not in observation_space.spaces:
         raise ValueError(f"action_mask_key={key!r} is not an entry of observation_space={observation_space}")
-    space, n_entries = observation_space[key], sum(choices)
+    space, n_entries = observation_space[key], sum(choices_of(layout))
     if not isinstance(space, (spaces.Box, spaces.MultiBinary)) or np.prod(space.shape) != n_entries or not n_entries:
         raise ValueError(
-            f"action_mask_key={key!r}: {space} is not a mask for choices among {list(choices)}: "
+            f"action_mask_key={key!r}: {space} is not a mask for choices among {layout}: "
             f"make it MultiBinary({n_entries})"
         )
     if len(observation_space.spaces) == 1:

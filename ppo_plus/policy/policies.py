@@ -28,6 +28,8 @@ from ppo_plus.policy.distributions import ActionDistribution, BoundDistribution,
 from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.networks import NetworkLike, split_network
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor, visible_spaces
+from ppo_plus.require import is_finite
+from ppo_plus.trees import tree_leaves
 
 #: Memory of a policy: for each of its recurrent layers a state of one or more tensors.
 Memory = dict[str, tuple[th.Tensor, ...]]
@@ -92,6 +94,25 @@ class Step(NamedTuple):
         return cls(
             packed[:, :action_dim], packed[:, action_dim], packed[:, action_dim + 1], packed[:, action_dim + 2 :]
         )
+
+
+def not_finite(policy: nn.Module, obs: Any, step: int | None = None) -> FloatingPointError:
+    """The error for a policy whose outputs for ``obs`` (tensors) are not finite; ``step`` as in ``require_finite``."""
+    weights = th.cat([weight.detach().flatten() for weight in policy.parameters()])
+    n_spoilt = int(weights.isfinite().logical_not().sum())
+    why = f"{n_spoilt} of its {len(weights)} weights are not finite"
+    if not n_spoilt:
+        largest = max(leaf.float().abs().max().item() for leaf in tree_leaves(obs))
+        why = f"its weights are up to {weights.abs().max():.3g}, the observations up to {largest:.3g}"
+    log_std = getattr(policy, "log_std", None)
+    if log_std is not None:
+        why += f", log_std is from {log_std.min():.3g} to {log_std.max():.3g}"
+    return FloatingPointError(
+        "the policy, not the environment, returned numbers that are not finite (action parameters, value or "
+        f"log-probability){'' if step is None else f' at step {step}'}, so no action was taken: {why}. Continue with a "
+        "model that was saved before, with a lower learning_rate, max_grad_norm or ent_coef (which raises log_std), or "
+        "normalize observations and rewards (VecNormalize)"
+    )
 
 
 class ActorCriticPolicy(sb3.ActorCriticPolicy):
@@ -178,7 +199,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if net_arch is not None and actor is not None and critic is not None:
             raise ValueError(f"net_arch={net_arch!r} has no effect beside actor and critic: leave it out")
         if action_mask_key is not None:
-            check_mask_key(action_mask_key, observation_space, make_distribution(action_space).choices)
+            check_mask_key(action_mask_key, observation_space, make_distribution(action_space).mask_layout)
         self.actor_space, self.critic_space = actor_space, critic_space = visible_spaces(
             observation_space, actor_keys, critic_keys, action_mask_key
         )
@@ -511,7 +532,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
             list of ``B`` actions), and the next ``state``: with memory arrays of shape ``(layers, B, hidden)``, as
             sb3-contrib's
         :raises ValueError: observation or state do not fit, or the masks do not fit the actions
-        :raises FloatingPointError: the observation is not finite
+        :raises FloatingPointError: the observation or what the policy makes of it is not finite
         """
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
@@ -531,7 +552,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 self._fit_noise(params, episode_start)
                 actions, self._noise = self._explore(params, latent, self._noise)
         state = self._state_of(memory, state)
-        env_actions = self.action_dist.to_env(actions.numpy(force=True))
+        chosen, made = actions.numpy(force=True), params.numpy(force=True)
+        # A logit may be -inf: the alternative is never chosen.
+        if not is_finite(made) and not (np.isfinite(made.max()) and is_finite(chosen)):
+            raise not_finite(self, obs)
+        env_actions = self.action_dist.to_env(chosen)
         if batched:
             return env_actions, state
         return (env_actions[0] if isinstance(env_actions, list) else env_actions.squeeze(axis=0)), state
@@ -567,11 +592,10 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         """Masks as a tensor, checked."""
         if action_masks is None:
             return None
-        choices = self.action_dist.choices
-        given = action_masks.numpy(force=True) if isinstance(action_masks, th.Tensor) else action_masks
-        masks = as_masks("action_masks", given, choices)
-        if nothing_allowed(masks, choices).any():
-            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {choices}")
+        layout = self.action_dist.mask_layout
+        masks = as_masks("action_masks", action_masks, layout)
+        if nothing_allowed(masks, layout).any():
+            raise ValueError(f"action_masks={action_masks} allow nothing to choose from, for choices among {layout}")
         return th.as_tensor(masks, device=self.device)
 
     @property

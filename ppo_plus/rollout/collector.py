@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.vec_env import is_reset
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
-from ppo_plus.policy.policies import Carry, Memory, Step
-from ppo_plus.require import require_finite
+from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
+from ppo_plus.require import is_finite, require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.trees import tree_map
 
@@ -196,6 +197,7 @@ class Collector:
         """Choose the next actions.
 
         :raises ValueError: the observations have another shape than their space, or the masks are not valid
+        :raises FloatingPointError: the policy's output is not finite
         """
         plan, policy = self._plan, self._plan.policy
         masks = None if plan.masks is None else plan.masks.read(self._env, self.obs, self._step)
@@ -211,7 +213,11 @@ class Collector:
             check_shape(obs, policy.observation_space, len(starts))
             raise
         self._memory = self.carry.memory
-        step: Any = Step.unpacked(packed.cpu().numpy(), policy.family.action_dim)
+        numbers, n = packed.cpu().numpy(), policy.family.action_dim
+        step: Any = Step.unpacked(numbers, n)
+        # Values and log-probabilities: the latter are not finite where a parameter or an action is not.
+        if not is_finite(numbers[:, n : n + 2]):
+            raise not_finite(policy, obs_tensor, self._step)
         if step.actions.dtype != policy.family.dtype:
             step = step._replace(actions=step.actions.astype(policy.family.dtype))
         return Decision(obs, starts, masks, obs_tensor, step, policy.family.to_env(step.actions))
@@ -281,7 +287,7 @@ class Collector:
             truncated += [(i, row_of(new_obs, i)) for i in np.flatnonzero(~starts).tolist()]
             self.restart(env)
             new_obs, starts = self.obs, np.ones_like(starts)
-        self._timeouts += [(row, i, final_obs, _row(self._memory, i)) for i, final_obs in truncated]
+        self._timeouts += [(row, i, final_obs, tree_map(itemgetter(i), self._memory)) for i, final_obs in truncated]
         if np.count_nonzero(starts):
             self._resets += [(row, i) for i in np.flatnonzero(starts).tolist() if is_reset(infos[i])]
             self._cuts += [(row, i) for i in np.flatnonzero(starts).tolist() if RESTART in infos[i]]
@@ -395,11 +401,6 @@ def ended(starts: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
     if not np.count_nonzero(starts):
         return starts
     return starts & [not is_reset(info) for info in infos]
-
-
-def _row(memory: Memory, i: int) -> Memory:
-    """The memory of environment ``i``."""
-    return {name: tuple(part[i] for part in state) for name, state in memory.items()}
 
 
 def _copied(obs: Any) -> Any:

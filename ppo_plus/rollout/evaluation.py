@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+import torch as th
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, RecordVideo
 from gymnasium.wrappers import vector as vectorized
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -81,7 +82,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
     """What plays in an environment: the model, and where masks have to be handed in, the model with these."""
-    source = find_masks(vec_env, model.policy.family.choices, model.action_mask_key)
+    source = find_masks(vec_env, model.policy.family.mask_layout, model.action_mask_key)
     return model if source is None or source.key is not None else _Masked(model, vec_env, source)
 
 
@@ -100,7 +101,9 @@ class _Masked:
     ) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
-        return self.model.predict(observation, state, episode_start, deterministic, masks)
+        # As a tensor, of whose order predict does not warn.
+        given = None if masks is None else th.from_numpy(masks)
+        return self.model.predict(observation, state, episode_start, deterministic, given)
 
 
 def _with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:

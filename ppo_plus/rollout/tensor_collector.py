@@ -6,6 +6,7 @@ limits there were, what to log, the statistics of a ``VecNormalize``) is compute
 
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
 from ppo_plus.policy.distributions import widest
-from ppo_plus.policy.masking import MaskSource
-from ppo_plus.policy.policies import Carry, Memory, Step
+from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
+from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
@@ -117,13 +118,10 @@ class TensorCollector(Collector):
         source = self._plan.masks
         if source is None or source.key is not None:
             return None
-        masks: th.Tensor = self._here(self._simulator.masks_tensor())
-        if masks.shape[1] != sum(source.choices):
-            raise ValueError(
-                f"{source}: masks of shape {tuple(masks.shape)} do not fit: {sum(source.choices)} entries are needed, "
-                f"one for each alternative of choices among {list(source.choices)}"
-            )
-        return masks
+        given = self._simulator.masks()
+        if not isinstance(given, NESTED):
+            warn_of_order(source.layout)
+        return self._here(flat_masks(str(source), given, source.layout)).bool()  # type: ignore[no-any-return]
 
     def act(self) -> Decision:
         """Choose the next actions.
@@ -222,7 +220,7 @@ class TensorCollector(Collector):
     def finish(self) -> Report:
         """End a rollout: check its numbers, bootstrap, and estimate advantages.
 
-        :raises FloatingPointError: an observation or a reward was not finite
+        :raises FloatingPointError: an observation, a reward or an output of the policy was not finite
         :raises ValueError: a mask allowed nothing
         """
         buffer, masks = self._plan.buffer, self._plan.masks
@@ -289,7 +287,8 @@ class TensorCollector(Collector):
     def _suspicious(self, buffer: Any, known: th.Tensor, masks: MaskSource | None) -> th.Tensor:
         """Whether there may be something in the rollout that :meth:`_explain` finds, 0-d."""
         # A sum is not finite where a part of it is not, and costs one look at each number.
-        numbers = [buffer.stored("rewards"), *_floats((buffer.stored("observations"), self.obs))]
+        outputs = [buffer.stored(name) for name in ("rewards", "values", "log_probs")]
+        numbers = [*outputs, *_floats((buffer.stored("observations"), self.obs))]
         sums = [each.sum() for each in numbers]
         if self._knows_any:
             finals = _floats(buffer.stored("final_observations"))
@@ -299,12 +298,17 @@ class TensorCollector(Collector):
         found = ~th.isfinite(th.stack(sums)).all()
         if masks is None:
             return found
-        return found | _nothing_allowed(_stored_masks(buffer, masks), masks.choices).any()
+        return found | _nothing_allowed(_stored_masks(buffer, masks), choices_of(masks.layout)).any()
 
     def _explain(self, buffer: Any, known: th.Tensor, masks: MaskSource | None, statistics: list[np.ndarray]) -> None:
         """:raises FloatingPointError, ValueError: what is wrong with the rollout; nothing if all is well"""
         self._statistics.restore()
         first = self._step - self.n_steps
+        outputs = buffer.stored("values") + buffer.stored("log_probs")
+        for row in outputs.isfinite().all(dim=1).logical_not().nonzero()[:1].flatten().tolist():
+            obs = tree_map(itemgetter(row), buffer.stored("observations"))
+            if all(leaf.isfinite().all() for leaf in _floats(obs)):
+                raise not_finite(self._plan.policy, obs, first + row)
         if statistics and not np.isfinite(statistics[0]).all():
             # All observations are normalized by what one of them has spoilt.
             require_finite("sum of observations and rewards", statistics[0], self._step)
@@ -317,7 +321,7 @@ class TensorCollector(Collector):
         require_finite("observation", as_numpy(self.obs), self._step)
         if masks is not None:
             given = _stored_masks(buffer, masks)
-            for row, i in _nothing_allowed(given, masks.choices).nonzero().tolist():
+            for row, i in _nothing_allowed(given, choices_of(masks.layout)).nonzero().tolist():
                 raise ValueError(masks.forbids_all(i, first + row, as_numpy(given[row, i])))
 
 

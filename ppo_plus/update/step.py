@@ -132,6 +132,10 @@ class Records:
         """For each minibatch, whether its loss and gradient were finite."""
         return [bool(flag) for flag in self._table[:, FLAGS.index("finite")].tolist()]
 
+    def not_finite(self, i: int) -> str:
+        """The diagnostics that are not finite in minibatch ``i``."""
+        return ", ".join(name for name, column in self.columns.items() if not self._table[i, column].isfinite())
+
     def mean(self, name: str) -> th.Tensor:
         """The mean of a diagnostic over the minibatches that count, 0-d (NaN if there is none)."""
         return self._counted[:, self.columns[name]].mean()

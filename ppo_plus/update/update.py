@@ -1,6 +1,7 @@
 """Updates of a policy: minibatch by minibatch, until the epochs or the KL control end them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ from ppo_plus.update.step import Columns, Records
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+#: Beyond this mean standard deviation of actions, a warning says so.
+LARGE_STD = 1000.0
 
 
 class Updater:
@@ -25,6 +28,9 @@ class Updater:
         self.kl_memory: tuple[KLControl, tuple[float, ...]] | None = None
         #: Minibatches in a row that were skipped for a non-finite loss or gradient.
         self.n_skipped = 0
+        #: Where they began, and how many updates ago.
+        self.began, self.age = "", 0
+        self.has_warned = False
 
     def kl_state(self, control: KLControl) -> KLState:
         """The KL control's state at the start of an update: that of the last update, with ``running`` reset to true.
@@ -53,6 +59,7 @@ class Updater:
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         state = self.kl_state(rule.control)
+        self.age += 1
         # With Python's numbers, so that it is logged unrounded.
         learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
         update_learning_rate(rule.policy.optimizer, learning_rate)
@@ -65,18 +72,22 @@ class Updater:
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
 
-    def count_skipped(self, finite: Iterable[bool]) -> None:
+    def count_skipped(self, finite: Iterable[bool], describe: Callable[[int], str] = str) -> None:
         """Count the minibatches in a row that were skipped.
 
         :param finite: for each minibatch, whether its loss and gradient were finite
+        :param describe: says what was not finite in one of them
         :raises FloatingPointError: too many in a row were not
         """
-        for flag in finite:
+        for i, flag in enumerate(finite):
+            if not (flag or self.n_skipped):
+                self.began, self.age = describe(i), 0
             self.n_skipped = 0 if flag else self.n_skipped + 1
             if self.n_skipped >= MAX_SKIPPED:
                 raise FloatingPointError(
                     f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
-                    "before them. Lower learning_rate or max_grad_norm, normalize rewards and observations "
+                    f"before them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
+                    f"{self.began}. Lower learning_rate or max_grad_norm, normalize rewards and observations "
                     "(VecNormalize), or fix compute_loss"
                 )
 
@@ -132,7 +143,10 @@ class Update:
         self.n_epochs += 1
         made = Records(self._columns, self._records[self._n_before :])
         self._n_before = len(self._records)
-        self._updater.count_skipped(made.finite())
+        epoch = self.n_epochs
+        self._updater.count_skipped(
+            made.finite(), lambda i: f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
+        )
         measured = self.control.measure in made.columns
         self.kl = made.mean(self.control.measure) if measured else self._target_kl
         self.state = self.control.after_epoch(self.state, self.kl, self._target_kl)
@@ -147,6 +161,13 @@ class Update:
     def metrics(self, policy: Any) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""
         found = self.records.means() | {"learning_rate": self._learning_rate}
+        if found.get("action_std", 0.0) > LARGE_STD and not self._updater.has_warned:
+            self._updater.has_warned = True
+            warnings.warn(
+                f"train/action_std is {found['action_std']:.3g}: unless the bounds of the action space are as wide, "
+                "actions are noise clipped at these. Lower ent_coef, which raises log_std, or learning_rate",
+                stacklevel=5,
+            )
         if hasattr(policy, "log_std"):
             found["std"] = policy.log_std.detach().exp().mean().item()
         skipped = self.records.finite().count(False)

@@ -168,6 +168,13 @@ class MaskedEnv(RandomEnv):
         return super().step(action)
 
 
+class StructuredMaskedEnv(MaskedEnv):
+    """A :class:`MaskedEnv` whose mask has the structure of the action space."""
+
+    def action_masks(self):
+        return structured(self.action_space, super().action_masks())
+
+
 class KeyMaskedEnv(MaskedEnv):
     """A :class:`MaskedEnv` whose mask is in the observations only."""
 
@@ -186,6 +193,17 @@ def choices(space):
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.flatten().tolist()
     return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
+
+
+def structured(space, mask):
+    """A flat mask ``(..., M)`` in the structure of the action space, dicts in another order; ``None`` for a Box."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return mask if choices(space) else None
+    parts, start = {}, 0
+    for key, sub in subspaces(space).items():
+        size = sum(choices(sub))
+        parts[key], start = structured(sub, mask[..., start : start + size]), start + size
+    return tuple(parts.values()) if isinstance(space, spaces.Tuple) else dict(reversed(parts.items()))
 
 
 def chosen(space, action):

@@ -21,6 +21,17 @@ def weights(model):
     return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
 
 
+def spoil(policy, what):
+    """Make outputs of a policy not finite: by NaN in its actor, an infinite critic, or a ``log_std`` that overflows."""
+    with th.no_grad():
+        if what == "actor":
+            policy.action_net.weight[0, 0] = th.nan
+        elif what == "critic":
+            policy.value_net.bias.fill_(th.inf)
+        else:
+            policy.log_std.fill_(100.0)
+
+
 #: Arguments of policies with memory.
 STRUCTURES = {
     "own": {},

@@ -10,7 +10,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, VECTOR, KeyMaskedEnv, MaskedEnv, RandomEnv, choices, vec
+from envs import (
+    ACTIONS,
+    OBSERVATIONS,
+    VECTOR,
+    KeyMaskedEnv,
+    MaskedEnv,
+    RandomEnv,
+    StructuredMaskedEnv,
+    choices,
+    chosen,
+    structured,
+    vec,
+)
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
@@ -28,7 +40,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.policy.masking import as_masks, find_masks, nothing_allowed
+from ppo_plus.policy.masking import _warn_of_order, as_masks, find_masks, nothing_allowed
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
 from ppo_plus.zoo.enjoy import Player
 
@@ -271,6 +283,151 @@ def test_masks_may_come_and_go_between_runs():
 def test_a_buffer_class_written_for_sb3_takes_no_masks():
     with pytest.raises(ValueError, match="rollout_buffer_class=.* does not keep action masks"):
         masked(rollout_buffer_class=SB3RolloutBuffer).learn(32)
+
+
+# --- masks in the structure of the action space -----------------------------------------------------------------------
+
+#: Gymnasium sorts the keys of the first.
+SAME_SIZE = spaces.Dict({"pick": spaces.Discrete(4), "mode": spaces.Discrete(4)})
+NESTED = {
+    "same_size": SAME_SIZE,
+    "in_a_tuple": spaces.Tuple([spaces.MultiBinary(4), SAME_SIZE, spaces.Box(-1.0, 1.0, (2,))]),
+    "tuple": ACTIONS["tuple"],
+    "mixed": ACTIONS["mixed"],
+}
+
+
+@pytest.fixture
+def said():
+    """The warnings about the order of masks since the last call."""
+    _warn_of_order.cache_clear()
+
+    def said():
+        _warn_of_order.cache_clear()
+        messages = [str(each.message) for each in found if "in another order" in str(each.message)]
+        found.clear()
+        return messages
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield said
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_structured_masks_are_learned_like_flat_ones(kind, said):
+    models = []
+    for env_class in (StructuredMaskedEnv, MaskedEnv):
+        models.append(make(vec(NESTED[kind], env_class=env_class)).learn(64))
+        models[-1].evaluate(2)
+        assert len(said()) == (env_class is MaskedEnv and kind in ("same_size", "in_a_tuple"))
+    np.testing.assert_array_equal(*(model.rollout_buffer.masks for model in models))
+    assert not models[0].rollout_buffer.masks.all()
+    for one, other in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert th.equal(one, other)
+
+
+@pytest.mark.parametrize("wrap", ["monitor", "subproc", "sync", "async"])
+def test_structured_masks_pass_wrappers_and_processes(wrap):
+    def make_env():
+        env = ActionMasker(StructuredMaskedEnv(NESTED["in_a_tuple"]), lambda env: env.unwrapped.action_masks())
+        return Monitor(env) if wrap == "monitor" else env
+
+    vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv, "subproc": FORKED}.get(wrap, DummyVecEnv)
+    mode = {"autoreset_mode": AutoresetMode.NEXT_STEP} if wrap in ("sync", "async") else {}
+    env = vector([make_env] * 2, **mode)
+    try:
+        model = make(env).learn(64)
+        assert not model.rollout_buffer.masks.all()
+        model.evaluate(2)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_predict_takes_masks_in_every_form(kind, said):
+    space = NESTED[kind]
+    model = make(vec(space))
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        masks = rng.random((2, sum(choices(space)))) < 0.7
+        masks |= nothing_allowed(masks, choices(space))[:, None]
+        obs = np.stack([VECTOR.sample(), VECTOR.sample()])
+        each, whole = [structured(space, mask) for mask in masks], structured(space, masks)
+        forms = [each, tuple(each), whole, structured(space, th.from_numpy(masks)), th.from_numpy(masks)]
+        if isinstance(space, spaces.Dict):
+            # As sb3-contrib's get_action_masks makes them.
+            forms.append(np.stack(each))
+        actions = [model.predict(obs, deterministic=True, action_masks=form)[0] for form in forms]
+        single = [model.predict(obs[i], deterministic=True, action_masks=each[i])[0] for i in range(2)]
+        assert not said()
+        actions += [single, model.predict(obs, deterministic=True, action_masks=masks)[0]]
+        assert len({str([chosen(space, action) for action in batch]) for batch in actions}) == 1
+        assert bool(said()) == (kind in ("same_size", "in_a_tuple"))
+
+
+def test_an_entry_that_is_as_written_masks_what_it_names():
+    class Written(RandomEnv):
+        def action_masks(self):
+            return {"pick": np.array([False, True, True, True]), "mode": [1, 1, 1, 0]}
+
+        def step(self, action):
+            assert action["pick"] != 0 and action["mode"] != 3
+            return super().step(action)
+
+    make(vec(SAME_SIZE, env_class=Written), n_steps=64).learn(256).evaluate(2)
+
+
+@pytest.mark.parametrize("evaluation", ["contrib", "callback"])
+def test_sb3_contribs_evaluators_take_structured_masks(evaluation):
+    env = vec(SAME_SIZE, env_class=StructuredMaskedEnv)
+    model = make(env)
+    if evaluation == "contrib":
+        assert np.isfinite(evaluate_policy(model, env, 2, warn=False)).all()
+    else:
+        model.learn(32, MaskableEvalCallback(env, eval_freq=8, warn=False, verbose=0))
+
+
+def test_a_flat_mask_of_entries_of_one_size_warns_once(said):
+    env = vec(SAME_SIZE, env_class=MaskedEnv)
+    make(env).learn(96).evaluate(2)
+    (message,) = said()
+    assert "{'mode': [4], 'pick': [4]}" in message and "give the mask as a dict" in message
+
+
+def test_a_mask_observation_of_entries_of_one_size_warns_once(said):
+    env = vec(SAME_SIZE, OBSERVATIONS["dict"], env_class=KeyMaskedEnv)
+    make(env, "MultiInputPolicy", action_mask_key="mask").learn(96).evaluate(2)
+    assert len(said()) == 1
+
+
+def test_a_flat_mask_of_entries_of_different_sizes_does_not_warn(said):
+    masked("mixed").learn(32)
+    assert not said()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ({"pick": [1, 1, 1, 1]}, r"a mask\['mode'\] of shape \(\) does not fit: 4 entries are needed"),
+        ({"pick": [1, 1, 1], "mode": [1, 1, 1, 1]}, r"a mask\['pick'\] of shape \(3,\) does not fit: 4 entries"),
+        ({"pik": [1, 1, 1, 1]}, r"the mask has entries \['pik'\] that the action space has not"),
+        ({"pick": [1, 1, 1, 0.5], "mode": [1, 1, 1, 1]}, "a mask must be of zeros and ones"),
+        ({"pick": [0, 0, 0, 0], "mode": [1, 1, 1, 1]}, "nothing to choose from"),
+        (np.ones(7), r"a mask of shape \(7,\) does not fit: 8 entries are needed"),
+        (([1, 1, 1, 1], [1, 1]), "inhomogeneous"),
+    ],
+)
+def test_every_message_about_a_mask_says_the_layout(mask, message):
+    class Wrong(RandomEnv):
+        def action_masks(self):
+            return mask
+
+    layout = r".*choices among \{'mode': \[4\], 'pick': \[4\]\}"
+    env = vec(SAME_SIZE, env_class=Wrong)
+    with pytest.raises(ValueError, match=r"action_masks\(\)( of environment 0)? at step 0.*" + message + layout):
+        make(env).learn(16)
+    with pytest.raises(ValueError, match="(?s)action_masks.*" + message + layout):
+        make(vec(SAME_SIZE)).predict(env.reset()[0], action_masks=mask)
 
 
 # --- masks in the observations ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, IMAGE, vec
 from gymnasium import spaces
+from models import spoil
 from optimizers import scheduled
 
 from ppo_plus import ActorCriticPolicy, Features, LSTMMemory, PPO_Plus
@@ -125,3 +126,30 @@ def test_overrides_of_encode_and_heads_apply_everywhere(policy):
     actions, state = model.predict(env.reset(), deterministic=True)
     assert actions.mean() > 1 and (state is None) == (policy is Shifted)
     assert model.policy.predict_values(th.as_tensor(env.reset())).mean() > 5
+
+
+@pytest.mark.parametrize("memory", ["", "Lstm"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_predict_and_evaluate_of_what_is_not_finite_raise(kind, memory):
+    for what in ("actor", "log_std"):
+        model = PPO_Plus(f"Mlp{memory}Policy", vec(ACTIONS[kind]), n_steps=16, batch_size=16, device="cpu")
+        if what == "log_std" and not hasattr(model.policy, "log_std"):
+            continue
+        obs, message = model.env.reset(), "the policy, not the environment, .* so no action was taken"
+        model.predict(obs)
+        spoil(model.policy, what)
+        for deterministic in (False, True):
+            with pytest.raises(FloatingPointError, match=message):
+                model.predict(obs, deterministic=deterministic)
+            with pytest.raises(FloatingPointError, match=message):
+                model.predict(obs[0], deterministic=deterministic)
+        with pytest.raises(FloatingPointError, match=message):
+            model.evaluate(1)
+
+
+def test_an_infinite_mean_is_not_clipped_to_the_bounds():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu")
+    with th.no_grad():
+        model.policy.action_net.bias.fill_(-th.inf)
+    with pytest.raises(FloatingPointError, match="2 of its .* weights are not finite"):
+        model.predict(model.env.reset(), deterministic=True)

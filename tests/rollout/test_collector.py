@@ -1,5 +1,6 @@
 """The collector's own state: where the environments are, and what is carried from step to step."""
 
+import itertools
 import pickle
 import warnings
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from envs import ACTIONS, vec
-from models import SMALL
+from models import SMALL, spoil, weights
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ppo_plus import PPO_Plus
@@ -112,3 +113,52 @@ def test_time_limits_that_infos_do_not_tell_give_one_warning(missing):
         model.learn(128)
     (found,) = [str(each.message) for each in said if "time limit" in str(each.message)]
     assert f"but without {missing!r}" in found and "set both" in found
+
+
+@pytest.mark.parametrize("what", ["actor", "log_std", "critic"])
+@pytest.mark.parametrize(("kind", "policy"), list(itertools.product(ACTIONS, ["", "gsde", "Lstm"])))
+def test_a_policy_that_is_not_finite_takes_no_action(kind, policy, what):
+    env = vec(ACTIONS[kind])
+    name = f"Mlp{policy.replace('gsde', '')}Policy"
+    model = PPO_Plus(name, env, n_steps=16, batch_size=16, n_epochs=1, device="cpu", use_sde=policy == "gsde").learn(32)
+    if what == "log_std" and not hasattr(model.policy, "log_std"):
+        pytest.skip("no standard deviation")
+    spoil(model.policy, what)
+    before = weights(model)
+    said = {
+        "actor": "[1-9]\\d* of its .* weights are not finite",
+        "log_std": "log_std is from 100 to 100",
+        "critic": "1 of",
+    }
+    message = f"the policy, not the environment.* at step 16, so no action was taken: .*{said[what]}"
+    env.step_async = None
+    with pytest.raises(FloatingPointError, match=message):
+        model.learn(32, reset_num_timesteps=False)
+    assert th.equal(before.nan_to_num(), weights(model).nan_to_num())
+
+
+def test_a_policy_that_overflows_is_told_with_its_observations():
+    class Large(th.nn.Linear):
+        def forward(self, x):
+            return x @ (self.weight.t() * 0 + 9.0)
+
+    critic = {"critic": lambda n_in, n_out: Large(n_in, n_out)}
+    env = vec(ACTIONS["box"])
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu", compile=False, policy_kwargs=critic)
+    model.env.reset = lambda: np.full((2, 5), 3e38, dtype=np.float32)
+    with pytest.raises(FloatingPointError, match=r"its weights are up to .*, the observations up to 3e\+38, log_std"):
+        model.learn(32)
+
+
+def test_alternatives_of_minus_infinity_are_never_chosen():
+    class Forbidding(th.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).index_fill(1, th.tensor([1]), -th.inf)
+
+    env = vec(ACTIONS["discrete"])
+    actor = {"actor": lambda n_in, n_out: Forbidding(n_in, n_out)}
+    model = PPO_Plus("MlpPolicy", env, n_steps=32, batch_size=32, device="cpu", policy_kwargs=actor, compile=False)
+    _, callback = model._setup_learn(64)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, 32)
+    actions = model.predict(np.zeros((100, 5), np.float32))[0]
+    assert 1 not in actions and 1 not in model.rollout_buffer.actions

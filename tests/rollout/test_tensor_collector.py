@@ -5,14 +5,16 @@ from itertools import product
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS
-from models import weights
+from envs import ACTIONS, structured
+from gymnasium import spaces
+from models import spoil, weights
 from parametrization import in_turn
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin, Twin, twins
 
 from ppo_plus import ColoredNoise, PPO_Plus, as_vec_env
+from ppo_plus.trees import tree_leaves
 
 EXPLORATIONS = {"white": {}, "gsde": {"use_sde": True}, "colored": {"exploration": ColoredNoise(0.5, horizon=16)}}
 STORED = ("actions", "rewards", "episode_starts", "values", "log_probs", "params", "advantages", "returns")
@@ -311,6 +313,57 @@ def test_an_empty_mask_raises_an_error_with_the_environment():
 
     with pytest.raises(ValueError, match="environment 2 at step 3 allows nothing"):
         make(Nothing(3, ACTIONS["discrete"], "method", limit=9)).learn(96)
+
+
+class Follows(TensorTwin):
+    """An action that is NaN makes the observations NaN."""
+
+    def step(self, actions):
+        step = super().step(actions)
+        numbers = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
+        return step._replace(obs=step.obs + sum(leaf.sum() * 0 for leaf in numbers))
+
+
+@pytest.mark.parametrize("what", ["actor", "log_std", "critic"])
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("memory", ["", "Lstm"])
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_a_policy_that_is_not_finite_stops_training_at_the_end(kind, memory, wrap, what):
+    model = make(wrap(as_vec_env(Follows(3, ACTIONS[kind]))), memory).learn(48)
+    if what == "log_std" and not hasattr(model.policy, "log_std"):
+        pytest.skip("no standard deviation")
+    spoil(model.policy, what)
+    before = weights(model).nan_to_num()
+    with pytest.raises(FloatingPointError, match="the policy, not the environment.* at step 16"):
+        model.learn(48, reset_num_timesteps=False)
+    assert th.equal(before, weights(model).nan_to_num())
+    if wrap is VecNormalize:
+        assert np.isfinite(model.env.obs_rms.mean).all() and np.isfinite(model.env.ret_rms.var)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "mixed"])
+def test_masks_in_the_structure_of_the_action_space(kind):
+    class Structured(TensorTwin):
+        def action_masks(self):
+            return structured(self.action_space, super().action_masks())
+
+    models = []
+    for env_class in (TensorTwin, Structured):
+        models.append(make(as_vec_env(env_class(3, ACTIONS[kind], "method"))).learn(96))
+        models[-1].evaluate(2)
+    assert_same(*models)
+    assert not models[1].rollout_buffer.masks.all()
+
+
+def test_a_mask_of_another_structure_says_the_layout():
+    class Wrong(TensorTwin):
+        def action_masks(self):
+            return {"mode": super().action_masks()[:, :4]}
+
+    space = spaces.Dict({"pick": spaces.Discrete(4), "mode": spaces.Discrete(4)})
+    message = r"a mask\['pick'\] of shape \(\) does not fit.* choices among \{'mode': \[4\], 'pick': \[4\]\}"
+    with pytest.raises(ValueError, match=message):
+        make(as_vec_env(Wrong(3, space, "method"))).learn(48)
 
 
 def test_simulator_logs_are_averaged_and_logged():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch as th
@@ -94,3 +95,15 @@ def test_a_control_may_end_the_update_after_an_epoch():
             update.end_epoch()
         update.finish()
     assert made == [1, 1, 2, 2] and update.n_epochs == 2 and update.kl == 2 and update.stopped
+
+
+def test_a_large_standard_deviation_of_actions_warns_once():
+    env = vec(ACTIONS["box"])
+    settings = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu", compile=False)
+    for log_std, n_warnings in ((6.0, 0), (7.5, 1)):
+        model = PPO_Plus("MlpPolicy", env, policy_kwargs={"log_std_init": log_std}, **settings)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.learn(96)
+        found = [str(each.message) for each in said if "train/action_std is 1.81e+03" in str(each.message)]
+        assert len(found) == n_warnings

@@ -85,8 +85,9 @@ class TensorEnv:
         """
         raise NotImplementedError
 
-    def action_masks(self) -> th.Tensor | None:
-        """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)``; or ``None``."""
+    def action_masks(self) -> Any:
+        """The present action masks (:mod:`ppo_plus.policy.masking`), zeros and ones ``(N, M)`` or the structure of the
+        action space with ``N`` rows in each tensor; or ``None``."""
         return None
 
     @property

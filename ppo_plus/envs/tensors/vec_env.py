@@ -96,10 +96,9 @@ class TensorVecEnv(BatchedVecEnv):
         final_obs = None if given.final_obs is None else self._layout(given.final_obs)
         return Stepped(obs, rewards, dones, timeouts, final_obs, returns, lengths, given.log)
 
-    def masks_tensor(self) -> th.Tensor:
-        """The present action masks, booleans ``(N, M)``."""
-        masks: Any = self.env.action_masks()
-        return masks.reshape(self.num_envs, -1).bool()  # type: ignore[no-any-return]
+    def masks(self) -> Any:
+        """The present action masks: tensors with ``N`` rows, flat or in the structure of the action space."""
+        return self.env.action_masks()
 
     def _check(self, obs: Obs, *flags: th.Tensor) -> None:
         check_shape(obs, self.observation_space, self.num_envs)
@@ -140,8 +139,8 @@ class TensorVecEnv(BatchedVecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         if method_name == METHOD and self.env.has_masks:
-            masks = as_numpy(self.masks_tensor())
-            return [masks[i] for i in self._get_indices(indices)]
+            masks = as_numpy(self.masks())
+            return [tree_map(itemgetter(i), masks) for i in self._get_indices(indices)]
         return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
