@@ -18,7 +18,8 @@ from ppo_plus.zoo.cli.arguments import (
     whole_number,
 )
 from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
-from ppo_plus.zoo.interrupts import exit_codes, this_command
+from ppo_plus.zoo.commands import pip_install, this_command
+from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     the arguments, and those of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
+        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(extra='zoo')}")
     # Imported while Ctrl-C still ends the process at once.
     import optuna
 
