@@ -550,7 +550,10 @@ def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
     model = short()
     assert str(model.compiled) == "no: learn has not been called yet"
     model.learn(128)
-    assert str(model.compiled) == "no: 2 gradient steps are planned; compiling starts at 4"
+    assert (
+        str(model.compiled)
+        == "no: 2 gradient steps are planned; compiling starts at 4; compile=True compiles all the same"
+    )
     assert not model.pays_to_compile(64) and model.pays_to_compile(128)
     model.learn(64, reset_num_timesteps=False)
     assert not model.compiled
@@ -577,7 +580,8 @@ def test_a_notice_is_printed_before_compiling(monkeypatch, capsys):
     monkeypatch.setattr("ppo_plus.compiling.compilation.WORTH_COMPILING", 4)
     model = short(verbose=1)
     model._setup_learn(64)
-    assert model.compilation.notice is None and "compiling" not in capsys.readouterr().out
+    said = "training runs uncompiled: 1 gradient steps are planned; compiling starts at 4; compile=True compiles all"
+    assert said in capsys.readouterr().out
     model._setup_learn(256)
     assert model.compilation.notice in capsys.readouterr().out
 

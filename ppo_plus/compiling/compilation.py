@@ -8,12 +8,18 @@ from typing import Any
 
 import torch as th
 
-from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, obstacle
+from ppo_plus.compiling.compiled import MAX_TRACES, Compiled, compile_error, keeps_changing, obstacle
 from ppo_plus.compiling.constants import NotComparable, constants_of, first_difference
 
 #: Gradient steps from which on compiling saves time: it makes each about 1 ms shorter (see
 #: ``benchmarks/benchmark.py``), and takes 2 to 4 s, except for the first time on a machine.
 WORTH_COMPILING = 4_000
+
+
+#: How to compile where ``"auto"`` does not.
+FORCE = "compile=True compiles all the same"
+#: The reason that needs no message.
+AS_ASKED = "compile=False"
 
 
 @dataclass(frozen=True)
@@ -79,15 +85,15 @@ class Compilation:
 
     def _decide(self, requested: bool | str, n_steps: int, device: th.device, unsupported: str | None) -> CompileStatus:
         if requested is False:
-            return CompileStatus(False, "compile=False")
+            return CompileStatus(False, AS_ASKED)
         if unsupported is not None:
             return CompileStatus(False, unsupported)
         planned = f"{n_steps:,} gradient steps are planned"
         if requested == "auto" and device.type != "cpu":
-            return CompileStatus(False, f'compile="auto" compiles on a CPU only, and this is {device}')
+            return CompileStatus(False, f'compile="auto" compiles on a CPU only, and this is {device}; {FORCE}')
         # What was compiled stays compiled.
         if requested == "auto" and not self.decision and not is_worth_compiling(n_steps, device):
-            return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}")
+            return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}; {FORCE}")
         reason = obstacle(device)
         if reason is not None:
             return CompileStatus(False, f"nothing can be compiled here ({reason})", unexpected=True)
@@ -95,10 +101,20 @@ class Compilation:
 
     @property
     def notice(self) -> str | None:
-        """The message before training, if that is going to compile; ``None``: it is not."""
-        if not self.decision or self.functions:
+        """The message before training: whether it is going to be compiled, and why; ``None``: nothing new."""
+        if self.functions or self.decision.reason == AS_ASKED:
             return None
-        return "compiling first: some 20 s, or a few seconds where the same networks have been compiled before"
+        if not self.decision:
+            return f"training runs uncompiled: {self.decision.reason}"
+        return (
+            f"compiling first ({self.decision.reason}): some 20 s, or a few seconds where the same networks have been "
+            "compiled before"
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The time that compiling has taken so far."""
+        return sum(each.seconds for each in self.functions.values())
 
     def status(self, own_update: str | None = None) -> CompileStatus:
         """The decision, or why it could not be carried out.
@@ -142,12 +158,11 @@ class Compilation:
         if isinstance(constants, str):
             compiled.fail(constants)
         elif known is not None:
-            compiled.n_traces = known.n_traces
+            compiled.n_traces, compiled.seconds = known.n_traces, known.seconds
             if known.n_traces >= MAX_TRACES:
                 compiled.failure = known.failure  # without a second warning
                 changed = first_difference(known.constants, constants) or "what it reads"
-                often = f"{changed} changed {MAX_TRACES} times, and each time it was traced again"
-                compiled.fail(known.failure or often)
+                compiled.fail(known.failure or keeps_changing(changed))
         return compiled
 
 

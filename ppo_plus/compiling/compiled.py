@@ -1,7 +1,11 @@
 """Pure functions of tensors that compile themselves, and run uncompiled where the compiler fails."""
 
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +17,22 @@ from ppo_plus.trees import tree_flatten, tree_leaves, tree_map, tree_structure
 
 #: Graphs beyond this many operations take minutes to compile.
 MAX_OPERATIONS = 5_000
+#: Seconds of silence after which a line on a terminal says what takes so long.
+PATIENCE = 5.0
 #: A function that is traced more often than this during one ``learn`` reads something that changes all the time.
 MAX_TRACES = 4
 
 
 class CompileError(RuntimeError):
     """A function could not be compiled, and ``compile=True``."""
+
+
+def keeps_changing(what: str) -> str:
+    """Why something is not compiled again, with the remedy."""
+    return (
+        f"{what} changed {MAX_TRACES} times, and each time it was traced again: keep a number that changes in a buffer "
+        'of the policy ("A number that changes" in docs/customizing.md)'
+    )
 
 
 def compile_error(reason: str) -> CompileError:
@@ -51,6 +65,8 @@ class Compiled:
     n_traces: int = field(default=0, init=False)
     #: Why it is not compiled; ``None``: it is, or will be at its first call.
     failure: str | None = field(default=None, init=False)
+    #: How long compiling has taken.
+    seconds: float = field(default=0.0, init=False)
     _run: Callable[[list[th.Tensor]], Any] | None = field(default=None, init=False)
     _signature: list[Any] = field(default_factory=list, init=False)
     _static_form: Any = field(default=None, init=False)
@@ -127,15 +143,29 @@ class Compiled:
     def _compile(self, args: tuple[Any, ...]) -> None:
         try:
             if self.n_traces >= MAX_TRACES:
-                raise CompileError(f"what it reads changed {MAX_TRACES} times, and each time it was traced again")
+                raise CompileError(keeps_changing("what it reads"))
             self.n_traces += 1
             self._signature = _signature(tree_leaves(args))
-            with ONE_AT_A_TIME:
+            with ONE_AT_A_TIME, self._timed():
                 self._run = self._trace_and_compile(args)
                 if not self.agrees(*args):
                     raise CompileError("the compiled form does not reproduce the function's results")
         except Exception as error:
             self.fail(in_one_line(error), error)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time of the block, and on a terminal say what takes so long."""
+        start, message = time.monotonic(), f"compiling {self.name}: some 20 s the first time on a machine"
+        timer = threading.Timer(PATIENCE, print, [message], {"file": sys.stderr, "flush": True})
+        timer.daemon = True
+        if sys.stderr is not None and sys.stderr.isatty():
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.seconds += time.monotonic() - start
 
     def fail(self, reason: str, cause: Exception | None = None) -> None:
         """Run the function uncompiled from now on; ``strict``: raise an error."""

@@ -133,8 +133,13 @@ class Losses(NamedTuple):
 
         :param name: the name of the term
         :param term: 0-d, with its graph
+        :raises TypeError: it is not a tensor
         :raises ValueError: it has another shape
         """
+        if not isinstance(term, th.Tensor):
+            raise TypeError(
+                f"the term {name!r} of the loss is {term!r}: pass a 0-dim tensor, such as torch.tensor({term!r})"
+            )
         if term.shape != ():
             raise ValueError(
                 f"the term {name!r} of the loss has shape {tuple(term.shape)}: add a number, such as its mean()"

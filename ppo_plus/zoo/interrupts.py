@@ -6,14 +6,11 @@ middle. Code that does not check it, because it hangs or takes long, is interrup
 """
 
 import os
-import re
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 #: Ctrl-C, and the signal that a scheduler sends before it kills a process.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -141,15 +138,3 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
     except tuple(codes) as error:
         print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
         sys.exit(next(code for kind, code in codes.items() if isinstance(error, kind)))
-
-
-def this_command() -> str:
-    """The command line of this process, to paste into a shell, without passwords."""
-    name = Path(sys.argv[0]).name
-    words = [name, *sys.argv[1:]] if name == "ppo-plus" else sys.orig_argv
-    return shlex.join(map(without_password, words))
-
-
-def without_password(word: str) -> str:
-    """An argument with the passwords of URLs in it replaced by ``***``."""
-    return re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", re.sub(r"([?&]password=)[^&\s]*", r"\1***", word))

@@ -29,8 +29,8 @@ def require_drawing(env_id: str, window: bool) -> None:
         return
     if window:
         raise ValueError(
-            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF with "
-            f"ppo-plus record --env {env_id}"
+            f"there is no screen to show {env_id} on (DISPLAY is not set): add --no-render, or make a GIF: "
+            "the same command with record instead of enjoy"
         )
     if "MUJOCO_GL" not in os.environ:
         raise ValueError(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import gymnasium as gym
 
+from ppo_plus.zoo.commands import pip_install
+
 #: Packages that settings files may import wrappers, callbacks and policies from without being trusted.
 ALLOWED_PACKAGES = ("ale_py", "gymnasium", "minigrid", "ppo_plus", "rl_zoo3", "sb3_contrib", "stable_baselines3")
 
@@ -27,7 +29,7 @@ def find_env(env_id: str) -> gym.envs.registration.EnvSpec:
         return gym.spec(name)
     except gym.error.Error as error:
         if atari and find_spec("ale_py") is None:
-            raise type(error)(f"{env_id} needs pip install ale-py opencv-python") from None
+            raise type(error)(f"{env_id} needs {pip_install('ale-py', 'opencv-python')}") from None
         versions = [spec for spec in gym.registry.values() if spec.id.rpartition("-v")[0] == name]
         if versions:
             latest = max(versions, key=lambda spec: spec.version or 0)

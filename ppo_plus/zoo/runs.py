@@ -10,6 +10,7 @@ from typing import Any
 
 from ppo_plus.saving.format.atomic import UNFINISHED
 from ppo_plus.saving.format.lock import claim
+from ppo_plus.zoo.commands import command
 from ppo_plus.zoo.hyperparams import read_mapping
 
 ALGO = "ppo_plus"
@@ -118,7 +119,7 @@ def find_folder(log_folder: Path, env_id: str, number: int = 0, algos: Sequence[
     runs = runs_of(parent, env_id)
     if not runs:
         elsewhere = [algo for algo in RL_ZOO3_ALGOS if runs_of(log_folder / algo, env_id)]
-        remedy = f"use --algo {elsewhere[0]}" if elsewhere else f"train one with `ppo-plus train --env {env_id}`"
+        remedy = f"use --algo {elsewhere[0]}" if elsewhere else f"train one: {command('train', '--env', env_id)}"
         raise FileNotFoundError(f"there is no run of {env_id} in {parent}: {remedy}")
     number = number or max(runs)
     if number not in runs:

@@ -22,6 +22,7 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
+from ppo_plus.zoo.commands import command, this_command
 from ppo_plus.zoo.envs import choose_vec_env, make_envs
 from ppo_plus.zoo.experiment import Experiment, saved_experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
@@ -101,7 +102,7 @@ def _write_settings(experiment: Experiment, options: Options, folder: RunFolder)
     folder.settings.mkdir()
     write_text(folder.settings / "config.yml", yaml.safe_dump(experiment.settings()))
     write_text(folder.settings / "args.yml", yaml.safe_dump(first | experiment.beside_settings() | asdict(options)))
-    write_text(folder.command, interrupts.this_command())
+    write_text(folder.command, this_command())
 
 
 def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGES, **changes: Any) -> Run:
@@ -117,11 +118,11 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     if not checkpoint.files(folder.checkpoints):
         if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
             why = "The run was trained to its end. To train its model further: "
-            command = f"ppo-plus train -i {folder.last_model} --env {folder.env_id}"
+            remedy = command("train", "-i", folder.last_model, "--env", folder.env_id)
         else:
             why = "The run ended before its first one. Start it again with its command: "
-            command = folder.command.read_text("utf-8")
-        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{command}")
+            remedy = folder.command.read_text("utf-8")
+        raise FileNotFoundError(f"--resume {folder.path}: there is no checkpoint. {why}{remedy}")
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
         env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
@@ -138,7 +139,7 @@ def restarted_run(log_folder: Path, env_id: str) -> RunFolder | None:
         folder = RunFolder(path, env_id)
         with suppress(FileNotFoundError):
             started = folder.arguments().get("job"), folder.command.read_text("utf-8")
-            if started == (job_id, interrupts.this_command()) and checkpoint.files(folder.checkpoints):
+            if started == (job_id, this_command()) and checkpoint.files(folder.checkpoints):
                 found = folder
     if found is not None:
         print(f"{found.path}: resuming the run that this torchrun job ({job_id}) started", file=sys.stderr)

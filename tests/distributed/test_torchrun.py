@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -149,7 +150,7 @@ def test_one_run_of_two_processes(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     # Said once.
-    assert done.stdout.count("watch it: ppo-plus enjoy") == 1
+    assert len(re.findall(" (enjoy|record) --env", done.stdout)) == 1
     assert model_of(tmp_path).num_timesteps == 1024
     assert len(episodes(tmp_path)) == 4 and all(episodes(tmp_path))
     assert read_training(run_of(tmp_path))[0].max() <= 1024
@@ -255,7 +256,7 @@ def test_without_torchrun_processes_end_and_can_be_resumed(tmp_path):
     launched.kill()
     # Their output ends with the last of them.
     said, _ = launched.communicate(timeout=300)
-    assert f"ppo-plus train --resume {run_of(tmp_path)} --processes 2" in said
+    assert f" train --resume {run_of(tmp_path)} --processes 2" in said
 
 
 @pytest.mark.slow

@@ -265,6 +265,10 @@ def test_a_term_that_is_no_scalar_is_named(shape):
     losses = Losses(th.zeros(()), {})
     with pytest.raises(ValueError, match=rf"the term 'cost' of the loss has shape {re.escape(str(shape))}: .*mean"):
         losses.plus("cost", th.ones(shape))
+    with pytest.raises(
+        TypeError, match=r"term 'cost' of the loss is 0.5: pass a 0-dim tensor, such as torch.tensor\(0.5\)"
+    ):
+        losses.plus("cost", 0.5)
 
 
 def test_coefficients_have_no_kl_penalty_by_default():

@@ -14,7 +14,7 @@ import pytest
 from parametrization import sample
 
 from ppo_plus.zoo import interrupts, tune
-from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted, without_password
+from ppo_plus.zoo.interrupts import check, deferred, ending_at_once, exit_codes, uninterrupted
 
 #: The module alone, without the package, which takes seconds to import.
 LOAD = f"import runpy; module = runpy.run_path({interrupts.__file__!r}); exit_codes = module['exit_codes']"
@@ -275,27 +275,6 @@ def test_early_handlers_leave_those_of_others_alone(handler):
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("postgresql+psycopg://me:secret@server/studies", "postgresql+psycopg://me:***@server/studies"),
-        ("--storage=postgresql://me@server/x?user=a&password=secret", "--storage=postgresql://me@server/x?user=a&password=***"),
-        ("sqlite:////tmp/a:b@c.db", "sqlite:////tmp/a:b@c.db"),
-        ("gamma:0.99", "gamma:0.99"),
-    ],
-)  # fmt: skip
-def test_passwords_are_not_printed(word, shown):
-    assert without_password(word) == shown
-
-
-def test_the_command_is_the_one_that_was_given(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/ppo-plus", "tune", "--study-name", "my study"])
-    assert interrupts.this_command() == "ppo-plus tune --study-name 'my study'"
-    monkeypatch.setattr(sys, "argv", ["scripts/tune.py", "--env", "x"])
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "scripts/tune.py", "--env", "x"])
-    assert interrupts.this_command() == "python3 scripts/tune.py --env x"
 
 
 @pytest.mark.slow

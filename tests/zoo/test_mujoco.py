@@ -24,7 +24,7 @@ def no_screen(monkeypatch):
 
 
 def test_a_window_needs_a_screen(no_screen, monkeypatch):
-    with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*ppo-plus record --env Ant-v5"):
+    with pytest.raises(ValueError, match=r"no screen to show Ant-v5 on .*--no-render, .*record instead of enjoy"):
         mujoco.require_drawing("Ant-v5", window=True)
     for name in SCREENS:
         with monkeypatch.context() as screen:

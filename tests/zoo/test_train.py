@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -295,7 +296,7 @@ def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code
     steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
-    assert f"resume from {steps:,} timesteps: ppo-plus train --resume {run}" in output.splitlines()
+    assert re.search(rf"^resume from {steps:,} timesteps: .* train --resume {run}$", output, re.MULTILINE)
     assert steps > 0
 
 

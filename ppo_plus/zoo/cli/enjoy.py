@@ -16,6 +16,7 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
+from ppo_plus.zoo.commands import pip_install
 from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
 from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
@@ -75,7 +76,7 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     if path.suffix.lower() not in (".gif", ".mp4"):
         raise ValueError(f"-o {path}: the name must end in .gif or .mp4")
     if path.suffix.lower() == ".mp4" and find_spec("imageio_ffmpeg") is None:
-        raise ImportError(f"-o {path}: an .mp4 needs pip install 'imageio[ffmpeg]'")
+        raise ImportError(f"-o {path}: an .mp4 needs {pip_install(extra='video')}")
     from ppo_plus.zoo.enjoy import record
 
     draw_without_screen()

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,9 @@ from ppo_plus.zoo.cli.arguments import (
     seed,
     whole_number,
 )
+from ppo_plus.zoo.commands import command, pip_install
 from ppo_plus.zoo.interrupts import INTERRUPTED, came, deferred
+from ppo_plus.zoo.mujoco import has_screen
 from ppo_plus.zoo.registry import import_packages
 from ppo_plus.zoo.runs import Options, RunFolder, open_run
 
@@ -193,7 +194,7 @@ def _prepare_new(args: argparse.Namespace) -> Callable[[], None]:
         options = replace(options, tensorboard_log=f"runs/{run_name}")
     for package, is_needed in (("wandb", args.track), ("tensorboard", options.tensorboard_log)):
         if is_needed and find_spec(package) is None:
-            raise ImportError(f"-tb needs pip install tensorboard, --track pip install wandb tensorboard: no {package}")
+            raise ImportError(f"{package} is not installed: {pip_install(package)}")
     from ppo_plus.zoo.train import check, set_up
 
     if args.dry_run:
@@ -258,10 +259,14 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
 
     packages = ["--gym-packages", *args.gym_packages] if args.gym_packages else []
     if finished:
-        folder = [] if run.options.log_folder == "logs" else ["-f", run.options.log_folder]
-        print("watch it:", shlex.join(["ppo-plus", "enjoy", "--env", run.experiment.env_id, *folder, *packages]))
+        folder: list[object] = [] if args.log_folder == "logs" else ["-f", args.log_folder]
+        if args.resume is not None:
+            folder = ["-f", run.folder.path, "--exp-id", -1]
+        trust = ["--trust-model"] if args.trust_config or args.trust_model else []
+        what, play = ("watch it", "enjoy") if has_screen() else ("record it (there is no screen)", "record")
+        print(f"{what}:", command(play, "--env", run.experiment.env_id, *folder, *packages, *trust))
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
         trust = ["--trust-config"] if args.trust_config else []
-        command = ["ppo-plus", "train", "--resume", str(run.folder.path), *processes, *packages, *trust]
-        print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {shlex.join(command)}", flush=True)
+        resume = command("train", "--resume", run.folder.path, *processes, *packages, *trust)
+        print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)

@@ -15,22 +15,25 @@ from ppo_plus.zoo.cli.arguments import (
     add_fault_arguments,
     add_option,
     allowed_packages,
+    duration,
     whole_number,
 )
 from ppo_plus.zoo.cli.train import add_experiment_arguments, make_experiment
-from ppo_plus.zoo.interrupts import exit_codes, this_command
+from ppo_plus.zoo.commands import command, pip_install, this_command
+from ppo_plus.zoo.interrupts import exit_codes
 from ppo_plus.zoo.runs import file_name
 
 if TYPE_CHECKING:
     from ppo_plus.zoo.tune import Study
+    from ppo_plus.zoo.tune.task import TuningTask
 
 #: Environment variable with the storage's URL, which may have a password: everybody on a machine can read the arguments
 #: of its processes.
 STORAGE_VARIABLE = "PPO_PLUS_STORAGE"
 
 DESCRIPTION = """
-Search for hyperparameters, and export the best settings if they beat both the default and the settings file's entry on
-unseen seeds. Run the same command again to resume the study.
+Search for hyperparameters, and export the best settings: confirmed if they beat both the default and the settings
+file's entry on unseen seeds, else marked as not confirmed. Run the same command again to resume the study.
 """
 
 #: Fields of a plan that are whole numbers: option, default, and help.
@@ -42,7 +45,7 @@ COUNTS = {
     "last_evals": ("--last-evals N", 3, "the score of a run is the mean of its last N evaluations"),
     "n_finalists": ("--finalists N", 3, "number of trials to compare with the baselines"),
     "race_seeds": ("--race-seeds N", 2, "additional seeds of the best trials; 0: no race"),
-    "confirm_seeds": ("--confirm-seeds N", 10, "unseen seeds, at least 10; 0: no confirmation and no export"),
+    "confirm_seeds": ("--confirm-seeds N", 10, "unseen seeds, at least 10; 0: no confirmation"),
 }
 
 
@@ -61,6 +64,11 @@ def add_parser(commands: Any) -> None:
     add_option(group, "--pruner", "median, hyperband or none", default="median")
     add_option(group, "--search-space FILE", "YAML search space (default: the package's own)")
     add_option(group, "--race-share X", "share of the finished trials that run on more seeds", type=float, default=0.2)
+    help = (
+        "plan search, race and confirmation within a time such as 10m or 2h, once the baselines have run; the numbers "
+        "of trials, finalists and seeds are then upper limits"
+    )
+    add_option(group, "--budget TIME", help, type=duration)
     for field, (option, default, help) in COUNTS.items():
         kind = int if field in ("race_seeds", "confirm_seeds") else whole_number
         add_option(group, option, help, dest=field, type=kind, default=default)
@@ -69,6 +77,8 @@ def add_parser(commands: Any) -> None:
     add_option(group, "--study-name NAME", "name of the study (default: the environment's id, with the variant)")
     help = "number of worker processes on this machine; others join with `ppo-plus tune worker`"
     add_option(group, "--workers N", help, type=whole_number, default=1)
+    help = "only export the settings of trial N of the study"
+    add_option(group, "--trial N", help, type=int)
     below = command.add_subparsers(metavar="worker", help="work on a study that was started elsewhere")
     description = "Work on a study that `ppo-plus tune` has started with the same storage, on any machine."
     worker = below.add_parser("worker", description=description)
@@ -105,7 +115,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     the arguments, and those of supervised environments."""
     missing = [name for name in ("optuna", "scipy") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"tuning needs {' and '.join(missing)}: pip install '.[zoo]' in a checkout")
+        raise ImportError(f"tuning needs {' and '.join(missing)}: {pip_install(extra='zoo')}")
     # Imported while Ctrl-C still ends the process at once.
     import optuna
 
@@ -127,7 +137,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
     from ppo_plus.zoo.envs import check_supervision, choose_vec_env
     from ppo_plus.zoo.tune import Plan, Workers, read_space
-    from ppo_plus.zoo.tune.report import entry_path, retrain_command
+    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.storage import shown
     from ppo_plus.zoo.tune.task import TuningTask
     from ppo_plus.zoo.tune.tuner import begin, finish
@@ -138,31 +148,50 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
     if colon:
         # Gymnasium imports it, and workers must be allowed to.
         args.gym_packages = [*args.gym_packages, module]
-    # Chosen once, so that all trials of a study have the same vector environment.
-    experiment = choose_vec_env(make_experiment(args), **supervision)
-    given = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
-    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, **given)
-    space = read_space(args.search_space)
-    check_supervision(experiment.vec_env, **supervision)
-    task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     name = args.study_name or "/".join(filter(None, (args.env, args.variant)))
     folder = Path(args.log_folder, "tune", file_name(name))
     url = args.storage or f"sqlite:///{folder / 'study.db'}"
+    if args.trial is not None:
+        return _prepare_export(args, _study(args, url, name), folder)
+    # Chosen once, so that all trials of a study have the same vector environment.
+    experiment = choose_vec_env(make_experiment(args), **supervision)
+    given = {name: getattr(args, name) for name in (*COUNTS, "race_share", "sampler", "pruner")}
+    seconds = args.budget and args.budget * args.workers
+    plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **given)
+    space = read_space(args.search_space)
+    check_supervision(experiment.vec_env, **supervision)
+    task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
     print(study.progress(shown(url)))
     print(task.plan.describe(study.budget, len(task.baselines())))
+    print("when the baselines have run, an estimate follows" + (" and fewer runs, to end in time" if seconds else ""))
 
     def work() -> None:
         verdict = finish(study, task, folder, Workers(args.workers, url, supervision))
         print(verdict)
         print(f"report: {folder / 'report.md'}")
-        if verdict.winner is not None:
-            entry = entry_path(task, folder)
-            print(f"settings: {entry}")
-            print(f"train with them: {retrain_command(task, entry)}")
+        entry = entry_path(task, folder, NOT_CONFIRMED if verdict.winner is None else "")
+        if entry.is_file():
+            _print_entry(task, entry)
 
     return work
+
+
+def _prepare_export(args: argparse.Namespace, study: "Study", folder: Path) -> Callable[[], None]:
+    from ppo_plus.zoo.tune.report import export_trial
+    from ppo_plus.zoo.tune.worker import Worker
+
+    task = Worker(study, allowed_packages(args)).task
+    return partial(_print_entry, task, export_trial(study, task, args.trial, folder))
+
+
+def _print_entry(task: "TuningTask", entry: Path) -> None:
+    from ppo_plus.zoo.tune.report import NOT_CONFIRMED, retraining
+
+    marked = " of the best trial, not confirmed" if NOT_CONFIRMED in entry.name else ""
+    print(f"settings{marked}: {entry}")
+    print(f"train with them: {command(*retraining(task, entry))}")
 
 
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:

@@ -99,6 +99,8 @@ class Jobs:
     storage: BaseStorage
     name: str
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
+    #: Only the jobs below this number; ``None``: all.
+    end: int | None = None
 
     def study(self, **options: Any) -> optuna.Study:
         """The study, freshly loaded, with a ``sampler`` and a ``pruner``."""
@@ -106,7 +108,8 @@ class Jobs:
 
     def trials(self) -> list[FrozenTrial]:
         """The current trial of each job."""
-        return list(holders(self.study().get_trials(deepcopy=False)).values())
+        current = holders(self.study().get_trials(deepcopy=False)).values()
+        return [trial for trial in current if self.end is None or trial.user_attrs[JOB] < self.end]
 
     def all_done(self) -> bool:
         """Whether no job is left."""

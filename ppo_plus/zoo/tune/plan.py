@@ -55,10 +55,12 @@ class Plan:
     :param race_seeds: number of these seeds
     :param n_finalists: number of trials that are compared with the baselines
     :param confirm_seeds: number of unseen seeds for this: at least 10, because fewer are not conclusive, or 0, and then
-        nothing is exported
+        nothing is confirmed
     :param sampler: ``"tpe"``, ``"random"`` or ``"gp"``
     :param pruner: ``"median"``, ``"hyperband"`` or ``"none"``
     :param seed: first training seed, which also seeds the samplers; the others follow in steps of :data:`SEED_STRIDE`
+    :param seconds: time for all runs, over all workers together: once the baselines have run, the plan becomes
+        :meth:`within` it; ``None``: no limit
     """
 
     n_timesteps: int
@@ -74,6 +76,7 @@ class Plan:
     sampler: str = "tpe"
     pruner: str = "median"
     seed: int = 0
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
@@ -89,6 +92,8 @@ class Plan:
             raise ValueError(
                 f"confirm_seeds={self.confirm_seeds} is too few to be conclusive: use at least 10, or 0 for none"
             )
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"seconds={self.seconds} must be above 0")
         if not 0 <= self.race_share <= 1:
             raise ValueError(f"race_share={self.race_share} must be between 0 and 1")
         if self.n_seeds + self.race_seeds > CONFIRMATION_SEED // SEED_STRIDE:
@@ -136,15 +141,36 @@ class Plan:
         """How many trials race, of those that have a score, without the baselines."""
         return min(n_trials, max(self.n_finalists, math.ceil(self.race_share * n_trials))) if self.race_seeds else 0
 
-    def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
-        """What a study does at most, in a line; ``n_baselines`` of its trials are baselines."""
+    def n_runs(self, max_total_trials: int, n_baselines: int = 1) -> tuple[int, int, int]:
+        """The most runs of search, race and confirmation; ``n_baselines`` of the trials are baselines."""
         n_searched = max(max_total_trials - n_baselines, 0)
         race = self.n_racing(n_searched) * self.race_seeds
         confirmation = (min(self.n_finalists, n_searched) + n_baselines) * self.confirm_seeds if n_searched else 0
+        return max_total_trials * self.n_seeds, race, confirmation
+
+    def describe(self, max_total_trials: int, n_baselines: int = 1) -> str:
+        """What a study does at most, in a line."""
+        search, race, confirmation = self.n_runs(max_total_trials, n_baselines)
         return (
-            f"at most {max_total_trials * self.n_seeds} runs of the search, {race} of the race and {confirmation} of "
-            f"the confirmation, with {self.n_timesteps:,} timesteps each"
+            f"at most {search} runs of the search, {race} of the race and {confirmation} of the confirmation, with "
+            f"{self.n_timesteps:,} timesteps each"
         )
+
+    def within(self, n_runs: float, max_total_trials: int, n_baselines: int = 1) -> tuple["Plan", int]:
+        """The plan and the number of trials for a number of runs, which one trial besides the baselines may exceed. The
+        confirmation gets up to half of the runs, with fewer finalists if need be, or else none; then comes the race."""
+        for n in range(self.n_finalists, 0, -1):
+            confirmed = replace(self, n_finalists=n)
+            if (n + n_baselines) * self.confirm_seeds <= n_runs / 2:
+                break
+        else:
+            confirmed = replace(self, confirm_seeds=0)
+        plan, least = confirmed, min(max_total_trials, n_baselines + 1)
+        for plan in (confirmed, replace(confirmed, race_seeds=0)):
+            for n_trials in range(max_total_trials, least - 1, -1):
+                if sum(plan.n_runs(n_trials, n_baselines)) <= n_runs:
+                    return plan, n_trials
+        return plan, least
 
     def on_rollouts(self, *experiments: Experiment) -> "Plan":
         """The plan with a budget, and intervals between evaluations, that are whole rollouts of the experiments. The

@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: a report, pictures, and the winner's entry."""
+"""What a study leaves in its folder: a report, pictures, and the entry of the winner or the best trial."""
 
 import platform
 import shlex
@@ -14,10 +14,10 @@ from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.runs import file_name
-from ppo_plus.zoo.tune.jobs import JOB, outcome
+from ppo_plus.zoo.tune.jobs import JOB, is_done, outcome
 from ppo_plus.zoo.tune.pictures import draw_all
 from ppo_plus.zoo.tune.plan import counted
-from ppo_plus.zoo.tune.stages import BASELINE, ID, SCORES, SETTINGS, Study, is_baseline, ranking
+from ppo_plus.zoo.tune.stages import BASELINE, ID, SCORES, SETTINGS, Study, best_trial, fitted, is_baseline, ranking
 from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.verdict import PHRASES, TuningVerdict, decide
 
@@ -26,6 +26,9 @@ N_SHOWN = 10
 
 #: The file with the id of the study whose report a folder has.
 OWNER = "study.id"
+
+#: Part of the name of a settings file that is not confirmed.
+NOT_CONFIRMED = "_not_confirmed"
 
 #: Packages that results depend on.
 PACKAGES = ("torch", "stable_baselines3", "gymnasium", "optuna")
@@ -42,18 +45,17 @@ def check_folder(study: Study, folder: Path) -> None:
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
-    """Write ``report.md``, pictures and the winner's entry into a folder, also of a study that is not finished."""
+    """Write ``report.md``, pictures and the best entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
     trials = study.screening.trials()
-    entry = entry_path(task, folder)
-    exported = export(verdict, task, study.name, entry)
+    entry = export_best(study, task, verdict, folder)
     parts = [
         f"# Tuning {task.experiment.env_id}\n\n{verdict}\n",
         *_stages(study, task),
         *_confirmation(verdict),
-        *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if exported else []),
+        *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
         "## Pictures\n",
         *(f"{text}\n\n![{path.stem}]({path.name})\n" for path, text in draw_all(trials, task.plan, verdict, folder)),
@@ -65,35 +67,60 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
     return verdict
 
 
-def export(verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> bool:
-    """Write the winner's settings to a YAML file, which rl_zoo3 reads as well, and return whether there is a winner.
-    Without one, no file is left."""
-    if verdict.winner is None:
-        path.unlink(missing_ok=True)
-        return False
-    finalist = verdict.finalists[verdict.winner]
-    attributes = finalist.trial.user_attrs
-    origin = [
-        f"Found by ppo-plus tune: study {study_name}, {finalist.name}, with {versions()}.",
-        str(verdict),
-        f"On seed {task.plan.seed} the trial's score was {attributes[SCORES][0]!r}, the mean of the last "
-        f"{counted(task.plan.last_evals, 'evaluation')}. This command gives the same score again:",
-        retrain_command(task, Path(path.name)),
-    ]
-    entry = yaml.safe_dump({task.experiment.env_id: attributes[SETTINGS]}, sort_keys=False)
+def export_best(study: Study, task: TuningTask, verdict: TuningVerdict, folder: Path) -> Path | None:
+    """Export the winner, or else the best trial under another name, and return the file; ``None``: there is neither."""
+    for part in ("", NOT_CONFIRMED):
+        entry_path(task, folder, part).unlink(missing_ok=True)
+    if verdict.winner is not None:
+        return export(verdict.finalists[verdict.winner].trial, verdict, task, study.name, entry_path(task, folder))
+    trial = best_trial(study, fitted(study, task, study.budget)[0])
+    path = entry_path(task, folder, NOT_CONFIRMED)
+    return None if trial is None else export(trial, verdict, task, study.name, path)
+
+
+def export_trial(study: Study, task: TuningTask, number: int, folder: Path) -> Path:
+    """Export any trial of the search.
+
+    :raises ValueError: there is no such trial, or it has not begun
+    """
+    trials = {trial.user_attrs[JOB]: trial for trial in study.screening.trials() if SETTINGS in trial.user_attrs}
+    if number not in trials:
+        raise ValueError(
+            f"--trial {number}: the study {study.name!r} has run {counted(len(trials), 'trial')}, from 0 on"
+        )
+    return export(trials[number], decide(study), task, study.name, entry_path(task, folder, f"_trial_{number}"))
+
+
+def export(trial: FrozenTrial, verdict: TuningVerdict, task: TuningTask, study_name: str, path: Path) -> Path:
+    """Write the settings of a trial to a YAML file, which rl_zoo3 reads as well, and return it. The file says whether
+    they are confirmed."""
+    plan, found, name = task.plan, trial.user_attrs, f"trial {trial.user_attrs[JOB]}"
+    wins = verdict.winner is not None and verdict.finalists[verdict.winner].name == name
+    origin = [f"Found by ppo-plus tune: study {study_name}, {name}, with {versions()}."]
+    origin += [str(verdict)] if wins else [f"NOT CONFIRMED: {name} may be no better than the baselines. {verdict}"]
+    if SCORES in found:
+        origin += [
+            f"On seed {plan.seed} the trial's score was {found[SCORES][0]!r}, the mean of the last "
+            f"{counted(plan.last_evals, 'evaluation')}. This command gives the same score again:"
+        ]
+    else:
+        why = outcome(trial) if is_done(trial) else "it has not ended"
+        origin += [f"The trial has no score: {why}. This command trains with its settings:"]
+    origin += [shlex.join(["ppo-plus", *retraining(task, Path(path.name))])]
+    entry = yaml.safe_dump({task.experiment.env_id: found[SETTINGS]}, sort_keys=False)
     write_text(path, "".join(f"# {line}\n" for line in origin) + entry)
-    return True
+    return path
 
 
-def entry_path(task: TuningTask, folder: Path) -> Path:
-    """Where a winner's entry is written."""
-    return folder / f"{file_name(task.experiment.env_id)}.yml"
+def entry_path(task: TuningTask, folder: Path, part: str = "") -> Path:
+    """Where an entry is written."""
+    return folder / f"{file_name(task.experiment.env_id)}{part}.yml"
 
 
-def retrain_command(task: TuningTask, path: Path) -> str:
-    """The command that trains with an exported entry as its trial did."""
+def retraining(task: TuningTask, path: Path) -> list[str]:
+    """The arguments of the command that trains with an exported entry as its trial did."""
     plan, experiment = task.plan, task.experiment
-    words: list[object] = ["ppo-plus", "train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
+    words: list[object] = ["train", "--env", experiment.env_id, "-conf", path, "--seed", plan.seed]
     words += ["--eval-freq", plan.eval_freq, "--eval-episodes", plan.n_eval_episodes, "--n-eval-envs", plan.n_eval_envs]
     if experiment.eval_env_kwargs:
         given = experiment.eval_env_kwargs.items()
@@ -106,7 +133,7 @@ def retrain_command(task: TuningTask, path: Path) -> str:
         words += ["--gym-packages", *task.gym_packages]
     if task.packages is None:
         words.append("--trust-config")
-    return shlex.join(map(str, words))
+    return list(map(str, words))
 
 
 def versions() -> str:

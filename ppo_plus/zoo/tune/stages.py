@@ -7,7 +7,7 @@ so all workers find the same ones.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 from uuid import uuid4
@@ -145,9 +145,36 @@ def stages(study: Study, task: TuningTask) -> Iterator[Jobs]:
     """The jobs of each stage, prepared when its turn comes."""
     # Read once: if it grew between two stages, the later one would follow from trials that are not done.
     budget = study.budget
-    yield prepare_screening(study, task, budget)
-    yield prepare_race(study, task.plan, budget)
-    yield prepare_confirmation(study, task.plan, budget)
+    search = prepare_screening(study, task, budget)
+    if task.plan.seconds is not None:
+        yield replace(search, end=min(budget, len(task.baselines())))
+    plan, n_trials = fitted(study, task, budget)
+    yield replace(search, end=n_trials)
+    yield prepare_race(study, plan, budget)
+    yield prepare_confirmation(study, plan, budget)
+
+
+def fitted(study: Study, task: TuningTask, budget: int) -> tuple[Plan, int]:
+    """The plan and the number of trials. If the plan has a time, both follow from how long the runs of the baselines
+    took, so all workers find the same."""
+    plan, baselines = task.plan, [trial for trial in study.screened(budget) if is_baseline(trial)]
+    seconds = seconds_of(baselines, plan.n_seeds)
+    if plan.seconds is None or not seconds:
+        return plan, budget
+    return plan.within(plan.seconds / seconds, budget, len(baselines))
+
+
+def seconds_of(trials: Sequence[FrozenTrial], n_seeds: int = 1) -> float:
+    """The mean time of a run of these trials, as far as they have ended; 0 if none has."""
+    times = [trial.duration.total_seconds() / n_seeds for trial in trials if trial.duration is not None]
+    return fmean(times) if times else 0.0
+
+
+def best_trial(study: Study, plan: Plan) -> FrozenTrial | None:
+    """The best trial that is not a baseline: the best one of the race, or of the search if there was no race."""
+    stages, screening = study.stages(), study.screened(study.budget)
+    raced = finalists(screening, stages["race"].trials(), plan) if "race" in stages else []
+    return next(iter([*raced, *ranked_candidates(screening)]), None)
 
 
 def is_baseline(trial: FrozenTrial) -> bool:

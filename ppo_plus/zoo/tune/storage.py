@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage, RDBStorage, get_storage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
+from ppo_plus.zoo.commands import pip_install
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
@@ -53,7 +54,7 @@ def open_storage(url: str) -> BaseStorage:
     except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
-            why = "its driver is missing: pip install '.[postgres]' in a checkout, and write postgresql+psycopg://..."
+            why = f"its driver is missing: {pip_install(extra='postgres')}, and write postgresql+psycopg://..."
         raise StorageError(f"cannot use the storage {shown(url)!r}: {why}") from None
 
 

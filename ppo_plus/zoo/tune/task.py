@@ -123,7 +123,8 @@ class TuningTask:
             "settings": self.experiment.settings(),
             "run": {name: getattr(self.experiment, name) for name in RUN},
             "space": self.space,
-            "plan": asdict(self.plan),
+            # Studies of earlier versions have no time.
+            "plan": {name: value for name, value in asdict(self.plan).items() if value is not None},
             "packages": self.packages,
             "gym_packages": self.gym_packages,
         }

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ppo_plus.zoo.tune.jobs import CANDIDATE, JOB, SEED, is_done, outcome
 from ppo_plus.zoo.tune.plan import Plan
 from ppo_plus.zoo.tune.report import check_folder, write_report
 from ppo_plus.zoo.tune.space import read_space
-from ppo_plus.zoo.tune.stages import ERROR, Study, create, stages
+from ppo_plus.zoo.tune.stages import ERROR, Study, create, fitted, seconds_of, stages
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, named_errors
 from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.verdict import TuningVerdict
@@ -105,6 +105,7 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
     """Start worker processes, print a line for each finished run, and wait until all processes have ended."""
     processes: list[Process] = []
     reported: set[Any] = set()
+    estimates: list[str] = []  # one for each stage
     next(stages(study, task))  # adds the jobs of the search, which several workers would add twice
     list(_news(study, reported))
     try:
@@ -121,6 +122,9 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
             # Without the storage there is nothing to print; the workers decide whether they wait for it.
             with suppress(*STORAGE_ERRORS):
                 for line in _news(study, reported):
+                    print(line, flush=True)
+                if len(study.stages()) > len(estimates) and (line := estimate(study, task, workers.n)):
+                    estimates.append(line)
                     print(line, flush=True)
             if is_over:
                 break
@@ -172,6 +176,23 @@ def _news(study: Study, reported: set[Any]) -> Iterator[str]:
                 found = trial.user_attrs
                 name = f"{found[CANDIDATE]}, seed {found[SEED]}" if CANDIDATE in found else found[JOB]
                 yield f"{stage}, trial {name}: {outcome(trial)}"
+
+
+def estimate(study: Study, task: TuningTask, n_workers: int) -> str:
+    """What is left of a study, and how long it takes; empty until the baselines have run, and when nothing is left."""
+    n_baselines, n_seeds = min(len(task.baselines()), study.budget), task.plan.n_seeds
+    if not replace(study.screening, end=n_baselines).all_done():
+        return ""
+    plan, n_trials = fitted(study, task, study.budget)
+    later = [trial for stage, jobs in study.stages().items() if stage != "screening" for trial in jobs.trials()]
+    search, later = ([trial for trial in trials if is_done(trial)] for trials in (study.screening.trials(), later))
+    n_left = sum(plan.n_runs(n_trials, n_baselines)) - len(search) * n_seeds - len(later)
+    if n_left <= 0:
+        return ""
+    minutes = n_left * seconds_of(search, n_seeds) / n_workers / 60
+    return (
+        f"{plan.describe(n_trials, n_baselines)}: about {minutes:.1f} more minutes at most with {n_workers} at a time"
+    )
 
 
 def _end(process: Process) -> None:

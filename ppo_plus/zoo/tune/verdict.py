@@ -61,17 +61,14 @@ class TuningVerdict:
 
     def __str__(self) -> str:
         if not self.finalists or not self.baselines:
-            return "No confirmation: no runs on unseen seeds. Nothing is exported."
+            return "No confirmation: no runs on unseen seeds."
         for name, baseline in self.baselines.items():
             if not baseline.scores:
-                return f"No confirmation: {PHRASES[name]} has no score on unseen seeds. Nothing is exported."
+                return f"No confirmation: {PHRASES[name]} has no score on unseen seeds."
         if self.winner is None:
             beaten = " and ".join(PHRASES[name] for name in self.baselines)
             than = f"both {beaten}" if len(self.baselines) > 1 else beaten
-            return (
-                f"No winner: none of the finalists is significantly better than {than} on unseen seeds. "
-                "Nothing is exported."
-            )
+            return f"No winner: none of the finalists is significantly better than {than} on unseen seeds."
         finalist, gains = self.finalists[self.winner], self.gains[self.winner]
         returns = " and ".join(f"{PHRASES[name]} {baseline.iqm}" for name, baseline in self.baselines.items())
         over = " and ".join(f"{gain} over {PHRASES[name]}" for name, gain in gains.items())

@@ -56,7 +56,7 @@ class Worker:
         self.study, self.supervision = study, supervision
         data = study.attributes().get(TASK)
         if data is None:
-            raise ValueError(f"there is no study {study.name!r}: start it with `ppo-plus tune`")
+            raise ValueError(f"there is no study {study.name!r}: start it with the command tune")
         try:
             self.task = TuningTask.from_json(data, packages)
             self.task.search_space()

@@ -11,10 +11,13 @@ from command_line import ROOT, TRAIN, run, subcommands
 
 from ppo_plus import __version__
 from ppo_plus.zoo.cli import main
+from ppo_plus.zoo.commands import command
 
 
 def test_scripts(folder, monkeypatch, capsys):
     """Train, enjoy, record and plot, one after the other."""
+
+    monkeypatch.setattr("ppo_plus.zoo.cli.train.has_screen", lambda: False)
 
     def script(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
@@ -27,7 +30,7 @@ def test_scripts(folder, monkeypatch, capsys):
         r"CartPole-v1: training for 2,000 timesteps, in rollouts of 256 \(32 steps of 8 environments\), seed \d+",
         done.err,
     )
-    assert done.out.endswith("watch it: ppo-plus enjoy --env CartPole-v1 -f runs\n")
+    assert done.out.endswith(f": {command('record', '--env', 'CartPole-v1', '-f', 'runs')}\n")
     progress = [line for line in done.err.splitlines() if "/2.00k [" in line]
     assert len(progress) >= 8 and progress[-1].startswith("100%")
     assert done.err.count("evaluation after") == 2

@@ -16,8 +16,10 @@ import pytest
         ),
         (
             ["tune", "worker", "--study-name", "x", "--storage", "sqlite:///none.db"],
-            "no study 'x': start it with `ppo-plus tune`",
+            "no study 'x': start it with the command tune",
         ),
+        ("tune --env CartPole-v1 --trial 3".split(), "no study 'CartPole-v1': start it with the command tune"),
+        ("tune --env CartPole-v1 --budget 0m".split(), "'0' must be a number of seconds"),
         ("tune --algo sac --env CartPole-v1".split(), "invalid choice: 'sac'"),
         ("tune --algo ppo --env Foo-v0".split(), "Environment `Foo` doesn't exist"),
         ("tune --env CartPole-v1 --sampler auto".split(), "sampler='auto' must be one of tpe, random, gp"),

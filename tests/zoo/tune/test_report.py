@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,8 +17,11 @@ from ppo_plus.zoo.cli.train import make_experiment
 from ppo_plus.zoo.experiment import load_experiment
 from ppo_plus.zoo.hyperparams import builtin_file
 from ppo_plus.zoo.tune import Plan, Study, open_storage, read_space, tune
-from ppo_plus.zoo.tune.report import check_folder, export, retrain_command
+from ppo_plus.zoo.tune.jobs import JOB
+from ppo_plus.zoo.tune.report import check_folder, export, export_best, export_trial, retraining
+from ppo_plus.zoo.tune.stages import SETTINGS
 from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.verdict import TuningVerdict
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,15 +57,36 @@ def test_export_is_an_entry_that_reads_back(tmp_path):
     sampled = {"gamma": 0.95, "policy_kwargs": {"net_arch": [32, 32], "activation_fn": "nn.ReLU"}, "n_steps": 64}
     candidate = task.candidate(sampled)
     path = tmp_path / "CartPole-v1.yml"
-    assert export(against(finalist(LOW), finalist(HIGH, 7, settings=candidate.settings())), task, "my study", path)
+    won = finalist(HIGH, 7, settings=candidate.settings())
+    assert export(won.trial, against(finalist(LOW), won), task, "my study", path) == path
     assert load_experiment("CartPole-v1", path) == candidate
     text = path.read_text()
     assert "study my study, trial 7" in text and "score was 1.25" in text and "--seed 4" in text
     # rl_zoo3 wants policy_kwargs as Python text.
     assert isinstance(yaml.safe_load(text)["CartPole-v1"]["policy_kwargs"], str)
-    # What an earlier run found is not left beside a verdict that says otherwise.
-    assert not export(against(finalist(LOW), finalist(LOW, 7)), task, "my study", path)
-    assert not path.exists()
+    assert "NOT CONFIRMED" not in text
+    # The same settings, if they have not won.
+    export(won.trial, against(finalist(HIGH), won), task, "my study", path)
+    assert "NOT CONFIRMED: trial 7" in path.read_text() and load_experiment("CartPole-v1", path) == candidate
+
+
+@pytest.mark.slow
+def test_any_trial_is_exported_and_no_more_than_one_best(tuned, tmp_path):
+    study, verdict, _, task = tuned
+    winner = verdict.finalists[verdict.winner]
+    assert export_best(study, task, verdict, tmp_path).name == "Aiming-v0.yml"
+    lost = TuningVerdict(verdict.baselines, verdict.finalists, [dict.fromkeys(verdict.baselines)], verdict.confidence)
+    path = export_best(study, task, lost, tmp_path)
+    # What an earlier report exported is not left beside one that says otherwise.
+    assert [path] == list(tmp_path.glob("*.yml")) and path.name == "Aiming-v0_not_confirmed.yml"
+    assert f"NOT CONFIRMED: {winner.name} " in path.read_text()
+    for trial in study.screening.trials():
+        number = trial.user_attrs[JOB]
+        text = export_trial(study, task, number, tmp_path).read_text()
+        assert ("NOT CONFIRMED" in text) == (f"trial {number}" != winner.name)
+        assert yaml.safe_load(text)["Aiming-v0"] == trial.user_attrs[SETTINGS]
+    with pytest.raises(ValueError, match="--trial 9: the study 'whole' has run 3 trials, from 0 on"):
+        export_trial(study, task, 9, tmp_path)
 
 
 def test_the_command_trains_as_the_trial_did():
@@ -71,12 +94,11 @@ def test_the_command_trains_as_the_trial_did():
     run = {"vec_env": "subproc", "device": "cpu", "eval_env_kwargs": {"sutton_barto_reward": True, "render_mode": None}}
     experiment = load_experiment("CartPole-v1", seed=4, **run)
     task = TuningTask(experiment, read_space(), Plan(50_000, seed=4), None, ("stable_baselines3.common",)).fitted()
-    words = shlex.split(retrain_command(task, builtin_file()))
-    args = make_parser().parse_args(words[1:])
+    args = make_parser().parse_args(retraining(task, builtin_file()))
     assert make_experiment(args) == experiment
     assert (args.trust_config, args.gym_packages) == (True, ["stable_baselines3.common"])
     plain = TuningTask(load_experiment("CartPole-v1"), read_space(), Plan(50_000)).fitted()
-    assert retrain_command(plain, builtin_file()).endswith("--n-eval-envs 1")
+    assert retraining(plain, builtin_file())[-2:] == ["--n-eval-envs", "1"]
 
 
 @pytest.mark.slow
@@ -86,7 +108,8 @@ def test_rl_zoo3_reads_it_back(tmp_path):
     sampled = {"gamma": 0.95, "learning_rate": "lin_0.01", "policy_kwargs": {"activation_fn": "nn.ReLU"}}
     settings = task.candidate(sampled).settings()
     path = tmp_path / "MountainCar-v0.yml"
-    export(against(finalist(LOW), finalist(HIGH, 7, settings=settings)), task, "my study", path)
+    won = finalist(HIGH, 7, settings=settings)
+    export(won.trial, against(finalist(LOW), won), task, "my study", path)
     code = """
 import json, sys
 from pathlib import Path

@@ -1,5 +1,8 @@
 """What the jobs of each stage are, given the results of the one before. Nothing is trained here."""
 
+import re
+from dataclasses import replace
+
 import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
@@ -12,13 +15,17 @@ from ppo_plus.zoo.tune.stages import (
     SCORES,
     SETTINGS,
     Study,
+    best_trial,
     create,
+    fitted,
     prepare_confirmation,
     prepare_race,
     prepare_screening,
+    stages,
 )
 from ppo_plus.zoo.tune.storage import open_storage
 from ppo_plus.zoo.tune.task import TuningTask
+from ppo_plus.zoo.tune.tuner import estimate
 from ppo_plus.zoo.tune.verdict import decide
 from ppo_plus.zoo.tune.worker import Worker
 
@@ -142,3 +149,36 @@ def test_a_larger_budget_leaves_the_stages_of_the_smaller_one(study):
     # And a smaller one changes nothing.
     create(study, TASK, 3)
     assert study.attributes()[BUDGET] == 8
+
+
+def test_a_time_limits_the_stages_once_the_baselines_have_run(tmp_path, monkeypatch):
+    """Time for 60 runs: fewer trials, one finalist. All processes find the same plan in the storage."""
+    task = replace(TASK, plan=replace(PLAN, seconds=60.0))
+    assert TuningTask.from_json(task.to_json()) == task and "seconds" not in TASK.to_json()["plan"]
+    study = Study("timed", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
+    create(study, task, 40)
+    search = stages(study, task)
+    first = next(search)
+    assert len(first.trials()) == 2 and estimate(study, task, 2) == ""
+    do_all(first, [1.0, 2.0])
+    monkeypatch.setattr("ppo_plus.zoo.tune.stages.seconds_of", lambda trials, n_seeds=1: float(len(trials) == 2))
+    monkeypatch.setattr("ppo_plus.zoo.tune.tuner.seconds_of", lambda trials, n_seeds=1: 1.0)
+    plan, n_trials = fitted(study, task, 40)
+    assert (n_trials, plan.n_finalists) == (20, 1)
+    runs = "at most 20 runs of the search, 9 of the race and 30 of the confirmation"
+    assert re.match(rf"{runs}, with .*: about 0.5 more minutes at most with 2 at a time", estimate(study, task, 2))
+    rest = next(search)
+    assert len(rest.trials()) == 20 and [next(stages(study, task)).end, rest.end] == [2, 20]
+    do_all(rest, [float(i) for i in range(18)])
+    race = next(search)
+    do_all(race, [1.0] * 9)
+    assert len(next(search).trials()) == 30
+    assert best_trial(study, plan).user_attrs[JOB] == 19
+
+
+def test_the_best_trial_is_the_best_of_the_race_or_of_the_search(study):
+    assert best_trial(study, PLAN) is None
+    do_all(prepare_screening(study, TASK, 6), [9.0, 9.0, 1.0, 4.0, 3.0, 2.0])
+    assert best_trial(study, PLAN).user_attrs[JOB] == 3
+    do_all(prepare_race(study, PLAN, 6), [0.0, 3.0])
+    assert best_trial(study, PLAN).user_attrs[JOB] == 4

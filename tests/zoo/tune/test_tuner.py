@@ -382,9 +382,10 @@ def test_what_is_printed_in_the_end(tuned, tmp_path, monkeypatch, capsys):
     main(
         ["tune", *TUNED, "--search-space", str(space), "--storage", f"sqlite:///{folder / 'study.db'}", "-f", "my logs"]
     )
-    going_on, plan, line, report, settings, command = capsys.readouterr().out.splitlines()
+    going_on, plan, note, line, report, settings, command = capsys.readouterr().out.splitlines()
     assert going_on == f"study 'whole' in sqlite:///{folder / 'study.db'}: 3 of 3 trials done"
     assert plan == "at most 3 runs of the search, 1 of the race and 30 of the confirmation, with 2,048 timesteps each"
+    assert note == "when the baselines have run, an estimate follows"
     assert line == str(verdict) and line.startswith("Confirmed: trial ")
     assert report == "report: my logs/tune/whole/report.md" and Path(report.removeprefix("report: ")).is_file()
     assert settings == "settings: my logs/tune/whole/Aiming-v0.yml"
@@ -407,7 +408,7 @@ def test_trained_again_the_score_is_the_same(tuned, tmp_path):
     for trial in others:
         verdict = compare({"default": Finalist(default, [0.0] * 10, 0)}, [Finalist(trial, [1.0] * 10, 0)])
         path = tmp_path / f"{trial.number}.yml"
-        assert export(verdict, task, study.name, path)
+        export(trial, verdict, task, study.name, path)
         (command,) = [line for line in path.read_text().splitlines() if line.startswith("# ppo-plus train ")]
         finish(start(tmp_path, "", *shlex.split(command)[2:], "-f", path.stem))
         assert last_return(tmp_path / path.stem) == trial.user_attrs[SCORES][0] == trial.value
