@@ -583,7 +583,7 @@ ROLLOUT = (
     Fault(
         "last-observation-lent",
         "envs/supervised/vec_env.py",
-        "return tree_map(np.array, self.last_obs)",
+        "return mapped(np.array, self.last_obs)",
         "return self.last_obs",
         "tests/envs/supervised/test_vec_env.py",
     ),

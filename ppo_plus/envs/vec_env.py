@@ -34,7 +34,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.outputs import row_of
+from ppo_plus.envs.outputs import mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
 from ppo_plus.trees import tree_map
@@ -107,12 +107,12 @@ class _VectorAdapter(BatchedVecEnv):
         self.resetting = np.zeros(self.num_envs, dtype=bool)
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return tree_map(np.array, obs)  # type: ignore[no-any-return]
+        return mapped(np.array, obs)  # type: ignore[no-any-return]
 
     def step_wait(self) -> VecEnvStepReturn:
         obs, rewards, terminated, truncated, columns = self.env.step(self._actions)
         # Copied, since the environment may reuse its arrays.
-        obs, rewards = tree_map(np.array, obs), np.asarray(rewards)
+        obs, rewards = mapped(np.array, obs), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=bool), np.asarray(truncated, dtype=bool)
         resetting, stepped = self.resetting, ~self.resetting
         dones = terminated | truncated
@@ -155,7 +155,7 @@ class _VectorAdapter(BatchedVecEnv):
             is_array = isinstance(final_obs, np.ndarray)
             for i in ended:
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
-                last = tree_map(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
+                last = mapped(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
                 infos[i]["terminal_observation"] = last
             return obs
         for i in ended:

@@ -29,14 +29,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from ppo_plus.envs.errors import described
-from ppo_plus.envs.outputs import row_of
+from ppo_plus.envs.outputs import mapped, row_of
 from ppo_plus.envs.supervised import workers
 from ppo_plus.envs.supervised.guarded import CallerError, Fault
 from ppo_plus.envs.supervised.workers import LocalWorker, ProcessWorker
 from ppo_plus.generators import derived_seed
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.require import require_int, require_number
-from ppo_plus.trees import tree_map
 
 #: Info key of a row in which an environment was replaced: the reason.
 RESTART = "env_restart"
@@ -162,7 +161,7 @@ class SupervisedVecEnv(VecEnv):
     def _stacked(self, rows: Sequence[Any]) -> VecEnvObs:
         self.last_obs = _stack(rows, self.observation_space)
         # Copied, since wrappers may write into observations.
-        return tree_map(np.array, self.last_obs)  # type: ignore[no-any-return]
+        return mapped(np.array, self.last_obs)  # type: ignore[no-any-return]
 
     def _first(self, i: int, answer: Any, options: dict[str, Any] | None = None) -> Any:
         """The answer to a reset of environment ``i``, which is replaced as long as the answer is a fault."""

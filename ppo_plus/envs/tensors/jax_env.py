@@ -11,10 +11,10 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
+from ppo_plus.envs.outputs import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int
-from ppo_plus.trees import tree_map
 
 #: Brax's default for the steps of an episode, for Brax and Playground environments that do not define their own.
 EPISODE_LENGTH = 1000
@@ -88,14 +88,14 @@ class JaxEnv(TensorEnv):
 
     def step(self, actions: Any) -> Transition:
         # JAX has no long integers by default.
-        actions = tree_map(lambda part: (part.int() if part.dtype == th.int64 else part).contiguous(), actions)
-        actions = tree_map(self._jax.dlpack.from_dlpack, actions)
+        actions = mapped(lambda part: (part.int() if part.dtype == th.int64 else part).contiguous(), actions)
+        actions = mapped(self._jax.dlpack.from_dlpack, actions)
         self._state, obs, rewards, terminated, truncated, final = self._step(self._state, actions)
         rewards, terminated, truncated = map(th.from_dlpack, (rewards, terminated, truncated))
         return Transition(self._taken(obs), rewards, terminated, truncated, self._taken(final))
 
     def _taken(self, obs: Any) -> Obs:
-        return tree_map(th.from_dlpack, self._select(obs))
+        return mapped(th.from_dlpack, self._select(obs))
 
 
 def _is_brax(env: Any) -> bool:

@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
+from ppo_plus.envs.outputs import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
 from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
@@ -93,8 +94,9 @@ class GymTensors(_Adapter):
 
     def step(self, actions: Any) -> Transition:
         *results, infos = self.env.step(actions)
+        obs, rewards, terminated, truncated = as_tensor(tuple(results), self.device)
         final = infos.get("final_obs", infos.get("final_observation"))
-        obs, rewards, terminated, truncated, final = as_tensor((*results, final), self.device)
+        final = None if final is None else as_tensor(final, self.device)
         return Transition(obs, rewards, terminated, truncated, final, _metrics(infos))
 
 
@@ -123,7 +125,7 @@ class ManagedTensors(_Adapter):
         final = extras.get("final_obs")
         if not self._resets_itself:
             # A copy, since the reset computes all observations again.
-            final = tree_map(th.clone, obs)
+            final = mapped(th.clone, obs)
             ended = (terminated | truncated).nonzero().squeeze(1)
             if len(ended):
                 # Copies as well: the start of an episode clears the flags of the last one.
@@ -170,12 +172,12 @@ class RslRlTensors(_Adapter):
 
 def as_tensor(value: Any, device: th.device) -> Any:
     """Arrays of any kind as tensors on a device, in any nesting of dicts and tuples."""
-    return tree_map(lambda part: th.as_tensor(part, device=device), value)
+    return mapped(lambda part: th.as_tensor(part, device=device), value)
 
 
 def as_numpy(value: Any) -> Any:
     """Tensors as NumPy arrays with their own memory, in any nesting of dicts and tuples."""
-    return tree_map(lambda tensor: tensor.cpu().numpy().copy(), value)
+    return mapped(lambda tensor: tensor.cpu().numpy().copy(), value)
 
 
 def _speaks_torch(env: Any) -> bool:

@@ -18,12 +18,11 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from ppo_plus.envs.batched_vec_env import BatchedVecEnv
-from ppo_plus.envs.outputs import check_shape
+from ppo_plus.envs.outputs import check_shape, mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
 from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.trees import tree_map
 
 
 class Stepped(NamedTuple):
@@ -129,7 +128,7 @@ class TensorVecEnv(BatchedVecEnv):
                 infos[i]["TimeLimit.truncated"] = timeout
                 infos[i]["episode"] = {"r": round(r, 6), "l": length, "t": seconds}
                 if step.final_obs is not None:
-                    infos[i]["terminal_observation"] = as_numpy(tree_map(itemgetter(i), step.final_obs))
+                    infos[i]["terminal_observation"] = as_numpy(mapped(itemgetter(i), step.final_obs))
         return infos
 
     def has_attr(self, attr_name: str) -> bool:
