@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.utils import LinearSchedule
 
+from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
 from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_object
 
@@ -32,6 +34,8 @@ class Call:
     def __new__(cls, *args: Any) -> "Call":
         made = object.__new__(cls)
         made.args, made.items, made.pairs = args, [], []
+        if cls.name.endswith(":_function_setstate"):
+            args[0].__setstate__(args[1])  # how cloudpickle fills a function
         return made
 
     def __call__(self, *args: Any) -> "Call":
@@ -116,7 +120,8 @@ class _Maker:
         return type(plan)(map(self.make, plan))
 
     def _call(self, call: Call) -> Any:
-        name = public_name(call.name)
+        # Gymnasium's spaces have the names and fields of the old gym's.
+        name = public_name(re.sub(r"^gym\.spaces\.", "gymnasium.spaces.", call.name))
         if name in SPACES:
             # A generator is not even looked at.
             cls, fields = SPACES[name]
@@ -157,15 +162,36 @@ class _Maker:
         dtype = np.dtype(name)
         return dtype.newbyteorder(state[1]) if state[1] in "<>" else dtype
 
+    def closure(self, call: Call) -> Any:
+        """A schedule that SB3 defined within a function: its name and its cells say which, its code is not run."""
+        state = call.state[1]
+        name = f"{state['__module__']}:{state['__qualname__']}"
+        if name not in _CLOSURES:
+            raise Refused(f"it is a function of the user's, {name}")
+        cells = zip(call.args[0].args[-2], state["__closure__"], strict=True)
+        return _CLOSURES[name](**{cell: self.make(content.args[0]) for cell, content in cells})
+
     def deque(self, call: Call) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
 
 
+def _linear_fn(start: float, end: float, end_fraction: float) -> Linear | LinearSchedule:
+    return Linear(start, end) if end_fraction == 1 else LinearSchedule(start, end, end_fraction)
+
+
+#: Schedules that SB3 up to 2.6 defined within functions, from their cells.
+_CLOSURES: dict[str, Callable[..., Any]] = {
+    "stable_baselines3.common.utils:constant_fn.<locals>.func": lambda val: Constant(val),
+    "stable_baselines3.common.utils:get_schedule_fn.<locals>.<lambda>": lambda value_schedule: value_schedule,
+    "stable_baselines3.common.utils:get_linear_fn.<locals>.func": _linear_fn,
+    "rl_zoo3.utils:linear_schedule.<locals>.func": lambda **cells: Linear(float(*cells.values())),
+}
 #: What is made from calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
     "collections:OrderedDict": lambda maker, call: OrderedDict(map(maker.make, call.pairs)),
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
+    **{f"cloudpickle.{each}:_make_function": _Maker.closure for each in ("cloudpickle", "cloudpickle_fast")},
     "torch:device": lambda maker, call: th.device(*maker.make(call.args)),
     **{f"numpy.{core}.multiarray:_reconstruct": _Maker.reconstructed for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray:scalar": _Maker.scalar for core in ("core", "_core")},
