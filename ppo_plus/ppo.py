@@ -338,6 +338,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         """
         env = self._wrap_env(env, self.verbose)
         require_spaces(env, self.observation_space, self.action_space)
+        self.observation_space, self.action_space = env.observation_space, env.action_space
         if env.num_envs != self.n_envs:
             raise ValueError(
                 f"env has n_envs={env.num_envs}, and the model was made for n_envs={self.n_envs}: pass as many, or "

@@ -9,6 +9,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
+
+#: The largest number in single precision, which networks compute in.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
@@ -56,6 +60,20 @@ def require_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
 
+def same_space(space: Any, other: Any) -> bool:
+    """Whether two spaces are equal. Bounds beyond single precision equal infinity, as old versions of Gymnasium and gym
+    wrote it: ±3.4e38."""
+    if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
+        return space.keys() == other.keys() and all(same_space(space[key], other[key]) for key in space)
+    if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(space) == len(other) and all(map(same_space, space, other))
+    if isinstance(space, spaces.Box) and isinstance(other, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        bounds = space.low, space.high, other.low, other.high
+        low, high, *others = [np.where(np.abs(each) < LARGEST, each, np.copysign(np.inf, each)) for each in bounds]
+        return space.dtype == other.dtype and all(map(np.array_equal, (low, high), others))
+    return bool(space == other)
+
+
 def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
     """Check that an environment, wrapped as for learning, fits the spaces of an existing model.
 
@@ -63,7 +81,7 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
     """
     for kind, space in (("observation", observation_space), ("action", action_space)):
         other = getattr(env, f"{kind}_space")
-        if space != other:
+        if not same_space(space, other):
             raise ValueError(
                 f"env does not fit the model: {kind} spaces do not match, {other} of env and {space} of the model. "
                 "Pass an environment like the one that it was trained in, with the same wrappers"
@@ -73,10 +91,6 @@ def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
 def nearest(name: Any, known: Iterable[str]) -> str | None:
     """The known name that is most similar to ``name``, to ask "did you mean …?"; ``None``: none is similar."""
     return next(iter(difflib.get_close_matches(str(name), known, 1)), None)
-
-
-#: The largest number in single precision, which networks compute in.
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_finite(values: np.ndarray) -> bool:

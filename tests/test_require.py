@@ -5,8 +5,9 @@ import math
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from ppo_plus.require import require_finite, require_int, require_number, require_one_of, require_spaces
+from ppo_plus.require import require_finite, require_int, require_number, require_one_of, require_spaces, same_space
 
 
 @pytest.mark.parametrize("value", [1, 7, np.int64(1), np.uint8(3)])
@@ -121,3 +122,25 @@ def test_the_key_of_a_dict_is_named():
 def test_the_first_of_several_environments_is_named():
     with pytest.raises(FloatingPointError, match="in environment 2 at step"):
         require_finite("reward", np.array([0.0, 1.0, math.nan, math.inf]), 1)
+
+
+MAX = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("space", "other", "expected"),
+    [
+        (spaces.Box(-MAX, MAX, (2,)), spaces.Box(-np.inf, np.inf, (2,)), True),
+        (spaces.Box(-1, MAX, (2,)), spaces.Box(-1, np.inf, (2,)), True),
+        (spaces.Box(-1, MAX, (2,)), spaces.Box(-2, np.inf, (2,)), False),
+        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, np.inf, (2,)), False),
+        (spaces.Box(-MAX, MAX, (2,)), spaces.Box(-MAX, MAX, (3,)), False),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), spaces.Box(-np.inf, np.inf, (2,)), False),
+        (spaces.Dict(a=spaces.Box(-MAX, MAX)), spaces.Dict(a=spaces.Box(-np.inf, np.inf)), True),
+        (spaces.Tuple([spaces.Box(0, MAX)]), spaces.Tuple([spaces.Box(0, np.inf)]), True),
+        (spaces.Tuple([spaces.Box(0, MAX)]), spaces.Tuple([spaces.Box(0, np.inf)] * 2), False),
+        (spaces.Discrete(2), spaces.Discrete(3), False),
+    ],
+)
+def test_bounds_beyond_single_precision_are_infinite(space, other, expected):
+    assert same_space(space, other) is expected and same_space(other, space) is expected

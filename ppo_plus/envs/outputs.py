@@ -86,7 +86,7 @@ def check_reward(reward: Any) -> float:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to each array or tensor in a nesting of dicts, TensorDicts and tuples.
+    """Apply a function to each array or tensor in a nesting of dicts, TensorDicts and tuples; ``None`` stays.
 
     Steps call it several times, and it takes a third of the time of ``tree_map``.
     """
@@ -94,7 +94,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
         return {key: mapped(function, part) for key, part in value.items()}
     if isinstance(value, tuple):
         return tuple(mapped(function, part) for part in value)
-    return function(value)
+    return None if value is None else function(value)
 
 
 def row_of(obs: Any, i: int) -> Any:

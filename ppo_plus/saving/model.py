@@ -217,6 +217,7 @@ def assemble(
     if env is not None:
         wrapped = cls._wrap_env(env, data.get("verbose", 0))
         require_spaces(wrapped, data["observation_space"], data["action_space"])
+        data |= {"observation_space": wrapped.observation_space, "action_space": wrapped.action_space}
         data["n_envs"], env = wrapped.num_envs, wrapped
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)

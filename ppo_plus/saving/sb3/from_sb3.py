@@ -60,6 +60,7 @@ def from_sb3(
     else:
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
         require_spaces(env, data["observation_space"], data["action_space"])
+        data = data | {"observation_space": env.observation_space, "action_space": env.action_space}
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     for each in data.keys() - OWN.union(model._excluded_save_params()):
         # Containers are copied, so that the two models share nothing that either changes.

@@ -100,7 +100,7 @@ def test_names_of_runs(screening):
     assert screening.AGAIN.name([-1] * 8) == "base"
 
 
-def test_the_screening_of_the_recipe_starts_with_it_and_tells_all_settings_apart(screening):
+def test_the_screening_of_the_recipe_starts_with_it(screening):
     design = screening.PARALLEL
     first, *others = (design.settings(levels) for levels in design.levels)
     assert design.name(design.levels[0]) == "base" and (first["n_envs"], first["n_steps"]) == (64, 64)

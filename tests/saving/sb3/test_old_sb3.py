@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -26,3 +27,12 @@ def test_an_old_model_acts_as_it_did(name):
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.pkl")), ids=lambda each: each.stem)
 def test_old_statistics_are_read(path):
     assert read_statistics(path)["obs_rms"].mean.shape == (3,)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "CartPole" in name])
+def test_an_old_model_continues_in_an_environment_of_today(name):
+    """Bounds of 3.4e38 are infinite in Gymnasium 1.0."""
+    model = PPO_Plus.from_sb3(DATA / f"{name}.zip", env="CartPole-v1", device="cpu", n_steps=64)
+    assert np.isinf(model.observation_space.high).any()
+    assert model.learn(64)._n_updates > 0
+    model.set_env(gym.make("CartPole-v1"))

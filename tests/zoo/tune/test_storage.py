@@ -12,7 +12,10 @@ from ppo_plus.zoo.tune.storage import StorageError, open_storage
     ("url", "message"),
     [
         ("postgresql+psycopg://me:secret@127.0.0.1:1/x", "refused"),
-        ("postgresql+psycopg2://me:secret@127.0.0.1:1/x", "'..postgres.' in a checkout, and write postgresql.psycopg:"),
+        (
+            "postgresql+psycopg2://me:secret@127.0.0.1:1/x",
+            "pip install 'psycopg.binary.', and write postgresql.psycopg:",
+        ),
         ("mysql://me@127.0.0.1:1/x?password=secret", "cannot use"),
         ("postgresql+nope://me:secret@127.0.0.1:1/x", "nope"),
         ("sqlite:////proc/nowhere/study.db", "/proc/nowhere"),
