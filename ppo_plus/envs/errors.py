@@ -78,13 +78,16 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     """What an error of the code that called an environment means, with the remedy; ``None``: unknown, or its own."""
     text, name = str(error), f"env={env.unwrapped!r}"
     if isinstance(error, InvalidOutput):
-        return ValueError(f"{name} {text}: fix one of them")
+        return ValueError(f"{name} {text}: {error.remedy}")
     if text == RESET:
         return TypeError(f"{name}: {RESET}")
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if not str(frame.f_globals.get("__name__", "")).startswith(CALLERS):
         return None
     function = frame.f_code.co_name
+    if function == "step" and ("float()" in text or "0-dimensional" in text):
+        # A Monitor adds rewards up.
+        return ValueError(f"{name} returned something else than a number as reward: return float(reward)")
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
-from ppo_plus.envs.outputs import check_info, check_obs
+from ppo_plus.envs.outputs import as_reward, check_info, check_obs, check_step_info
 
 #: Types whose values need no copies.
 IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), *np.sctypeDict.values()} - {np.void, np.object_})
@@ -45,7 +45,10 @@ class LeanVecEnv(DummyVecEnv):
         rewards, dones, infos = self.buf_rews, self.buf_dones, []
         for i, (env, action) in enumerate(zip(self.envs, self.actions, strict=True)):
             self.current = i
-            obs, rewards[i], terminated, truncated, info = env.step(action)
+            obs, reward, terminated, truncated, info = env.step(action)
+            rewards[i] = reward if isinstance(reward, float) else as_reward(reward)
+            if type(info) is not dict:
+                check_step_info(info)
             self.buf_infos[i] = info
             info[TIMEOUT] = truncated and not terminated
             dones[i] = done = terminated or truncated

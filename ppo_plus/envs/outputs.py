@@ -20,9 +20,9 @@ RESET = (
 class InvalidOutput(ValueError):
     """An environment returned something invalid: the predicate of a sentence about it; NaN and infinity or not."""
 
-    def __init__(self, reason: str, not_finite: bool = False):
+    def __init__(self, reason: str, not_finite: bool = False, remedy: str = "fix one of them"):
         super().__init__(reason)
-        self.not_finite = not_finite
+        self.not_finite, self.remedy = not_finite, remedy
 
 
 def check_obs(obs: Any, space: spaces.Space, values: bool = True, name: str = "an observation") -> None:
@@ -77,9 +77,43 @@ def check_info(info: Any) -> None:
         raise TypeError(RESET)
 
 
+def check_step_info(info: Any) -> None:
+    """:raises InvalidOutput: the last value of a step is not a dict"""
+    if not isinstance(info, dict):
+        raise InvalidOutput(f"returned {info!r:.100} as info of a step", remedy="return a dict, such as {}")
+
+
+def as_reward(reward: Any) -> float:
+    """A reward as a number: also arrays and lists of one number are accepted.
+
+    :raises InvalidOutput: it is something else
+    """
+    try:
+        array = np.asarray(reward)
+    except ValueError:
+        array = np.empty(0)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise InvalidOutput(f"returned {reward!r:.200} as reward", remedy="return one number")
+    return float(array.reshape(()))
+
+
+def as_rewards(rewards: Any, n_envs: int, step: int) -> np.ndarray:
+    """Rewards as floats of shape ``(N,)``.
+
+    :raises ValueError: they are something else
+    """
+    array = np.asarray(rewards)
+    if array.shape not in ((n_envs,), (n_envs, 1)) or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"env returned rewards of shape {array.shape} and dtype {array.dtype} for {n_envs} environments, step "
+            f"{step}: return one number for each, shape ({n_envs},)"
+        )
+    return array.reshape(n_envs) if array.dtype.kind == "f" else array.reshape(n_envs).astype(np.float32)
+
+
 def check_reward(reward: Any) -> float:
-    """:raises InvalidOutput: a reward is not finite"""
-    reward = float(reward)
+    """:raises InvalidOutput: a reward is not a number, or not finite"""
+    reward = as_reward(reward)
     if not abs(reward) <= LARGEST:
         raise InvalidOutput(f"returned a reward that is {why_not_finite(reward)}: {reward}", not_finite=True)
     return reward

@@ -17,7 +17,7 @@ from ppo_plus.compiling.torch_private import swapped, without_gradients
 from ppo_plus.envs.errors import CheckedEnvs, check_reset
 from ppo_plus.envs.lean_vec_env import TIMEOUT
 from ppo_plus.envs.normalization import Statistics
-from ppo_plus.envs.outputs import check_shape, row_of
+from ppo_plus.envs.outputs import as_rewards, check_shape, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.vec_env import is_reset
 from ppo_plus.policy.masking import MaskSource
@@ -252,6 +252,9 @@ class Collector:
         with self._checked:
             obs, rewards, starts, infos = self._env.step(decision.env_actions)
             self._step += 1
+            if rewards.shape != starts.shape or rewards.dtype.kind != "f":
+                rewards = as_rewards(rewards, len(infos), self._step)
+            starts = starts if starts.dtype == bool else starts.astype(bool)
             self._statistics.require_finite(self._step, obs, rewards)
         self._incoming = obs
         return EnvStep(obs, rewards, starts, ended(starts, infos), infos)

@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.outputs import check_shape
@@ -290,3 +290,94 @@ def test_an_error_within_an_environment_is_left_alone():
 
 def test_gymnasiums_own_environments_pass():
     learn(gym.make("CartPole-v1"))
+
+
+# --- rewards, dones and infos of any kind -----------------------------------------------------------------------------
+
+
+class Returning(RandomEnv):
+    """Returns a reward, a done and an info as ``change`` makes them."""
+
+    def __init__(self, change):
+        super().__init__(ACTIONS["discrete"], max_steps=5, p_end=0.0)
+        self.change = change
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, *self.change(1.0, terminated or truncated, info)
+
+
+def train(change, wrap):
+    env = wrap(Returning(lambda *results: (*change(*results[:2]), False, results[2])))
+    return PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, gamma=0.5, device="cpu", seed=0).learn(16)
+
+
+VEC = {name: WRAPPED[name] for name in ("vec", "normalized")}
+
+
+@pytest.mark.parametrize("kind", VEC)
+@pytest.mark.parametrize(
+    "reward", [np.float32(1), np.int64(1), 1, True, np.array(1.0), np.array([1.0]), [1.0], np.array([[1]])], ids=repr
+)
+def test_rewards_of_one_number_are_accepted(reward, kind):
+    trained = [train(lambda r, done, given=given: (given, done), VEC[kind]) for given in (1.0, reward)]
+    np.testing.assert_array_equal(*(model.rollout_buffer.rewards for model in trained))
+
+
+@pytest.mark.parametrize("kind", VEC)
+@pytest.mark.parametrize("convert", [int, float, np.int32, np.float64, lambda done: np.array([done])])
+def test_dones_of_any_kind_are_booleans(convert, kind):
+    trained = [train(lambda r, done, to=to: (r, to(done)), VEC[kind]) for to in (bool, convert)]
+    np.testing.assert_array_equal(*(model.rollout_buffer.advantages for model in trained))
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), None, "1", [], {}, [[1.0], [1.0, 2.0]]], ids=repr)
+def test_other_rewards_raise_an_error_that_says_reward(reward, kind):
+    with pytest.raises(ValueError, match=r"env=.*returned .* as reward: return"):
+        train(lambda r, done: (reward, done), WRAPPED[kind])
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_an_info_that_is_not_a_dict_raises_an_error(kind):
+    env = WRAPPED[kind](Returning(lambda reward, done, info: (reward, done, False, None)))
+    with pytest.raises(ValueError, match=r"returned None as info of a step: return a dict"):
+        PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(16)
+
+
+class Integers(VecEnvWrapper):
+    """A vector environment whose dones are numbers, and rewards integers or columns."""
+
+    def __init__(self, venv, dones, rewards):
+        super().__init__(venv)
+        self.as_dones, self.as_rewards = dones, rewards
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, rewards, dones, infos = self.venv.step_wait()
+        return obs, self.as_rewards(rewards), self.as_dones(dones), infos
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int64, np.uint8, np.float32])
+def test_vector_environments_may_return_dones_of_any_dtype(dtype):
+    rollouts = []
+    for to in (bool, dtype):
+
+        def wrap(env, to=to):
+            return Integers(
+                DummyVecEnv([lambda: env]), lambda dones: dones.astype(to), lambda rewards: rewards[:, None]
+            )
+
+        rollouts.append(train(lambda r, done: (r, done), wrap).rollout_buffer)
+    np.testing.assert_array_equal(rollouts[0].advantages, rollouts[1].advantages)
+    assert rollouts[0].rewards.max() == 1
+
+
+def test_rewards_of_another_shape_raise_an_error_with_the_step():
+    def wrap(env):
+        return Integers(DummyVecEnv([lambda: env]), lambda dones: dones, lambda rewards: np.tile(rewards, 3))
+
+    with pytest.raises(ValueError, match=r"rewards of shape \(3,\) and dtype float32 for 1 environments, step 1"):
+        train(lambda r, done: (r, done), wrap)

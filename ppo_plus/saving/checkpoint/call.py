@@ -67,6 +67,14 @@ class Call:
         self.callbacks = [each for each in tree_of(callback) if not isinstance(each, CallbackList)]
         self.configured = [_plain_attributes(each) for each in self.callbacks]
 
+    def close_bars(self) -> None:
+        """Close progress bars, which an error would leave open: rich draws one at a time."""
+        for each in self.callbacks or ():
+            for name in ("pbar", "progress_bar", "bar"):  # SB3's, rl_zoo3's, and ours
+                close = getattr(getattr(each, name, None), "close", None)
+                if close is not None:
+                    close()
+
     @property
     def in_all_processes(self) -> list[str]:
         """The callbacks in which processes that train together wait for each other (``in_all_processes``)."""
@@ -132,6 +140,7 @@ def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
     try:
         yield model.call
     finally:
+        model.call.close_bars()
         model.call = Call()
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch as th
+from models import make_model
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
 from stable_baselines3.common.logger import Logger
 
@@ -177,3 +178,41 @@ def test_a_call_is_over_after_an_error():
         assert model.call is call and call.total_timesteps == 64.0
         raise KeyError
     assert model.call is not call and model.call.total_timesteps is None
+
+
+@pytest.mark.parametrize("name", ["pbar", "progress_bar", "bar"])
+def test_progress_bars_are_closed_after_an_error(name):
+    class Bar:
+        n_open = 0
+
+        def __init__(self):
+            assert Bar.n_open == 0, "only one may be open"
+            Bar.n_open = 1
+
+        def close(self):
+            Bar.n_open = 0
+
+    class Showing(BaseCallback):
+        def _on_training_start(self):
+            setattr(self, name, Bar())
+
+        def _on_step(self):
+            raise KeyError("the kite is gone")
+
+    model = make_model()
+    for _ in range(2):
+        with pytest.raises(KeyError, match="the kite"):
+            model.learn(64, callback=Showing())
+    assert Bar.n_open == 0
+
+
+def test_a_second_learn_shows_sb3s_progress_bar_after_an_error():
+    model = make_model()
+
+    def fail(*_):
+        raise KeyError("the kite is gone")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="the kite"):
+            model.learn(64, callback=fail, progress_bar=True)
+    model.learn(64, progress_bar=True)
