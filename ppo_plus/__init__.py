@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ppo_plus.saving.checkpoint.checkpoint import Checkpoints as Checkpoints
     from ppo_plus.saving.format.names import Refused as Refused
     from ppo_plus.saving.format.names import register as register
+    from ppo_plus.saving.statistics import load_statistics as load_statistics
     from ppo_plus.update.batch import Batch as Batch
     from ppo_plus.zoo.callbacks import EvalAfterUpdates as EvalAfterUpdates
 
@@ -104,6 +105,7 @@ MODULES = {
     "constant": "ppo_plus.formulas.schedules",
     "cosine": "ppo_plus.formulas.schedules",
     "linear": "ppo_plus.formulas.schedules",
+    "load_statistics": "ppo_plus.saving.statistics",
     "make_vec": "ppo_plus.envs.make_vec",
     "register": "ppo_plus.saving.format.names",
 }

@@ -2,13 +2,15 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from ppo_plus.envs.normalization import are_finite
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
-from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.sb3.pickles import Call, parse, value_of
 
 KIND = "statistics"
@@ -58,3 +60,52 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
         with naming(path, "VecNormalize"):
             raise Damaged("it has no statistics")
     return found
+
+
+def load_statistics(path: str | Path, venv: VecEnv, trust_pickle: bool = False) -> VecNormalize:
+    """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``VecNormalize.load``; nothing in
+    the file is run.
+
+    :param path: what ``ppo-plus train`` or :class:`~ppo_plus.EvalAfterUpdates` wrote (``…_vecnormalize.zip``), or SB3's
+        ``VecNormalize.save``
+    :param venv: the environments, not normalized
+    :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
+    :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
+    """
+    saved = read_statistics(Path(path), trust_pickle)
+    options = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+    normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
+    put_statistics(normalize, Path(path), trust_pickle)
+    return normalize
+
+
+def put_statistics(normalize: VecNormalize, path: Path, trust_pickle: bool = False) -> None:
+    """Replace the statistics of environments by those in a file; see :func:`load_statistics`."""
+    try:
+        saved = SimpleNamespace(**read_statistics(path, trust_pickle))
+        if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
+            there, here = saved.observation_space, normalize.observation_space
+            raise Refused(f"the statistics are of observations {there}, not {here}")
+    except (OSError, Refused):
+        raise  # their messages are clear
+    except Exception as error:
+        raise ValueError(f"{path} is damaged, or not a VecNormalize ({type(error).__name__}: {error})") from None
+    require_finite(saved, path)
+    normalize.ret_rms = saved.ret_rms
+    if saved.norm_obs:
+        normalize.obs_rms = saved.obs_rms
+
+
+def require_finite(normalize: Any, path: Path) -> None:
+    """:raises ValueError: statistics are not finite"""
+    if not are_finite(normalize):
+        raise ValueError(
+            f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
+            "which makes every observation NaN. Fix the environment and train again"
+        )
+
+
+def _shapes(moments: Any) -> Any:
+    if isinstance(moments, dict):
+        return {key: _shapes(each) for key, each in moments.items()}
+    return moments.mean.shape, moments.var.shape

@@ -4,18 +4,15 @@ import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from ppo_plus import PPO_Plus
-from ppo_plus.envs.normalization import are_finite
 from ppo_plus.process import torch_threads
 from ppo_plus.saving import statistics
 from ppo_plus.saving.format.atomic import replacing
-from ppo_plus.saving.format.names import Refused
 from ppo_plus.zoo.experiment import Experiment
 
 
@@ -61,7 +58,7 @@ def save_statistics(model: PPO_Plus, path: Path) -> None:
 
 def write_statistics(normalize: VecNormalize, path: Path) -> None:
     """Write normalization statistics, which must be finite, atomically; a ``.pkl`` in SB3's format, for rl_zoo3."""
-    _require_finite(normalize, path)
+    statistics.require_finite(normalize, path)
     if path.suffix != ".pkl":
         return statistics.write_statistics(normalize, path)
     with replacing(path) as file:
@@ -78,34 +75,7 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    source = source or statistics_path(path)
-    try:
-        saved = SimpleNamespace(**statistics.read_statistics(source, trust_pickle))
-        if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
-            there, here = saved.observation_space, normalize.observation_space
-            raise Refused(f"the statistics are of observations {there}, not {here}")
-    except (OSError, Refused):
-        raise  # their messages are clear
-    except Exception as error:
-        raise ValueError(f"{source} is damaged, or not a VecNormalize ({type(error).__name__}: {error})") from None
-    _require_finite(saved, source)
-    normalize.ret_rms = saved.ret_rms
-    if saved.norm_obs:
-        normalize.obs_rms = saved.obs_rms
-
-
-def _shapes(moments: Any) -> Any:
-    if isinstance(moments, dict):
-        return {key: _shapes(each) for key, each in moments.items()}
-    return moments.mean.shape, moments.var.shape
-
-
-def _require_finite(normalize: Any, path: Path) -> None:
-    if not are_finite(normalize):
-        raise ValueError(
-            f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
-            "which makes every observation NaN. Fix the environment and train again"
-        )
+    statistics.put_statistics(normalize, source or statistics_path(path), trust_pickle)
 
 
 def statistics_path(path: Path) -> Path:

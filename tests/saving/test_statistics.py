@@ -2,11 +2,14 @@
 
 import pickle
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from envs import ACTIONS, OBSERVATIONS, vec
 from poison import Evil
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+import ppo_plus
 from ppo_plus import PPO_Plus
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.names import Damaged, Refused
@@ -64,3 +67,28 @@ def test_a_file_without_statistics_is_damaged(value, tmp_path):
     container.write(tmp_path / "a.zip", KIND, value)
     with pytest.raises(Damaged, match=r"a\.zip is not a valid VecNormalize .*it has no statistics"):
         read_statistics(tmp_path / "a.zip")
+
+
+def environments(n=2):
+    return DummyVecEnv([lambda: gym.make("CartPole-v1")] * n)
+
+
+@pytest.mark.parametrize("name", ["model_vecnormalize.zip", "vecnormalize.pkl"])
+def test_load_statistics_is_sb3s_load_for_both_formats(name, tmp_path):
+    saved = VecNormalize(environments(), gamma=0.9, clip_obs=5.0, norm_reward=False, training=False)
+    saved.obs_rms.update(np.random.default_rng(0).normal(size=(50, 4)))
+    if name.endswith(".pkl"):
+        saved.save(str(tmp_path / name))
+    else:
+        write_statistics(saved, tmp_path / name)
+    loaded = ppo_plus.load_statistics(str(tmp_path / name), environments(3))
+    assert isinstance(loaded, VecNormalize) and loaded.num_envs == 3
+    assert (loaded.gamma, loaded.clip_obs, loaded.norm_reward, loaded.training) == (0.9, 5.0, False, False)
+    obs = np.random.default_rng(1).normal(size=(3, 4))
+    np.testing.assert_array_equal(loaded.normalize_obs(obs), saved.normalize_obs(obs))
+
+
+def test_statistics_of_other_observations_are_refused(tmp_path):
+    write_statistics(VecNormalize(environments()), tmp_path / "a.zip")
+    with pytest.raises(ppo_plus.Refused, match="the statistics are of observations"):
+        ppo_plus.load_statistics(tmp_path / "a.zip", DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
