@@ -875,7 +875,7 @@ ZOO = (
     ),
     Fault(
         "statistics-not-loaded",
-        "zoo/models.py",
+        "saving/statistics.py",
         "normalize.obs_rms = saved.obs_rms",
         "pass",
         "tests/zoo/test_models.py",
