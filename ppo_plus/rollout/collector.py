@@ -252,9 +252,10 @@ class Collector:
         with self._checked:
             obs, rewards, starts, infos = self._env.step(decision.env_actions)
             self._step += 1
+            if starts.dtype != bool or starts.ndim != 1:
+                starts = starts.reshape(len(infos)).astype(bool)
             if rewards.shape != starts.shape or rewards.dtype.kind != "f":
                 rewards = as_rewards(rewards, len(infos), self._step)
-            starts = starts if starts.dtype == bool else starts.astype(bool)
             self._statistics.require_finite(self._step, obs, rewards)
         self._incoming = obs
         return EnvStep(obs, rewards, starts, ended(starts, infos), infos)
