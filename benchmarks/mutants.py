@@ -408,7 +408,7 @@ ROLLOUT = (
     Fault(
         "acts-on-what-is-not-finite",
         "rollout/collector.py",
-        "if not is_finite(numbers[:, n : n + 2]):",
+        "if not is_finite(step.values + step.log_probs):",
         "if False:",
         "tests/rollout/test_collector.py",
     ),
@@ -534,7 +534,7 @@ ROLLOUT = (
     Fault(
         "evaluation-unnoticed",
         "rollout/evaluation.py",
-        "env is None or bool(set(map(id, _layers(env))) & set(map(id, _layers(model.env))))",
+        "env is None or _overlap(env, model.env)",
         "env is None",
         "tests/rollout/test_evaluation.py",
     ),

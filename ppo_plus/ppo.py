@@ -528,19 +528,22 @@ class PPO_Plus(OnPolicyAlgorithm):
         if not self.ranks.leads:
             # A file may have said otherwise.
             self.verbose, self.tensorboard_log = 0, None
-        facts = self._common_settings()
+        facts = self._common_facts()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
-        facts |= {"frozen weights": frozen(self.policy)}
         facts |= {"n_envs": self.n_envs, "num_timesteps": self.num_timesteps, "total_timesteps": total_timesteps}
         self.ranks.require_same(facts | spaces | {"kl_control": self.updater.kl_memory and self.updater.kl_memory[1]})
         copy_lead(self.ranks, self.policy)
         self.shared.begin(self.env)  # type: ignore[arg-type]
 
-    def _common_settings(self) -> dict[str, Any]:
-        """The arguments that must be the same in processes that train together, as far as they can be compared."""
+    def _common_facts(self) -> dict[str, Any]:
+        """What must be the same in processes that train together: arguments, as far as they can be compared, and which
+        weights are frozen."""
         may_differ = {"seed", "tensorboard_log", "n_threads", "compile"}
         given = vars(self.settings).items()
-        return {name: value for name, value in given if name not in may_differ and isinstance(value, (int, float, str))}
+        facts = {
+            name: value for name, value in given if name not in may_differ and isinstance(value, (int, float, str))
+        }
+        return facts | {"frozen weights": frozen(self.policy)}
 
     # --- collecting ------------------------------------------------------------------------------------------------
 
@@ -593,7 +596,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         if collected is not None:
-            follow_changes(rollout_buffer, collected, collector.estimate, self.policy)
+            follow_changes(rollout_buffer, collected, collector.estimate)
         return keep_training
 
     def _plan(self, env: VecEnv, rollout_buffer: RolloutBuffer, watched: bool) -> RolloutPlan:
@@ -618,7 +621,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :return: whether all of them do
         """
         keep_training, infos, self.num_timesteps = self.shared.synchronize(
-            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_settings(), self.policy
+            self.env, keep_training, self._stats_window_size, self.num_timesteps, self._common_facts, self.policy
         )
         super()._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
         return keep_training

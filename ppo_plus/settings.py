@@ -30,9 +30,7 @@ from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
 from ppo_plus.rollout.tensor_collector import in_tensors
-
-#: Attributes of the model that keep an argument under another name.
-ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+from ppo_plus.saving.model import ATTRIBUTES
 
 #: Arguments that SB3's constructor takes, which keeps them under their names or those of :data:`ATTRIBUTES`.
 SB3_ARGUMENTS = frozenset(inspect.signature(OnPolicyAlgorithm).parameters)

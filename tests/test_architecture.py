@@ -200,7 +200,7 @@ PRIVATE: dict[str, set[str]] = {
     "_setup_learn": {"ppo"},
     "_setup_lr_schedule": {"ppo"},
     "_setup_model": {"ppo", "saving.model", "saving.sb3.from_sb3", "saving.sb3.to_sb3"},
-    "_stats_window_size": {"ppo", "saving.model", "settings"},
+    "_stats_window_size": {"ppo", "saving.model"},
     "_sticky_action": {"envs.resumable.known_envs"},
     "_target_xp": {"envs.tensors.simulators"},
     "_total_timesteps": {"ppo", "saving.model", "zoo.train"},

@@ -3,7 +3,7 @@ to continue), and in each update (:mod:`ppo_plus.distributed.gradients`)."""
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import nn
 from ppo_plus.distributed.gradients import Reduction, shared_epochs, with_room
 from ppo_plus.distributed.ranks import Ranks, as_text, require_equal
 from ppo_plus.distributed.single import Rows, SingleProcess
-from ppo_plus.distributed.weights import Fingerprint, differ_by_rounding, fingerprints, frozen, state_of
+from ppo_plus.distributed.weights import Fingerprint, differ_by_rounding, fingerprints, state_of
 from ppo_plus.envs.normalization import running_statistics
 from ppo_plus.formulas.moments import Moments, total
 
@@ -70,15 +70,21 @@ class SharedTraining(SingleProcess):
         return [], None
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any], policy: nn.Module
+        self,
+        env: Any,
+        keep_training: bool,
+        keep: int,
+        num_timesteps: int,
+        facts: Callable[[], dict[str, Any]],
+        policy: nn.Module,
     ) -> tuple[bool, list[dict[str, Any]], int]:
         found = _statistics(env)
         new = [_moments(each).minus(common) for each, common in zip(found, self._common, strict=True)]
-        facts = as_text({**settings, **self.scheduled, "frozen weights": frozen(policy)})
+        texts = as_text({**facts(), **self.scheduled})
         episodes, restarts = self._episodes[-keep:], getattr(env.unwrapped, "n_restarts", 0)
         weights = fingerprints(policy)
         others = self.ranks.gather_values(
-            _Message(facts, keep_training, episodes, new, self.ranks.waited, num_timesteps, restarts, weights)
+            _Message(texts, keep_training, episodes, new, self.ranks.waited, num_timesteps, restarts, weights)
         )
         require_equal([other.facts for other in others])
         if differ_by_rounding([other.weights for other in others]):

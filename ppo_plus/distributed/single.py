@@ -1,6 +1,6 @@
 """Training by one process, which exchanges nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
@@ -32,18 +32,24 @@ class SingleProcess:
         return infos, dones
 
     def synchronize(
-        self, env: Any, keep_training: bool, keep: int, num_timesteps: int, settings: dict[str, Any], policy: nn.Module
+        self,
+        env: Any,
+        keep_training: bool,
+        keep: int,
+        num_timesteps: int,
+        facts: Callable[[], dict[str, Any]],
+        policy: nn.Module,
     ) -> tuple[bool, list[dict[str, Any]], int]:
         """End a rollout.
 
         :param env: this process's environments, whose statistics become those of all
         :param keep_training: whether this process wants to continue
         :param keep: how many episodes are reported, at most
-        :param settings: what has to be the same in all processes
+        :param facts: returns what has to be the same in all processes
         :param policy: with its optimizer; its weights are made the same where they differ by rounding
         :return: whether all want to continue; infos of episodes that are to be logged now; and the largest count of
             timesteps, since one may have stopped early
-        :raises RanksError: the settings or weights differ now
+        :raises RanksError: facts or weights differ
         """
         return keep_training, [], num_timesteps
 

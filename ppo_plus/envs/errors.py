@@ -87,7 +87,7 @@ def explanation(error: Exception, env: Any) -> Exception | None:
     function = frame.f_code.co_name
     if function == "step" and ("float()" in text or "0-dimensional" in text):
         # A Monitor adds rewards up.
-        return ValueError(f"{name} returned something else than a number as reward: return float(reward)")
+        return ValueError(f"{name} returned something other than a number as reward: return float(reward)")
     if function == "reset" and re.search("unexpected keyword argument '(seed|options)'", text):
         return TypeError(f"{name}: {SEED}")
     if "unpack" not in text:

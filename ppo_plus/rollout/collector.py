@@ -213,10 +213,9 @@ class Collector:
             check_shape(obs, policy.observation_space, len(starts))
             raise
         self._memory = self.carry.memory
-        numbers, n = packed.cpu().numpy(), policy.family.action_dim
-        step: Any = Step.unpacked(numbers, n)
-        # Values and log-probabilities: the latter are not finite where a parameter or an action is not.
-        if not is_finite(numbers[:, n : n + 2]):
+        step: Any = Step.unpacked(packed.cpu().numpy(), policy.family.action_dim)
+        # A log-probability is not finite where a parameter or an action is not.
+        if not is_finite(step.values + step.log_probs):
             raise not_finite(policy, obs_tensor, self._step)
         if step.actions.dtype != policy.family.dtype:
             step = step._replace(actions=step.actions.astype(policy.family.dtype))
@@ -312,8 +311,10 @@ class Collector:
             if limited and final_obs is not None:
                 # Copied: the environment may reuse the array before the rollout ends.
                 found.append((i, copy.deepcopy(final_obs)))
-            elif limited or (limited is None and final_obs is not None):
-                self._warn_of_end(i, *(["terminal_observation", TIMEOUT][:: 1 if limited else -1]))
+            elif limited:
+                self._warn_of_end(i, missing="terminal_observation", given=TIMEOUT)
+            elif limited is None and final_obs is not None:
+                self._warn_of_end(i, missing=TIMEOUT, given="terminal_observation")
         return found
 
     def _warn_of_end(self, i: int, missing: str, given: str) -> None:

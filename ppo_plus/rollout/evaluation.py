@@ -61,9 +61,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         vec_env = model.env
     else:
         raise ValueError("env=None, and the model has no environment: pass env")
-    trains = model.env is not None and (
-        env is None or bool(set(map(id, _layers(env))) & set(map(id, _layers(model.env))))
-    )
+    trains = model.env is not None and (env is None or _overlap(env, model.env))
     if trains:
         # Training then starts new episodes.
         model.collector.interrupt()
@@ -81,7 +79,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 
 
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
-    """What plays in an environment: the model, and where masks have to be handed in, the model with these."""
+    """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
     source = find_masks(vec_env, model.policy.family.mask_layout, model.action_mask_key)
     return model if source is None or source.key is not None else _Masked(model, vec_env, source)
 
@@ -101,7 +99,7 @@ class _Masked:
     ) -> tuple[Any, Any]:
         masks = self.source.read(self.env, observation, self.n_steps)
         self.n_steps += 1
-        # As a tensor, of whose order predict does not warn.
+        # A tensor: predict does not warn of its order.
         given = None if masks is None else th.from_numpy(masks)
         return self.model.predict(observation, state, episode_start, deterministic, given)
 
@@ -139,7 +137,11 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     nothing can be left out, so a warning says what changes there.
     """
     if isinstance(env.unwrapped, (SubprocVecEnv, SupervisedVecEnv)):
-        touched = [kind.__name__ for kind in (*RUNNING[::2], RecordVideo) if any(env.env_is_wrapped(kind))]
+        touched = [
+            kind.__name__
+            for kind in (NormalizeObservation, NormalizeReward, RecordVideo)
+            if any(env.env_is_wrapped(kind))
+        ]
         if touched:
             warnings.warn(
                 f"evaluate plays in the training environment, whose worker processes have {' and '.join(touched)}: "
@@ -199,6 +201,11 @@ def _layers(env: Any) -> Iterator[Any]:
     yield env
     for inner in [*(attributes[name] for name in ("venv", "env") if name in attributes), *attributes.get("envs", ())]:
         yield from _layers(inner)
+
+
+def _overlap(env: Any, other: Any) -> bool:
+    """Whether two environments wrap the same one, or one of them wraps the other."""
+    return not set(map(id, _layers(env))).isdisjoint(map(id, _layers(other)))
 
 
 @contextmanager

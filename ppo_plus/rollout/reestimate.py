@@ -40,9 +40,7 @@ def values_of(policy: Any, rollout: Batch) -> th.Tensor:
         return th.cat([policy.evaluate_batch(pick(rollout, part))[0] for part in parts])
 
 
-def follow_changes(
-    buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Callable[[RolloutBuffer], None], policy: Any
-) -> None:
+def follow_changes(buffer: RolloutBuffer, collected: RolloutBuffer, estimate: Callable[[RolloutBuffer], None]) -> None:
     """Estimate advantages and returns again if callbacks have changed rewards at the end of the rollout, so that all
     epochs are estimated from the same rewards.
 
@@ -55,16 +53,14 @@ def follow_changes(
     if not changed:
         return
     twin = buffer.twin()
-    policy.set_training_mode(False)
     estimate(twin)
-    policy.set_training_mode(True)
     follows = all(
         th.allclose(buffer.stored(name), twin.stored(name), rtol=1e-3, atol=1e-5)
         for name in changed & {"advantages", "returns"}
     )
     if "values" in changed or not follows:
         raise ValueError(
-            f"recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's "
+            "recompute_advantages=True cannot recompute what a callback wrote into the rollout buffer's "
             f"{' and '.join(sorted(changed - {'rewards'}))}: change its rewards only, from which all epochs are "
             "estimated, or use recompute_advantages=False"
         )

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from ppo_plus.envs.normalization import are_finite
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.sb3.pickles import Call, parse, value_of
 
 KIND = "statistics"
@@ -47,7 +47,8 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
         found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
     elif trust_pickle:
         with path.open("rb") as file:
-            found = vars(pickle.load(file))
+            with naming(path, "VecNormalize"), decoding():
+                found = vars(pickle.load(file))
     else:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
@@ -75,21 +76,18 @@ def load_statistics(path: str | Path, venv: VecEnv, trust_pickle: bool = False) 
     saved = read_statistics(Path(path), trust_pickle)
     options = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
-    put_statistics(normalize, Path(path), trust_pickle)
+    put_statistics(normalize, saved, Path(path))
     return normalize
 
 
-def put_statistics(normalize: VecNormalize, path: Path, trust_pickle: bool = False) -> None:
-    """Replace the statistics of environments by those in a file; see :func:`load_statistics`."""
-    try:
-        saved = SimpleNamespace(**read_statistics(path, trust_pickle))
+def put_statistics(normalize: VecNormalize, found: dict[str, Any], path: Path) -> None:
+    """Replace the statistics of environments by those that :func:`read_statistics` found in a file; for errors see
+    :func:`load_statistics`."""
+    saved = SimpleNamespace(**found)
+    with naming(path, "VecNormalize"), decoding():
         if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
             there, here = saved.observation_space, normalize.observation_space
             raise Refused(f"the statistics are of observations {there}, not {here}")
-    except (OSError, Refused):
-        raise  # their messages are clear
-    except Exception as error:
-        raise ValueError(f"{path} is damaged, or not a VecNormalize ({type(error).__name__}: {error})") from None
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:

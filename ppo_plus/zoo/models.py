@@ -75,7 +75,8 @@ def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_p
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
-    statistics.put_statistics(normalize, source or statistics_path(path), trust_pickle)
+    source = source or statistics_path(path)
+    statistics.put_statistics(normalize, statistics.read_statistics(source, trust_pickle), source)
 
 
 def statistics_path(path: Path) -> Path:

@@ -232,7 +232,7 @@ class Reads:
         return counted
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
 @pytest.mark.parametrize("masks", [None, "method", "key"])
 def test_the_host_asks_the_device_once_a_rollout(masks, wrap, monkeypatch):
     if masks == "key" and wrap is VecNormalize:
@@ -284,7 +284,7 @@ class Faulty(TensorTwin):
         return step
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("at", [3, 16])
 def test_numbers_that_are_not_finite_stop_training(what, at, wrap):
@@ -325,7 +325,7 @@ class Follows(TensorTwin):
 
 
 @pytest.mark.parametrize("what", ["actor", "log_std", "critic"])
-@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["as it is", "VecNormalize"])
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["alone", "VecNormalize"])
 @pytest.mark.parametrize("memory", ["", "Lstm"])
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_a_policy_that_is_not_finite_stops_training_at_the_end(kind, memory, wrap, what):

@@ -19,8 +19,8 @@ SEED_STRIDE = 1_000
 #: From the study's seed to the first one of the confirmation.
 CONFIRMATION_SEED = 1_000_000
 
-#: Samplers, made from a seed. Optuna's CMA-ES is not among them: it unpickles its state from the database, and who can
-#: write to the database could run code in every worker.
+#: Samplers, made from a seed. Optuna's CMA-ES is not among them: it unpickles its state from the database, so anyone
+#: who can write to the database could run code in every worker.
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
     "tpe": lambda seed: TPESampler(multivariate=True, constant_liar=True, seed=seed),
     "random": lambda seed: RandomSampler(seed=seed),

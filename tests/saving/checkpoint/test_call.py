@@ -84,7 +84,7 @@ def test_what_has_changed_is_kept():
     assert (other.limit, other.best, other.new) == (2, 3.0, 7)
     assert other.history == deque([2, 3]) and other.history.maxlen == 2
     assert other.last.tolist() == [0.0, 1.0]
-    other.history.append("of its own")
+    other.history.append("own")
     assert len(state["changed"]["history"]) == 2
 
 

@@ -116,7 +116,7 @@ from pathlib import Path
 from rl_zoo3_entries import read
 print(json.dumps(read("ppo", Path(sys.argv[1]), "MountainCar-v0", False), default=str))
 """
-    # In a process of its own, because importing rl_zoo3 changes Gymnasium.
+    # In a separate process, because importing rl_zoo3 changes Gymnasium.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "zoo"), *sys.path])}
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -452,7 +452,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch):
 
 
 def start_sleeping():
-    """A process as a worker's: in a session of its own."""
+    """A process as a worker's: in a separate session."""
     return subprocess.Popen(
         [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True, env=dict(os.environ)
     )
