@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch as th
+from gymnasium import spaces
 from machine import facts  # the modules beside this one
 from report.markdown import markdown
 from report.results import write
@@ -45,7 +46,7 @@ class SwingUp(TensorEnv):
     """
 
     def __init__(self, num_envs: int, device: str) -> None:
-        super().__init__(num_envs, box(5), box(1, 1.0), device)
+        super().__init__(num_envs, box(5), spaces.Box(-1.0, 1.0, (1,)), device)
         self.state = th.zeros(num_envs, 4, device=device)
         self.t = th.zeros(num_envs, dtype=th.long, device=device)
         self.running = th.zeros(num_envs, device=device)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv as SupervisedVecEnv
     from ppo_plus.envs.tensors.env import TensorEnv as TensorEnv
     from ppo_plus.envs.tensors.env import Transition as Transition
-    from ppo_plus.envs.tensors.jax_env import JaxEnv as JaxEnv
     from ppo_plus.envs.vec_env import as_vec_env as as_vec_env
     from ppo_plus.formulas.exploration import ColoredNoise as ColoredNoise
     from ppo_plus.formulas.exploration import NoiseProcess as NoiseProcess
@@ -76,7 +75,6 @@ MODULES = {
     "Features": "ppo_plus.policy.policies",
     "GRUMemory": "ppo_plus.policy.recurrent",
     "Heads": "ppo_plus.policy.policies",
-    "JaxEnv": "ppo_plus.envs.tensors.jax_env",
     "KLControl": "ppo_plus.formulas.kl_control",
     "KLState": "ppo_plus.formulas.kl_control",
     "LSTMMemory": "ppo_plus.policy.recurrent",

@@ -1,7 +1,7 @@
 """Environments in tensors: many at once, whose observations, rewards and actions never leave their device.
 
 :class:`~ppo_plus.TensorEnv` is their interface. The adapters of simulators that are recognized unchanged are in
-``envs/tensors/simulators.py`` and ``envs/tensors/jax_env.py``. For any other simulator, derive a class and implement
+``envs/tensors/simulators.py``. For any other simulator, derive a class and implement
 :meth:`~ppo_plus.TensorEnv.reset` and :meth:`~ppo_plus.TensorEnv.step`, and if they apply
 :meth:`~ppo_plus.TensorEnv.action_masks` and :meth:`~ppo_plus.TensorEnv.close`.
 
@@ -120,9 +120,9 @@ def gym_space(space: Any) -> spaces.Space[Any]:
     raise ValueError(f"{space!r} is not a supported space: use one of Gymnasium's")
 
 
-def box(size: int | tuple[int, ...], bound: float = np.inf) -> spaces.Box:
-    """A Box of a size or shape, with bounds ``-bound`` and ``bound``."""
-    return spaces.Box(-bound, bound, (size,) if isinstance(size, int) else tuple(size), np.float32)
+def box(size: int | tuple[int, ...]) -> spaces.Box:
+    """A Box of a size or shape, without bounds."""
+    return spaces.Box(-np.inf, np.inf, (size,) if isinstance(size, int) else tuple(size), np.float32)
 
 
 def bounded(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from ppo_plus.envs.outputs import mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv, Transition, box, gym_space, select_groups
-from ppo_plus.envs.tensors.jax_env import is_functional
 from ppo_plus.policy.masking import METHOD
 from ppo_plus.trees import tree_map
 
@@ -25,11 +24,6 @@ def as_tensor_env(env: Any, groups: Sequence[str] | None = None) -> TensorEnv | 
     """
     if isinstance(env, TensorEnv):
         return env
-    if is_functional(env):
-        raise ValueError(
-            f"env={env!r} is a function of one environment's state: choose the number of environments, "
-            "ppo_plus.JaxEnv(env, num_envs=4096)"
-        )
     if isinstance(env, VectorEnv):
         return GymTensors(env) if _speaks_torch(env) else None
     core = getattr(env, "unwrapped", env)

@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: a report, pictures, and the entry of the winner or the best trial."""
+"""What a study leaves in its folder: a report, and the entry of the winner or the best trial."""
 
 import platform
 import shlex
@@ -15,7 +15,6 @@ from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.literals import format_literal
 from ppo_plus.zoo.runs import file_name
 from ppo_plus.zoo.tune.jobs import JOB, is_done, outcome
-from ppo_plus.zoo.tune.pictures import draw_all
 from ppo_plus.zoo.tune.plan import counted
 from ppo_plus.zoo.tune.stages import BASELINE, ID, SCORES, SETTINGS, Study, best_trial, fitted, is_baseline, ranking
 from ppo_plus.zoo.tune.task import TuningTask
@@ -45,7 +44,7 @@ def check_folder(study: Study, folder: Path) -> None:
 
 
 def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
-    """Write ``report.md``, pictures and the best entry into a folder, also of a study that is not finished."""
+    """Write ``report.md`` and the best entry into a folder, also of a study that is not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / OWNER, f"{study.attributes().get(ID)}\n")
     verdict = decide(study)
@@ -57,8 +56,6 @@ def write_report(study: Study, task: TuningTask, folder: Path) -> TuningVerdict:
         *_confirmation(verdict),
         *([f"## {entry.name}\n", f"```yaml\n{entry.read_text()}```\n"] if entry is not None else []),
         *_screening(trials),
-        "## Pictures\n",
-        *(f"{text}\n\n![{path.stem}]({path.name})\n" for path, text in draw_all(trials, task.plan, verdict, folder)),
         "## Settings of the study\n",
         f"{versions()}; Python {platform.python_version()}.\n",
         f"```yaml\n{yaml.safe_dump({**task.to_json(), 'eval_freq': task.plan.eval_freq}, sort_keys=False)}```",

@@ -32,8 +32,6 @@ def test_report(tuned):
     report = (folder / "report.md").read_text()
     assert str(verdict) in report
     assert "| gain over default | gain over settings file |" in report
-    for name in ("history", "slices", "learning_curves", "confirmation"):
-        assert f"]({name}.png)" in report and (folder / f"{name}.png").stat().st_size > 1000
     # What ran, not only what was sampled.
     assert "n_steps=128" in report.split("## Screening")[1].split("## ")[0]
 
