@@ -776,9 +776,23 @@ TOP = (
     Fault(
         "imported-names-allowed",
         "saving/format/names.py",
-        "isinstance(found, type) and name_of(found) == name and issubclass",
-        "isinstance(found, type) and issubclass",
+        "_is_part(found) and name_of(found) == name",
+        "_is_part(found)",
         "tests/saving/format/test_names.py",
+    ),
+    Fault(
+        "classes-of-libraries-found",
+        "saving/format/names.py",
+        "or each.name in _PACKAGES",
+        "",
+        "tests/saving/format/test_names.py",
+    ),
+    Fault(
+        "options-of-the-optimizer-lost",
+        "saving/model.py",
+        "group.update(each)",
+        "pass",
+        "tests/saving/test_model.py",
     ),
     Fault(
         "resets-counted",

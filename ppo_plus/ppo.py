@@ -53,11 +53,20 @@ from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
-from ppo_plus.saving.model import changes, load_model, load_parameters, save_model
+from ppo_plus.saving.model import changes, layout, load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.saving.sb3.zip import saved_by
-from ppo_plus.settings import NAMES, SB3_ARGUMENTS, Settings, check_callback, check_device, check_env, known_names_only
+from ppo_plus.settings import (
+    NAMES,
+    SB3_ARGUMENTS,
+    SCHEDULED,
+    Settings,
+    check_callback,
+    check_device,
+    check_env,
+    known_names_only,
+)
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.update import Update, Updater
@@ -140,6 +149,8 @@ class PPO_Plus(OnPolicyAlgorithm):
     }
     #: Methods that a loss may use: what they read is compared before compiled code is used again.
     pure: ClassVar[frozenset[str]] = frozenset({"compute_loss", "evaluate", "predict"})
+    #: The arguments that may change over time.
+    scheduled: ClassVar[frozenset[str]] = SCHEDULED
     policy: ActorCriticPolicy  # type: ignore[assignment]
     rollout_buffer: RolloutBuffer  # type: ignore[assignment]
 
@@ -192,6 +203,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         #: The processes that train this model together.
         self.ranks = Ranks.present()
         self.shared = SharedTraining(self.ranks) if self.ranks.several else SingleProcess()
+        #: The weights that the policy is built with, by name and shape; ``None``: it is not built yet.
+        self.built_layout: dict[str, th.Size] | None = None
         #: Whether the environments' method gave masks in training, so that ``predict`` needs them too.
         self._expects_masks = False
         self._warned_of_masks = False
@@ -234,6 +247,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 setattr(self, name, value)
         if _init_setup_model:
             self._setup_model()
+            self.built_layout = layout(self.policy)
             self.settings.warn_of_unequal_minibatches(self.n_envs)
 
     # --- setting up ------------------------------------------------------------------------------------------------
@@ -284,6 +298,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises ValueError: one is out of range, does not fit the environments, or cannot change any more
         """
         self._read_settings().check_unchanged(self._built_with)
+        self.settings.check_schedules()
         self.settings.check_spaces(self.observation_space, self.action_space, self.env, self.n_envs)
 
     def _read_settings(self) -> Settings:
@@ -806,6 +821,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             *super()._excluded_save_params(),
             "settings",
             "_built_with",
+            "built_layout",
             "_warned_of_masks",
             "call",
             "ranks",

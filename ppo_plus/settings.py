@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
-from ppo_plus.formulas.schedules import Bounded, make_schedule
+from ppo_plus.formulas.schedules import Bounded, Unknown, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.distributions import make_distribution
@@ -137,6 +137,15 @@ class Settings:
             return before
         return cls(**given)
 
+    def check_schedules(self) -> None:
+        """:raises ValueError: a schedule is unknown, because a file did not contain it"""
+        for name, schedule in self.schedules.items():
+            if schedule is not None and isinstance(schedule.schedule, Unknown):
+                raise ValueError(
+                    f"{name}: the file of the model does not contain its schedule ({schedule.schedule.reason}): pass "
+                    f"{name}= to load, or set model.{name}"
+                )
+
     def check_unchanged(self, before: "Settings") -> None:
         """Check that the arguments are unchanged that the model is built with.
 
@@ -239,8 +248,9 @@ class Settings:
         return issubclass(self.buffer_class, RolloutBuffer)
 
 
-#: The arguments.
+#: The arguments, and those of them that may change over time.
 NAMES = tuple(each.name for each in fields(Settings) if each.init)
+SCHEDULED = frozenset(each.name for each in fields(Settings) if "schedule" in each.metadata)
 
 
 def _divisors(n: int) -> list[int]:

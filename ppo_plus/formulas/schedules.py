@@ -47,6 +47,20 @@ class Cosine:
         return self.end + (self.start - self.end) * (1 - math.cos(math.pi * progress_remaining)) / 2
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """Stands for a schedule that a file does not contain; ``learn`` asks for the real one.
+
+    :param reason: why the file does not contain it
+    """
+
+    reason: str
+
+    def __call__(self, progress_remaining: float) -> float:
+        """A number to build an optimizer with, whose state is then replaced."""
+        return 0.0
+
+
 def constant(value: float) -> Constant:
     """The schedule that stays at ``value``."""
     return Constant(value)

@@ -12,17 +12,18 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from ppo_plus.compiling.compilation import CompileStatus
-from ppo_plus.formulas.schedules import Bounded
+from ppo_plus.formulas.schedules import Bounded, Unknown
 from ppo_plus.require import nearest, require_spaces
 from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import Damaged, Refused, decoding, name_of, require_attributes
-from ppo_plus.saving.format.values import Undescribable, describe, restore
+from ppo_plus.saving.format.names import Damaged, Refused, decoding, is_registered, name_of, passed, require_attributes
+from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names
 from ppo_plus.saving.sb3.zip import read_sb3_zip
 
 KIND = "model"
@@ -55,6 +56,18 @@ STATE = {
 NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
 #: Arguments whose attributes have another name.
 ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+#: The name of the optimizer's state among the parameters.
+OPTIMIZER = "policy.optimizer"
+#: Arguments of policies that only training starts from.
+INITIAL = {"log_std_init", "ortho_init"}
+#: Arguments besides ``policy_kwargs`` that change the weights that there are.
+SHAPING = frozenset({"action_mask_key", "exploration", "use_sde"})
+#: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
+CLASSES = {
+    "activation_fn": th.nn.Module,
+    "features_extractor_class": BaseFeaturesExtractor,
+    "optimizer_class": th.optim.Optimizer,
+}
 #: How many weights a model may make, and how many times more than its file contains: networks may replace others.
 MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
@@ -101,9 +114,37 @@ def _not_attributes(model: Any) -> set[str]:
 def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, include: Iterable[str] | None) -> None:
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, exclude or (), include or ())
+    _require_rebuildable(model)
     container.write(path, KIND, state)
-    if state["missing"]:
-        warnings.warn(f"the model is saved {_without(state['missing'])}; or save(path, pickle=True)", stacklevel=3)
+    told = [f"the model is saved {_without(state['missing'])}; or save(path, pickle=True)"] if state["missing"] else []
+    if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
+        titles = ", ".join(name.rpartition(":")[2] for name in unknown)
+        told.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
+    if told:
+        warnings.warn("; ".join(told), stacklevel=3)
+
+
+def layout(policy: th.nn.Module) -> dict[str, th.Size]:
+    """The names and shapes of a policy's weights and buffers."""
+    return {name: each.shape for name, each in policy.state_dict().items()}
+
+
+def _require_rebuildable(model: Any) -> None:
+    """:raises ValueError: the policy has other weights or buffers than it is built with, so that no file could be
+    loaded"""
+    now = layout(model.policy)
+    built = model.built_layout or now
+    other = next((name for name in {**now, **built} if built.get(name) != now.get(name)), None)
+    if other is None:
+        return
+    remedy = "make it in a policy class (docs/customizing.md), or undo the change before saving"
+    if "_orig_mod." in other:
+        place = f"policy.{other.partition('_orig_mod.')[0]}".rstrip(".")
+        remedy = f"undo torch.compile before saving, {place} = {place}._orig_mod, or use PPO_Plus(..., compile=True)"
+    raise ValueError(
+        f"the policy's {other!r} has been added, removed or resized since the policy was built, so that load could not "
+        f"build the policy again: {remedy}"
+    )
 
 
 def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> dict[str, Any]:
@@ -125,6 +166,8 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
     for part in ("arguments", "state", "attributes"):
         for name, value in [*saved[part].items()]:
             try:
+                if isinstance(value, Unknown):
+                    raise Undescribable(value.reason)
                 describe(value, name)
             except Undescribable as error:
                 missing[name] = str(error)
@@ -150,18 +193,30 @@ def load_model(
     changes: dict[str, Any],
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.load`, of which ``cls`` is a class."""
-    given = {**custom_objects, **changes}
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
-    with naming(path, "saved model"):
-        saved = _restored(cls, head["value"], arrays, given)
-        places = _places(cls)["arguments"] | argument_attributes(cls)
-        needed = {*places.values()} - given.keys()
+    places = _places(cls)["arguments"] | argument_attributes(cls)
+    with naming(path, "saved model"), passed(custom_objects.values()):
+        saved = _restored(cls, head["value"], arrays, {*custom_objects, *changes})
+        needed = {*places.values()} - {*custom_objects, *changes, *cls.scheduled}
         lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
-        return assemble(cls, saved, env, device, force_reset, changes, custom_objects)
+        # Others are classes that the file names within its arguments.
+        objects = {
+            name: each
+            for name, each in custom_objects.items()
+            if name in {*places.values(), *head["value"]["attributes"]}
+        }
+        model = assemble(cls, saved, env, device, force_reset, changes, objects)
+    n_envs = saved["state"].get("n_envs")
+    if env is not None and not force_reset and model.n_envs != n_envs:
+        raise ValueError(
+            f"force_reset=False continues the episodes of the {n_envs} environments that the model was saved with, but "
+            f"env has {model.n_envs}: pass as many, or leave it out"
+        )
+    return model
 
 
 def load_parameters(path: PathOrFile) -> dict[str, Any]:
@@ -176,15 +231,23 @@ def load_parameters(path: PathOrFile) -> dict[str, Any]:
 def _restored(
     cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: Collection[str]
 ) -> dict[str, Any]:
-    """The value of :func:`state_of` from its description, without the attributes that are given."""
+    """The value of :func:`state_of` from its description. Arguments that are given are under ``"replaced"``, if they
+    can be read."""
     # Another control has no use for the memory of this one.
     unwanted = {*given, STATE["kl_memory"]} if "kl_control" in given else {*given}
     with decoding("the model"):
-        saved = {name: _part(written, name, arrays) for name in ("missing", "parameters")}
-        saved["missing"] = dict(saved["missing"])
+        saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
+        saved |= {"missing": dict(saved["missing"]), "replaced": {}}
         for part, names in {**_places(cls), "attributes": {}}.items():
-            wanted = [name for name, _ in written[part].items() if names.get(name, name) not in unwanted]
-            saved[part] = {name: _part(written[part], name, arrays) for name in wanted}
+            saved[part] = {}
+            for name, _ in written[part].items():
+                is_replaced = names.get(name, name) in unwanted
+                try:
+                    saved["replaced" if is_replaced else part][name] = _part(written[part], name, arrays)
+                except Refused as error:
+                    if not is_replaced and (isinstance(error, Damaged) or name not in cls.scheduled):
+                        raise
+                    saved["missing"][name] = str(error)
     return saved
 
 
@@ -196,7 +259,10 @@ def _part(written: Mapping[str, Any], name: str, arrays: Mapping[str, th.Tensor]
 
 
 def _without(missing: Mapping[str, Any]) -> str:
-    return f"without {' and '.join(missing)}: {'; '.join(map(str, missing.values()))}"
+    """What is missing, why, and then the remedies, each once."""
+    reasons = [str(reason).rpartition(": ") for reason in missing.values()]
+    problems, remedies = "; ".join(each[0] for each in reasons), "; ".join(dict.fromkeys(each[2] for each in reasons))
+    return f"without {' and '.join(missing)}: {problems}: {remedies}"
 
 
 def assemble(
@@ -211,7 +277,14 @@ def assemble(
     """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
     given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
-    data = {place: value for place, value in places.items() if "." not in place} | given
+    unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
+    data = unknown | {place: value for place, value in places.items() if "." not in place} | given
+    if saved["class"] not in map(name_of, cls.__mro__):
+        warnings.warn(
+            f"the model is a {str(saved['class'])[:100]}, and is loaded as a {cls.__name__}, without the loss and the "
+            "methods of its class: call load of that class to use them",
+            stacklevel=4,
+        )
     n_weights = _check_kinds(data, saved["parameters"])
     data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
     if env is not None:
@@ -233,10 +306,74 @@ def assemble(
         model._setup_model()
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
-        model.set_parameters(saved["parameters"], exact_match=True, device=device)
+        put_parameters(model, saved["parameters"], {**places, **saved.get("replaced", {})}, changes, device)
         if model.use_sde:
             model.policy.reset_noise()
     return model
+
+
+def put_parameters(
+    model: Any,
+    parameters: dict[str, Any],
+    arguments: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    device: th.device | str,
+) -> None:
+    """Give a model the weights and the optimizer's state of a file.
+
+    :param arguments: those in the file, by attribute
+    :param changes: those of them that were changed. New options of the optimizer replace those in the file; another
+        optimizer starts with a new state
+    :raises ValueError: a changed argument is an initial value, or does not fit the weights
+    """
+    model.built_layout = layout(model.policy)
+    now = model.policy_kwargs
+    before = arguments.get("policy_kwargs", now)
+    changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
+    for name in sorted(INITIAL & changed & now.keys()):
+        remedy = (
+            f", and set model.policy.log_std.data.fill_({now[name]!r}) after loading"
+            if hasattr(model.policy, "log_std")
+            else ""
+        )
+        raise ValueError(
+            f"policy_kwargs: {name}={now[name]!r} is what training starts from, and this model is trained: leave it "
+            f"out{remedy}"
+        )
+    optimizer = model.policy.optimizer
+    options = [
+        {name: each for name, each in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups
+    ]
+    old, new = before.get("optimizer_kwargs") or {}, now.get("optimizer_kwargs") or {}
+    needs_other_state = any(bool(old.get(name)) != bool(new.get(name)) for name in ("amsgrad", "centered", "momentum"))
+    if "optimizer_class" in changed or needs_other_state:
+        warnings.warn(
+            f"{type(optimizer).__name__} starts with a new state: that in the file is of another", stacklevel=5
+        )
+        parameters = {**parameters, OPTIMIZER: optimizer.state_dict()}
+    try:
+        model.set_parameters(parameters, exact_match=True, device=device)
+    except (RuntimeError, ValueError) as error:
+        reasons = [
+            f"policy_kwargs: {name}={now.get(name)!r} (in the file {before.get(name)!r})" for name in changed - INITIAL
+        ]
+        others = (name for name in SHAPING & changes.keys() if not _same(changes[name], arguments.get(name)))
+        reasons += [f"{name}={changes[name]!r} (in the file {arguments.get(name)!r})" for name in others]
+        if not reasons:
+            raise Damaged(f"its weights do not fit its networks ({' '.join(str(error).split())[:200]})") from error
+        raise ValueError(
+            f"{' and '.join(sorted(reasons))}: the weights in the file do not fit. Leave it out, or make a new model"
+        ) from error
+    if changed:
+        for group, each in zip(optimizer.param_groups, options, strict=True):
+            group.update(each)
+
+
+def _same(value: Any, other: Any) -> bool:
+    try:
+        return bool(value == other)
+    except Exception:  # arrays are neither equal nor different
+        return value is other
 
 
 def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +405,10 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
     weights = parameters.get("policy")
     if not isinstance(weights, dict) or not all(isinstance(each, th.Tensor) for each in weights.values()):
         raise Damaged("it has no weights")
+    for name, base in CLASSES.items():
+        named = data.get("policy_kwargs", {}).get(name)
+        if isinstance(named, type) and not issubclass(named, base) and not is_registered(named):
+            raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
     n_weights = sum(each.numel() for each in weights.values())
     if spaces.flatdim(data["action_space"]) > n_weights:
         raise Damaged("it has more actions than its weights could choose from")
@@ -292,6 +433,6 @@ def _building(n_weights: int) -> Iterator[None]:
     except (ValueError, TypeError):
         raise  # names the wrong argument
     except Exception as error:
-        raise Damaged(f"no model can be made of it ({type(error).__name__}: {error})") from error
+        raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
     finally:
         handle.remove()

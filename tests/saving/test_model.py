@@ -5,6 +5,9 @@ import json
 import pickle
 import random
 import resource
+import subprocess
+import sys
+import warnings
 import zipfile
 
 import numpy as np
@@ -112,6 +115,11 @@ def saved(model):
     return file
 
 
+def same_weights(model, other):
+    pairs = zip(model.policy.state_dict().values(), other.policy.state_dict().values(), strict=True)
+    return all(th.equal(*pair) for pair in pairs)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_loaded_is_what_was_saved_bit_for_bit(case, no_pickle, recwarn):
     model = CASES[case]()
@@ -205,16 +213,17 @@ def own_schedule(progress):
     ("options", "name", "own"),
     [
         ({"policy": OwnPolicy}, "policy_class", OwnPolicy),
-        ({"learning_rate": own_schedule}, "learning_rate", own_schedule),
         ({"policy_kwargs": {"features_extractor_class": Features}}, "policy_kwargs", Features),
         ({"kl_control": OwnControl()}, "kl_control", OwnControl),
     ],
-    ids=["policy", "schedule", "extractor", "control"],
+    ids=["policy", "extractor", "control"],
 )
-def test_custom_objects_are_registered_or_passed(options, name, own, recwarn):
+def test_custom_objects_are_registered_or_passed(options, name, own, recwarn, monkeypatch):
+    monkeypatch.setattr("ppo_plus.saving.format.names._modules_of_the_user", lambda: [])
     model = make(**options).learn(32)
     file = saved(model)
-    assert not [each for each in recwarn if "saved without" in str(each.message)]
+    (warned,) = [str(each.message) for each in recwarn if "load needs" in str(each.message)]
+    assert f"{own.__module__}:{own.__name__}: call ppo_plus.register({own.__name__}) before it" in warned
     message = rf"{name}: it asks for '.*:{own.__name__}'.*ppo_plus.register\({own.__name__}\)"
     with pytest.raises(ValueError, match=message):
         PPO_Plus.load(file, device="cpu")
@@ -224,6 +233,163 @@ def test_custom_objects_are_registered_or_passed(options, name, own, recwarn):
     register(own)
     loaded = PPO_Plus.load(file, device="cpu")
     assert getattr(loaded, name) == handed and loaded.updater.kl_memory == model.updater.kl_memory
+
+
+def test_classes_of_the_program_are_found(recwarn):
+    model = make(policy=OwnPolicy, policy_kwargs={"features_extractor_class": Features}).learn(32)
+    loaded = PPO_Plus.load(saved(model), device="cpu")
+    assert type(loaded.policy) is OwnPolicy and type(loaded.policy.features_extractor) is Features
+    assert not [each for each in recwarn if "load needs" in str(each.message)]
+
+
+def test_a_class_is_passed_by_itself(monkeypatch):
+    monkeypatch.setattr("ppo_plus.saving.format.names._modules_of_the_user", lambda: [])
+    file = saved(make(policy_kwargs={"features_extractor_class": Features}))
+    loaded = PPO_Plus.load(file, device="cpu", custom_objects={"features_extractor_class": Features})
+    assert type(loaded.policy.features_extractor) is Features and not hasattr(loaded, "features_extractor_class")
+
+
+@pytest.mark.parametrize("schedule", [own_schedule, lambda progress: 1e-3], ids=["function", "lambda"])
+def test_only_learn_asks_for_a_schedule(schedule):
+    model = make(learning_rate=schedule).learn(32)
+    with pytest.warns(UserWarning, match="learning_rate|own_schedule"):
+        file = saved(model)
+    loaded = PPO_Plus.load(file, env=model.get_env(), device="cpu")
+    assert same_weights(loaded, model)
+    loaded.predict(model.get_env().reset())
+    with pytest.raises(ValueError, match="learning_rate: the file of the model does not contain its schedule"):
+        loaded.learn(32)
+    # The remedies work, and so does saving it again.
+    with pytest.warns(UserWarning, match="saved without learning_rate"):
+        assert PPO_Plus.load(saved(loaded), device="cpu").num_timesteps == 32
+    loaded.learning_rate = 1e-4
+    assert loaded.learn(32).policy.optimizer.param_groups[0]["lr"] == 1e-4
+    PPO_Plus.load(file, env=model.get_env(), device="cpu", learning_rate=1e-3).learn(32)
+
+
+OWN_NETWORKS = """
+import sys, torch
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from ppo_plus import PPO_Plus
+
+class Extractor(BaseFeaturesExtractor):
+    def __init__(self, space):
+        super().__init__(space, 4)
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, observations):
+        return self.layer(observations)
+
+if __name__ == "__main__":
+    kwargs = dict(features_extractor_class=Extractor)
+    model = PPO_Plus("MlpPolicy", "CartPole-v1", lambda p: 1e-3 * p, n_steps=16, policy_kwargs=kwargs)
+    model.learn(16).save("model")
+"""
+
+
+@pytest.mark.slow
+def test_a_class_of_main_is_found_in_its_module(tmp_path):
+    """The story of an SB3 script whose import was changed."""
+    (tmp_path / "networks.py").write_text(OWN_NETWORKS)
+    load = "PPO_Plus.load('model', env='CartPole-v1')"
+    second = f"from networks import PPO_Plus, Extractor\nmodel = {load}\nmodel.evaluate(n_eval_episodes=1)"
+    without = f"from ppo_plus import PPO_Plus\n{load}"
+    for script, code in ((["networks.py"], 0), (["-c", second], 0), (["-c", without], 1)):
+        done = subprocess.run([sys.executable, *script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stderr
+    assert "ppo_plus.register(Extractor) before loading" in done.stderr and "networks" not in done.stderr
+
+
+# --- arguments that are changed --------------------------------------------------------------------------------------
+
+
+def test_an_initial_value_is_not_an_argument_of_a_trained_model():
+    file = saved(make("MlpPolicy", vec(ACTIONS["box"])))
+    with pytest.raises(ValueError, match=r"log_std_init=-2 is what training starts from.*log_std.data.fill_\(-2\)"):
+        PPO_Plus.load(file, policy_kwargs={"log_std_init": -2})
+
+
+def test_new_options_of_the_optimizer_win():
+    model = make(policy_kwargs={"optimizer_kwargs": {"eps": 1e-5}}).learn(32)
+    options = {"eps": 1e-5, "weight_decay": 0.1}
+    loaded = PPO_Plus.load(saved(model), env=model.get_env(), policy_kwargs={"optimizer_kwargs": options})
+    assert loaded.policy.optimizer.param_groups[0]["weight_decay"] == 0.1
+    for new, old in zip(loaded.policy.optimizer.state.values(), model.policy.optimizer.state.values(), strict=True):
+        assert th.equal(new["exp_avg"], old["exp_avg"])
+    loaded.learn(32)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"optimizer_class": th.optim.RMSprop}, {"optimizer_kwargs": {"amsgrad": True}}],
+    ids=["class", "option"],
+)
+def test_another_optimizer_starts_with_a_new_state(kwargs):
+    model = make().learn(32)
+    with pytest.warns(UserWarning, match="starts with a new state"):
+        loaded = PPO_Plus.load(saved(model), env=model.get_env(), policy_kwargs=kwargs)
+    assert same_weights(loaded, model)
+    loaded.learn(32)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"policy_kwargs": {"net_arch": [32]}}, {"use_sde": True}], ids=["net_arch", "use_sde"]
+)
+@pytest.mark.parametrize("how", ["load", "from_sb3"])
+def test_an_argument_that_does_not_fit_the_weights_is_named(how, changes, tmp_path):
+    model = make("MlpPolicy", vec(ACTIONS["box"]))
+    model.save(tmp_path / "load")
+    model.to_sb3(tmp_path / "from_sb3")
+    (name,) = changes.get("policy_kwargs", changes)
+    with pytest.raises(ValueError, match=f"{name}=.*in the file.*do not fit"):
+        getattr(PPO_Plus, how)(tmp_path / how, **changes)
+
+
+def test_episodes_continue_in_as_many_environments():
+    file = saved(make().learn(32))
+    with pytest.raises(ValueError, match="force_reset=False continues the episodes of the 2 environments.*env has 3"):
+        PPO_Plus.load(file, env=vec(ACTIONS["discrete"], n_envs=3), force_reset=False)
+
+
+def test_the_class_of_a_file_that_is_not_used_is_named():
+    class Own(PPO_Plus):
+        pass
+
+    model = Own("MlpPolicy", "CartPole-v1", n_steps=16)
+    with pytest.warns(UserWarning, match="Own, and is loaded as a PPO_Plus"):
+        PPO_Plus.load(saved(model))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Own.load(saved(model))
+
+
+def test_a_policy_that_could_not_be_built_again_is_not_saved():
+    model = make()
+    model.policy.register_buffer("lam", th.zeros(()))
+    with pytest.raises(ValueError, match="'lam' has been added.*make it in a policy class"):
+        saved(model)
+    del model.policy.lam
+    extractor = model.policy.mlp_extractor
+    model.policy.mlp_extractor = th.compile(extractor)
+    with pytest.raises(ValueError, match=r"policy.mlp_extractor = policy.mlp_extractor._orig_mod"):
+        saved(model)
+    model.policy.mlp_extractor = extractor
+    assert same_weights(PPO_Plus.load(saved(model)), model)
+
+
+def test_an_error_of_a_class_is_not_told_as_damage(monkeypatch):
+    file = saved(make(policy_kwargs={"features_extractor_class": Features}))
+
+    def fails(self, observation_space):
+        raise FileNotFoundError("weights.bin")
+
+    monkeypatch.setattr(Features, "__init__", fails)
+    with pytest.raises(Refused, match=r"no model can be made of it \(FileNotFoundError: weights.bin") as raised:
+        PPO_Plus.load(file)
+    assert not isinstance(raised.value, Damaged)
+
+
+# --- what cannot be described ----------------------------------------------------------------------------------------
 
 
 def test_undescribable_arguments_have_to_be_passed(tmp_path):
@@ -246,7 +412,7 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match=r"saved without learning_rate and policy_kwargs: .*is a lambda.*Pass learning_rate=, policy_kwargs=",
+        match=r"saved without policy_kwargs: .*is a lambda.*Pass policy_kwargs=",
     ):
         PPO_Plus.load(tmp_path / "model")
     given = {"learning_rate": 1e-3, "policy_kwargs": model.policy_kwargs}

@@ -1,15 +1,21 @@
 """Classes and functions by name, ``module:qualname``: how files name them, and which of them a file may ask for.
 
 A file may come from a stranger, and a model is built with the classes that it names. So a name stands only for a class
-of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, or for what the user has
-registered. No other module is imported, and no dotted path is followed. The names are public ones
-(``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be reorganized, and files stay readable.
+of a few packages that is of a kind a model is built from, for one of :data:`OBJECTS`, for what the user has registered
+or passed to ``load``, or for a class of such a kind in a module of the user's program. No other module is imported, and
+no dotted path is followed. The names are public ones (``ppo_plus:WhiteNoise``, ``torch.nn:Tanh``): modules may be
+reorganized, and files stay readable.
 """
 
 import inspect
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -61,6 +67,11 @@ OBJECTS = frozenset(
     + ["stable_baselines3.common.running_mean_std:RunningMeanStd"]
 )
 _registered: dict[str, Any] = {}
+_passed: ContextVar[tuple[Any, ...]] = ContextVar("_passed", default=())
+#: Folders of the standard library, and names of those of installed packages. Classes in them have to be registered:
+#: their constructors may download or unpickle.
+_STANDARD_LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def register(*objects: Any) -> Any:
@@ -78,6 +89,16 @@ def register(*objects: Any) -> Any:
             raise TypeError(f"{each!r} must be a class or a function that has a name: register(MyPolicy, my_schedule)")
         _registered[name_of(each)] = each
     return objects[0] if objects else None
+
+
+@contextmanager
+def passed(objects: Iterable[Any]) -> Iterator[None]:
+    """Let a file that is read in the block name the classes and functions among these objects."""
+    token = _passed.set(tuple(each for each in objects if callable(each) and hasattr(each, "__qualname__")))
+    try:
+        yield
+    finally:
+        _passed.reset(token)
 
 
 def is_registered(named: Any) -> bool:
@@ -106,11 +127,51 @@ def find(name: str) -> Any:
     if name in _registered:
         return _registered[name]
     module = name.partition(":")[0]
-    found = _look_up(name) if module in MODULES else None
-    # A module's imports from elsewhere are not allowed with it.
-    if isinstance(found, type) and name_of(found) == name and issubclass(found, tuple(map(_look_up, BASES))):
-        return found
-    raise _not_allowed(name)
+    if module in MODULES:
+        found = _look_up(name)
+        # A module's imports from elsewhere are not allowed with it.
+        if _is_part(found) and name_of(found) == name:
+            return found
+        raise _not_allowed(name)
+    candidates = {name_of(each): each for each in _given(name) or _of_the_program(name)}
+    if not candidates:
+        raise _not_allowed(name)
+    if len(candidates) > 1 and name not in candidates:
+        raise Refused(f"it asks for {name!r}, which may be {' or '.join(sorted(candidates))}: register the right one")
+    return candidates.get(name) or next(iter(candidates.values()))
+
+
+def _is_part(found: Any) -> bool:
+    """Whether it is a class that models are built from."""
+    return isinstance(found, type) and issubclass(found, tuple(map(_look_up, BASES)))
+
+
+def _given(name: str) -> list[Any]:
+    """What the user has registered or passed under a name. What was in ``__main__`` may be in a module now."""
+    module, _, title = name.partition(":")
+    known = (*_registered.values(), *_passed.get())
+    return [each for each in known if each.__qualname__ == title and module in (each.__module__, "__main__")]
+
+
+def _of_the_program(name: str) -> list[type]:
+    """The classes that models are built from and that the user's imported modules define under a name, likewise."""
+    module, _, title = name.partition(":")
+    modules = [each for each in _modules_of_the_user() if module in (each.__name__, "__main__")]
+    # Not `getattr`: a module may import what it is asked for.
+    found: list[tuple[str, Any]] = [(each.__name__, vars(each).get(title)) for each in modules]
+    return [each for home, each in found if _is_part(each) and (each.__module__, each.__qualname__) == (home, title)]
+
+
+def _modules_of_the_user() -> Iterator[ModuleType]:
+    """``__main__``, and the imported modules outside the standard library, the installed packages and ppo_plus."""
+    for module in [*sys.modules.values()]:
+        if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "ppo_plus":
+            continue
+        file = vars(module).get("__file__")
+        folders = Path(file if isinstance(file, str) else "site-packages/built-in").parents
+        in_library = any(each in _STANDARD_LIBRARY or each.name in _PACKAGES for each in folders)
+        if module.__name__ == "__main__" or not in_library:
+            yield module
 
 
 def find_class_of_objects(name: str) -> type:
@@ -135,8 +196,8 @@ def require_attributes(cls: type, names: Iterable[str]) -> None:
 def _not_allowed(name: str) -> Refused:
     title = name.rpartition(":")[2]
     return Refused(
-        f"it asks for {name!r}, which is not among what files may ask for: if you trust it, call "
-        f"ppo_plus.register({title[:100]}) before loading, or pass what it is needed for in custom_objects="
+        f"it asks for {name!r}, which is not among what files may ask for: if you trust it, import it and call "
+        f"ppo_plus.register({title[:100]}) before loading, or pass it in custom_objects="
     )
 
 

@@ -13,7 +13,7 @@ import functools
 import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -22,7 +22,15 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from ppo_plus.saving.format.names import Damaged, decoding, find, find_class_of_objects, is_registered, name_of
+from ppo_plus.saving.format.names import (
+    Damaged,
+    Refused,
+    decoding,
+    find,
+    find_class_of_objects,
+    is_registered,
+    name_of,
+)
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64
@@ -51,6 +59,31 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
     it is not a description, and :class:`Refused` if it asks for what files may not have."""
     with decoding(), np.errstate(all="ignore"):
         return _Reader(arrays).read(description)
+
+
+def unknown_names(value: Any) -> set[str]:
+    """The names of classes and functions in a value that this program, reading a file, would not find."""
+    unknown = set()
+    for name, look_up in _names(describe(value)[0]):
+        try:
+            look_up(name)
+        except Refused:
+            unknown.add(name)
+    return unknown
+
+
+def _names(description: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
+    """The names in a description, and what looks them up."""
+    if isinstance(description, dict):
+        for key, content in description.items():
+            if key == "!name":
+                yield content, find
+            elif key.startswith("!") and ":" in key and key[1:] not in SPACES:
+                yield key[1:], find_class_of_objects
+    for each in (
+        description.values() if isinstance(description, dict) else description if isinstance(description, list) else ()
+    ):
+        yield from _names(each)
 
 
 class _Writer:

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from ppo_plus.require import require_spaces
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Refused, require_attributes
-from ppo_plus.saving.model import ALWAYS, argument_attributes, changes
+from ppo_plus.saving.model import ALWAYS, argument_attributes, changes, put_parameters
 from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
 
 #: Attributes of the episodes.
@@ -86,7 +86,7 @@ def from_sb3(
         model._expects_masks = True
         if isinstance(data["action_space"], spaces.MultiBinary):
             _join_logits(parameters)
-    model.set_parameters(parameters, device=device)  # type: ignore[arg-type]
+    put_parameters(model, parameters, data, given, device)
     return model
 
 
@@ -135,11 +135,11 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     """A saved model, without running the pickles in it unless they are trusted."""
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
         raise _no_ppo(path)
-    saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, {*custom_objects, *given})
+    saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, custom_objects.keys())
     found = {*saved.data, *saved.unread}
     if not found | {*custom_objects, *given} >= OF_PPO:
         raise _no_ppo(path)
-    needed = {*ALWAYS, *argument_attributes(cls).values()}
+    needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys()
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
     with naming(path):
         if "value_clip" in found:
@@ -151,7 +151,7 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
                 f"{', '.join(f'{name}=' for name in lacking)} or, if you trust its source, trust_pickle=True "
                 "(--trust-model)"
             )
-    lost = sorted(saved.unread.keys() - NOT_NEEDED)
+    lost = sorted(saved.unread.keys() - NOT_NEEDED - given.keys())
     if lost:
         warnings.warn(f"{path} is read without {', '.join(lost)}: trust_pickle=True reads them", stacklevel=4)
     data = {**saved.data, **custom_objects}

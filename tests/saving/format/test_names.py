@@ -1,7 +1,9 @@
 """A file may ask for what models are built from, by public names, and for nothing else."""
 
 import functools
+import json
 import sys
+import types
 
 import pytest
 import torch as th
@@ -13,7 +15,15 @@ from stable_baselines3.common.torch_layers import NatureCNN
 import ppo_plus
 from ppo_plus.formulas.schedules import Linear
 from ppo_plus.saving.format import names
-from ppo_plus.saving.format.names import Refused, find, find_class_of_objects, name_of, register, require_attributes
+from ppo_plus.saving.format.names import (
+    Refused,
+    find,
+    find_class_of_objects,
+    name_of,
+    passed,
+    register,
+    require_attributes,
+)
 from ppo_plus.saving.format.values import restore
 
 
@@ -148,3 +158,87 @@ def test_what_is_not_on_the_list_is_not_imported(tmp_path, monkeypatch):
         with pytest.raises(Refused):
             restore({"!name": name}, {})
     assert "evil" not in sys.modules
+
+
+# --- classes of the user's program -----------------------------------------------------------------------------------
+
+
+class Network(th.nn.Module):
+    class Inner(th.nn.Module):
+        pass
+
+
+Alias = Network
+network = Network()
+
+
+class Trap:
+    """A module's attributes are not looked up, but what it contains is."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"asked for {name}")
+
+
+def test_a_class_of_an_imported_module_is_found():
+    assert find(f"{__name__}:Network") is Network
+    with passed([Mine, 3]):
+        assert find(f"{__name__}:Mine") is Mine
+    with pytest.raises(Refused):
+        find(f"{__name__}:Mine")
+
+
+@pytest.mark.parametrize("name", ["Trap", "Alias", "network", "Network.Inner", "find", "th", "th.nn", "__dict__", ""])
+def test_nothing_else_of_a_module_is_found(name):
+    for module in (__name__, "__main__"):
+        with pytest.raises(Refused):
+            find(f"{module}:{name}")
+    # An object of a class that is found has to be registered: it would be made without its constructor.
+    with pytest.raises(Refused):
+        find_class_of_objects(f"{__name__}:Network")
+
+
+def module(monkeypatch, name, file, **contents):
+    made = types.ModuleType(name)
+    made.__file__ = file
+    vars(made).update(contents)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "place", ["lib/python3/site-packages/nets.py", "lib/dist-packages/nets/__init__.py", json.__file__]
+)
+def test_classes_of_libraries_have_to_be_registered(monkeypatch, place):
+    theirs = type("Theirs", (th.nn.Module,), {"__module__": "nets"})
+    module(monkeypatch, "nets", str(place), Theirs=theirs)
+    # Nor by the name of a module that imports it.
+    module(monkeypatch, "mine", "/home/me/mine.py", Theirs=theirs)
+    for name in ("nets:Theirs", "mine:Theirs", "__main__:Theirs"):
+        with pytest.raises(Refused, match="register"):
+            find(name)
+    register(theirs)
+    assert find("nets:Theirs") is find("__main__:Theirs") is theirs
+
+
+def test_a_class_of_main_is_found_where_it_is_now(monkeypatch):
+    classes = [type("Moved", (th.nn.Module,), {"__module__": name}) for name in ("one", "two")]
+    module(monkeypatch, "one", "/home/me/one.py", Moved=classes[0])
+    assert find("__main__:Moved") is classes[0]
+    module(monkeypatch, "two", "/home/me/two.py", Moved=classes[1])
+    with pytest.raises(Refused, match="may be one:Moved or two:Moved: register the right one"):
+        find("__main__:Moved")
+    register(classes[1])
+    assert find("__main__:Moved") is classes[1]
+    # A name of another module is its own.
+    with pytest.raises(Refused):
+        find("three:Moved")
+
+
+def test_looking_for_a_class_runs_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trap", Trap())
+    lazy = module(monkeypatch, "lazy", "/home/me/lazy.py", __getattr__=lambda name: pytest.fail(name))
+    before = set(sys.modules)
+    for name in ("trap:Network2", "lazy:Network2", "__main__:Network2", "never_imported:Network2"):
+        with pytest.raises(Refused):
+            find(name)
+    assert set(sys.modules) == before and lazy

@@ -254,7 +254,7 @@ counts.n = 3
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [(Mine, Mine), (my_schedule, my_schedule), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
+    [(Counts, Counts), (my_schedule, my_schedule), (Pair(1, [2]), Pair), (Decay(2.0), Decay)],
     ids=["class", "function", "named tuple", "dataclass"],
 )
 def test_unregistered_names_raise_an_error_with_the_remedy(value, named):
