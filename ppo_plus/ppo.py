@@ -27,9 +27,9 @@ from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
 from ppo_plus.distributed.weights import copy_lead, frozen
-from ppo_plus.envs.errors import CheckedEnvs, check_reset
+from ppo_plus.envs.errors import CheckedEnvs, check_reset, seed_envs
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.normalization import Statistics, warn_of_resets
+from ppo_plus.envs.normalization import Statistics, check_normalization, warn_of_resets
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
@@ -40,6 +40,7 @@ from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.formulas.schedules import Schedule, at
 from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
+from ppo_plus.policy.observations import explained
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
@@ -269,8 +270,13 @@ class PPO_Plus(OnPolicyAlgorithm):
                 **{name: value for name, value in custom.items() if value is not None},
                 **self.policy_kwargs,
             ).to(self.device)
-        except AssertionError as error:
+        except (AssertionError, RuntimeError) as error:
             # SB3's networks check their observations by assertions.
+            normalize_images = self.policy_kwargs.get("normalize_images", True)
+            if found := explained(error, self.observation_space, normalize_images):
+                raise found from error
+            if isinstance(error, RuntimeError):
+                raise
             raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
@@ -283,6 +289,14 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.clip_range, self.clip_range_vf = settings.schedules["clip_range"], settings.schedules["clip_range_vf"]
         self.settings = self._built_with = Settings.of(self)
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As SB3's; environments that cannot be seeded give a warning."""
+        env, self.env = self.env, None
+        super().set_random_seed(seed)
+        self.env = env
+        if env is not None and seed is not None:
+            seed_envs(env, seed)
+
     def _seed_ranks(self) -> None:
         """Seed processes that train together differently: weights are drawn alike, environments and noise are not."""
         if not self.ranks.several:
@@ -290,7 +304,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         utils.set_random_seed(self.ranks.seed(self.seed))  # type: ignore[arg-type]
         # With a seed, the environments are those that a single process would have.
         if self.seed is not None and self.env is not None:
-            self.env.seed((self.seed + self.ranks.rank * self.n_envs) % 2**32)
+            seed_envs(self.env, (self.seed + self.ranks.rank * self.n_envs) % 2**32)
 
     def _check_arguments(self) -> None:
         """Check the arguments before they are used: attributes may have been assigned since the model was built.
@@ -340,6 +354,7 @@ class PPO_Plus(OnPolicyAlgorithm):
             (single,), verbose = dummy.envs, 0
             made = LeanVecEnv([lambda: single if isinstance(single, Resumable) else Resumable(single)])
         wrapped = OnPolicyAlgorithm._wrap_env(made, verbose, monitor_wrapper)
+        check_normalization(wrapped)
         warn_of_resets(wrapped)
         warn_of_numpy(wrapped)
         return wrapped

@@ -18,14 +18,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.errors import check_spaces
 from ppo_plus.formulas.exploration import NoiseProcess
 from ppo_plus.formulas.kl_control import KLControl, make_kl_control
 from ppo_plus.formulas.losses import PPOLoss
 from ppo_plus.formulas.schedules import Bounded, Unknown, make_schedule
 from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
-from ppo_plus.policy.distributions import make_distribution
-from ppo_plus.policy.observations import canonical_space
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
 from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
@@ -209,6 +208,11 @@ class Settings:
             raise ValueError(
                 f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
                 "use more steps or environments, or normalize_advantage=False"
+            )
+        if in_tensors(env) and self.policy_kwargs.get("squash_output") and env.unwrapped.env.unbounded:
+            raise ValueError(
+                "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
+                "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"
             )
         buffer_class = self.buffer_class
         if in_tensors(env) and not (self.has_own_buffer and buffer_class.add is RolloutBuffer.add):
@@ -443,8 +447,7 @@ def check_env(env: Any) -> None:
             f"env={env!r} must be derived from gymnasium.Env; one of the old gym can be converted: pip install shimmy, "
             "then shimmy.GymV21CompatibilityV0(env=env), or GymV26CompatibilityV0 where reset() takes a seed"
         )
-    canonical_space(env.observation_space)
-    make_distribution(env.action_space)
+    check_spaces(env)
 
 
 def check_device(device: th.device | str) -> None:

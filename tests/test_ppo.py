@@ -168,10 +168,15 @@ def test_an_unsupported_space_raises_an_error_with_its_name(name, space):
 
 
 @pytest.mark.parametrize(
-    ("policy", "observation"), [("CnnPolicy", "box"), ("MultiInputPolicy", "box"), ("MlpPolicy", "dict")]
+    ("policy", "observation", "remedy"),
+    [
+        ("CnnPolicy", "box", "MlpPolicy"),
+        ("MultiInputPolicy", "box", "MlpPolicy"),
+        *((policy, "dict", "MultiInput") for policy in ("MlpPolicy", "MlpLstmPolicy", "MlpGruPolicy", "CnnLstmPolicy")),
+    ],
 )
-def test_a_policy_for_other_observations_raises_an_error(policy, observation):
-    with pytest.raises(ValueError, match=policy):
+def test_a_policy_for_other_observations_raises_an_error(policy, observation, remedy):
+    with pytest.raises(ValueError, match=f"(?s)[Oo]bservation.*{remedy}|use `{remedy}"):
         make(env=vec(ACTIONS["discrete"], OBSERVATIONS[observation]), policy=policy)
 
 

@@ -75,11 +75,12 @@ class Compilation:
         """
         planned = self.n_planned + n_steps
         decision = self._decide(requested, planned, device, unsupported)
-        if requested is True and not decision:
+        before, self.decision, self.strict = self.decision, decision, requested is True
+        if self.strict and not decision:
             raise compile_error(decision.reason)
-        if decision.unexpected and decision != self.decision:
+        if decision.unexpected and decision != before:
             warnings.warn(f"training runs uncompiled, and slower: {decision.reason}", RuntimeWarning, stacklevel=6)
-        self.n_planned, self.decision, self.strict = planned, decision, requested is True
+        self.n_planned = planned
         for compiled in self.functions.values():
             compiled.n_traces = 0
 
@@ -152,6 +153,8 @@ class Compilation:
         constants = _read(settings=settings, **reads)
         known = self.functions.get(name)
         if known is not None and known.constants == constants:
+            if self.strict and known.failure:
+                known.fail(known.failure)
             return known
         compiled = Compiled(function, name, n_mutable, self.strict, partial(_read, **reads), constants)
         self.functions[name] = compiled

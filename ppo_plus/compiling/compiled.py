@@ -149,7 +149,10 @@ class Compiled:
             with ONE_AT_A_TIME, self._timed():
                 self._run = self._trace_and_compile(args)
                 if not self.agrees(*args):
-                    raise CompileError("the compiled form does not reproduce the function's results")
+                    raise CompileError(
+                        "the compiled form does not reproduce the function's results, as where it draws random numbers "
+                        "that are not torch's, or changes what it was given"
+                    )
         except Exception as error:
             self.fail(in_one_line(error), error)
 
@@ -170,11 +173,11 @@ class Compiled:
     def fail(self, reason: str, cause: Exception | None = None) -> None:
         """Run the function uncompiled from now on; ``strict``: raise an error."""
         self.reset()
+        known, self.failure = self.failure, reason
         if self.strict:
             raise compile_error(f"{self.name} could not be compiled ({reason})") from cause
-        if self.failure is None:
+        if known is None:
             warnings.warn(f"{self.name} runs uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=5)
-        self.failure = reason
 
     def _trace_and_compile(self, args: tuple[Any, ...]) -> Callable[[list[th.Tensor]], Any]:
         """The compiled form, a function of the tensors in these arguments."""

@@ -6,15 +6,21 @@ Without this module, such a mistake is an error in the code of Stable-Baselines3
 
 import re
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import ClipAction
+from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.outputs import CONVERT, RESET, InvalidOutput, check_shape
+from ppo_plus.policy.distributions import make_distribution
+from ppo_plus.policy.observations import canonical_space
 from ppo_plus.require import NotFiniteError
 
 SEED = f"reset() must take seed and options, as in Gymnasium: def reset(self, *, seed=None, options=None), {CONVERT}"
@@ -67,6 +73,30 @@ class CheckedEnvs:
             (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
         if found is not None:
             raise found from error
+
+
+def check_spaces(env: Any) -> None:
+    """:raises ValueError: PPO_Plus does not support the spaces of an environment"""
+    canonical_space(env.observation_space)
+    try:
+        make_distribution(env.action_space)
+    except ValueError as error:
+        if isinstance(env, gym.Env) and is_wrapped(env, ClipAction):
+            raise ValueError(
+                f"{error}. ClipAction removed the bounds: leave that wrapper out, since actions are clipped anyway"
+            ) from None
+        raise
+
+
+def seed_envs(env: VecEnv, seed: int) -> None:
+    """Seed environments, and warn if they cannot be seeded."""
+    try:
+        env.seed(seed)
+    except Exception as error:
+        warnings.warn(
+            f"env={env!r} cannot be seeded with seed={seed} ({error!r}): its episodes differ from run to run",
+            stacklevel=6,
+        )
 
 
 def described(i: int, env: Any, seed: int | None, step: int) -> str:

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.errors import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.resumable.wrapper import Resumable
 from ppo_plus.envs.supervised.vec_env import SupervisedVecEnv
@@ -124,7 +125,9 @@ def step_seconds(make: Callable[[], gym.Env]) -> float:
     return median(times)
 
 
-def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs: Any) -> VecEnv:
+def make_vec(
+    env_id: str, n_envs: int = 1, seed: int | None = None, env_kwargs: dict[str, Any] | None = None, **more: Any
+) -> VecEnv:
     """Make environments with the backend that is fastest on this machine::
 
         env = make_vec("HalfCheetah-v5", n_envs=8, seed=0)
@@ -135,21 +138,30 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **env_kwargs
     :param n_envs: how many, at least 1
     :param seed: of the first one, the others follow, 0 to 2**32 - 1; ``None``: drawn at random
     :param env_kwargs: arguments of each environment; with any, only single environments are considered
+    :param more: further ones, by keyword
     :return: the environments. Use those that are stepped all at once with ``PPO_Plus`` and
         :class:`~ppo_plus.VecNormalizeTransitions`: other algorithms, and ``VecNormalize``, would count the steps in
         which they only reset
-    :raises ValueError: bad number of environments
+    :raises ValueError: bad number of environments, or their spaces are not supported
     :raises gymnasium.error.Error: there is no such environment
     """
     require_int("n_envs", n_envs, 1)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
-    make = partial(gym.make, gym.spec(env_id), **env_kwargs)
+    env_kwargs = {**(env_kwargs or {}), **more}
+    make = partial(_make_one, gym.spec(env_id), **env_kwargs)
     kind, _ = pick(env_id, n_envs, make, "env_kwargs need single environments" if env_kwargs else "")
     if kind in BATCHED:
         return BATCHED[kind](env_id, n_envs, seed, {})
     vec_env_cls: Any = SupervisedVecEnv if kind == "subproc" else LeanVecEnv
     return make_vec_env(make, n_envs, seed=seed, wrapper_class=Resumable, vec_env_cls=vec_env_cls)
+
+
+def _make_one(spec: gym.envs.registration.EnvSpec, **env_kwargs: Any) -> gym.Env:
+    env = gym.make(spec, **env_kwargs)
+    # Vector environments would raise errors that do not say what is wrong.
+    check_spaces(env)
+    return env
 
 
 def make_gymnasium(env_id: Any, n_envs: int, seed: int, kwargs: dict[str, Any]) -> VecEnv:

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from ppo_plus.require import require_finite
+from ppo_plus.require import require_finite, require_number
 
 #: The attributes of a ``VecNormalize`` that it normalizes by; it has each only if it is used.
 MOMENTS = ("obs_rms", "ret_rms")
@@ -53,6 +53,10 @@ class VecNormalizeTransitions(VecNormalize):
     The parameters are those of ``VecNormalize``. With other environments it does the same as ``VecNormalize``.
     """
 
+    def __init__(self, venv: VecEnv, *args: Any, **kwargs: Any):
+        super().__init__(venv, *args, **kwargs)
+        check_normalization(self)
+
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step, and remember which environments only reset in it."""
         self._counted = ~np.array(getattr(self.venv, "resetting", np.zeros(self.num_envs, dtype=bool)))
@@ -62,6 +66,16 @@ class VecNormalizeTransitions(VecNormalize):
         self.returns = self.returns * self.gamma + reward
         if self._counted.any():
             self.ret_rms.update(self.returns[self._counted])
+
+
+def check_normalization(env: Any) -> None:
+    """:raises ValueError: the arguments of a ``VecNormalize`` are out of range: a negative ``clip_obs``, for instance,
+    makes all observations equal"""
+    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    if normalize is not None:
+        for name in ("clip_obs", "clip_reward", "epsilon"):
+            require_number(f"VecNormalize: {name}", getattr(normalize, name), 0, above=True)
+        require_number("VecNormalize: gamma", normalize.gamma, 0, 1)
 
 
 def warn_of_resets(env: Any) -> None:

@@ -365,12 +365,21 @@ class Product(ActionDistribution):
 
     action_space: "spaces.Dict | spaces.Tuple[Any]"
 
-    def __init__(self, action_space: "spaces.Dict | spaces.Tuple[Any]", squash_output: bool = False):
+    def __init__(
+        self,
+        action_space: "spaces.Dict | spaces.Tuple[Any]",
+        squash_output: bool = False,
+        name: str = "action_space",
+    ):
         super().__init__(action_space)
         subspaces = _subspaces(action_space)
         if not subspaces:
-            raise ValueError(f"action_space={action_space} is empty: give it at least one subspace")
-        self.parts = [make_distribution(sub, squash_output and _has_box(sub)) for sub in subspaces]
+            raise ValueError(f"{name}={action_space} is empty: give it at least one subspace")
+        keys = action_space.spaces if isinstance(action_space, spaces.Dict) else range(len(subspaces))
+        self.parts = [
+            make_distribution(sub, squash_output and _has_box(sub), f"{name}[{key!r}]")
+            for key, sub in zip(keys, subspaces, strict=True)
+        ]
         #: The sizes of each part, by name.
         self._sizes = {"choices": [sum(part.choices) for part in self.parts]}
         for name in ("net_dim", "param_dim", "action_dim", "noise_dim", "gaussian_dim"):
@@ -464,7 +473,9 @@ def _joined(actions: list[th.Tensor], params: th.Tensor) -> th.Tensor:
     return th.cat([part.to(params.dtype) for part in actions], dim=1)
 
 
-def make_distribution(action_space: spaces.Space[Any], squash_output: bool = False) -> ActionDistribution:
+def make_distribution(
+    action_space: spaces.Space[Any], squash_output: bool = False, name: str = "action_space"
+) -> ActionDistribution:
     """The distribution for an action space.
 
     :param action_space: Box, Discrete, MultiDiscrete or MultiBinary, of any shape, or Dict and Tuple of them, nested
@@ -474,32 +485,35 @@ def make_distribution(action_space: spaces.Space[Any], squash_output: bool = Fal
     if squash_output and not _has_box(action_space):
         raise ValueError(f"squash_output=True needs a Box action space, not {action_space}: leave it out")
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
-        return Product(action_space, squash_output)
+        return Product(action_space, squash_output, name)
     if isinstance(action_space, spaces.Box):
-        _check_box(action_space)
+        _check_box(action_space, name)
         return SquashedDiagGaussian(action_space) if squash_output else DiagGaussian(action_space)
     if isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
         return Categorical(action_space)
     if isinstance(action_space, spaces.MultiBinary):
         return Bernoulli(action_space)
     raise ValueError(
-        f"action_space={action_space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary, "
+        f"{name}={action_space} is not supported: use Box, Discrete, MultiDiscrete or MultiBinary, "
         "or Dict and Tuple of them (gymnasium.spaces.utils.flatten_space turns many others into a Box)"
     )
 
 
-def _check_box(space: spaces.Box) -> None:
+def _check_box(space: spaces.Box, name: str) -> None:
     """:raises ValueError: without finite bounds or without components, or integers that floats cannot hold"""
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"action_space={space} has infinite bounds: give the environment's Box a finite low and high")
+    infinite = [bound for bound in ("low", "high") if not np.isfinite(getattr(space, bound)).all()]
+    if infinite:
+        raise ValueError(
+            f"{name}={space} has an infinite {' and '.join(infinite)}: give the environment's Box finite ones"
+        )
     bounds = [space.low.astype(np.float64), space.high.astype(np.float64)]
     if np.issubdtype(space.dtype, np.integer) and np.abs(bounds).max(initial=0) > 2**53:
         raise ValueError(
-            f"action_space={space} has integers beyond ±2**53, which floating point cannot tell apart: "
+            f"{name}={space} has integers beyond ±2**53, which floating point cannot tell apart: "
             "give the Box narrower bounds"
         )
     if np.prod(space.shape) == 0:
-        raise ValueError(f"action_space={space} is empty: give it a shape without 0")
+        raise ValueError(f"{name}={space} is empty: give it a shape without 0")
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ The numbers are those of SB3's preprocessing, which does not support ``Discrete`
 any shape. The conversion for a space is chosen once, when the policy is built.
 """
 
+import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -11,17 +12,22 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first, maybe_transpose
+from stable_baselines3.common.torch_layers import NatureCNN
 from torch.nn import functional as F
 
 from ppo_plus.require import is_finite, nearest
 
 Preprocess = Callable[[Any], Any]
 
+#: Height and width that SB3's NatureCNN needs at least.
+LEAST_PIXELS = 36
 
-def canonical_space(space: spaces.Space) -> spaces.Space:
+
+def canonical_space(space: spaces.Space, name: str = "observation_space") -> spaces.Space:
     """The space for features extractors: zero-based, with one-dimensional choices; ``space`` if SB3 supports it.
 
+    :param name: its name in messages
     :raises ValueError: unsupported space
     """
     if isinstance(space, spaces.Dict):
@@ -31,16 +37,55 @@ def canonical_space(space: spaces.Space) -> spaces.Space:
                 "for example with gymnasium.wrappers.FlattenObservation"
             )
         # Pairs, not a dict: Gymnasium would sort its keys, and the order is that of the features.
-        return spaces.Dict([(key, canonical_space(sub)) for key, sub in space.items()])
+        return spaces.Dict([(key, canonical_space(sub, f"{name}[{key!r}]")) for key, sub in space.items()])
     if isinstance(space, spaces.Discrete):
         return space if space.start == 0 else spaces.Discrete(space.n)
     if isinstance(space, spaces.MultiDiscrete):
         return space if space.nvec.ndim == 1 and not np.any(space.start) else spaces.MultiDiscrete(space.nvec.flatten())
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return space
-    raise ValueError(
-        f"observation_space={space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
-    )
+    remedy = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
+    if name != "observation_space":
+        remedy += ", or keep the other entries only, with gymnasium.wrappers.FilterObservation"
+    if name.endswith("['mission']"):
+        remedy += "; for MiniGrid, minigrid.wrappers.ImgObsWrapper keeps the image only"
+    raise ValueError(f"{name}={space} is not supported: {remedy}")
+
+
+def explained(error: Exception, space: spaces.Space, normalize_images: bool) -> ValueError | None:
+    """What an error while a policy is built means, if it came from SB3's NatureCNN, and the remedy; ``None``: it did
+    not."""
+    if NatureCNN.__init__.__code__ not in (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return None
+    entries = space.items() if isinstance(space, spaces.Dict) else [(None, space)]
+    for key, sub in entries:
+        problem = _problem_of_image(sub, normalize_images)
+        if problem and (key is None or is_image_space(sub, normalized_image=not normalize_images)):
+            place = "observation_space" if key is None else f"observation_space[{key!r}]"
+            return ValueError(f"{place}={sub} does not fit SB3's NatureCNN: {problem}")
+    return None
+
+
+def _problem_of_image(space: spaces.Space, normalize_images: bool) -> str | None:
+    """Why NatureCNN cannot read images of a space, with the remedy."""
+    shape = space.shape or ()
+    if len(shape) == 2:
+        return f"give it a channel, gymnasium.wrappers.ReshapeObservation(env, {(*shape, 1)})"
+    if not isinstance(space, spaces.Box) or len(shape) != 3:
+        return 'it is not an image: use "MlpPolicy", or "MultiInputPolicy" for a Dict'
+    if not normalize_images and not is_image_space_channels_first(space):
+        return "its channels are last: with normalize_images=False put them first, with TransformObservation"
+    if normalize_images and not is_image_space(space):
+        return (
+            "return images as uint8 from 0 to 255; or, if they are scaled already, put channels first and pass "
+            "policy_kwargs=dict(normalize_images=False)"
+        )
+    if min(shape[1:]) < LEAST_PIXELS:
+        return (
+            f"images need {LEAST_PIXELS} x {LEAST_PIXELS} pixels: enlarge them (ResizeObservation of Gymnasium, for "
+            "channels last), or pass a smaller network as policy_kwargs=dict(features_extractor_class=...)"
+        )
+    return None
 
 
 def visible_spaces(

@@ -214,6 +214,11 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
                 f'policy: "MultiInputPolicy" needs Dict observations, not {actor_space}: use "MlpPolicy", or '
                 '"CnnPolicy" for images'
             )
+        if extractor in (FlattenExtractor, NatureCNN) and isinstance(actor_space, spaces.Dict):
+            raise ValueError(
+                f"policy: {type(self).__name__} does not take Dict observations, {actor_space}: use "
+                '"MultiInputPolicy", "MultiInputLstmPolicy" or "MultiInputGruPolicy"'
+            )
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5} if optimizer_class is optim.Adam else {}
         # SB3's ActorCriticPolicy.__init__ would make distributions and networks, and supports fewer spaces.

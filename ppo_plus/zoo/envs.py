@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from tqdm import tqdm
 
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
+from ppo_plus.envs.errors import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.make_vec import BATCHED, pick
 from ppo_plus.envs.normalization import VecNormalizeTransitions
@@ -180,7 +181,9 @@ def _as_atari_of_envpool(experiment: Experiment, kwargs: dict[str, Any]) -> tupl
 
 
 def _resumable(env: Any, parts: tuple[Part, ...]) -> Resumable:
-    return Resumable(_wrap(env, parts))
+    wrapped = _wrap(env, parts)
+    check_spaces(wrapped)
+    return Resumable(wrapped)
 
 
 def _wrap(env: Any, parts: tuple[Part, ...]) -> Any:

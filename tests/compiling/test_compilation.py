@@ -122,3 +122,22 @@ def test_a_policy_that_cannot_be_compiled_is_run_or_raises(obstacle):
     assert str(compilation.decision) == "no: it overrides methods"
     with pytest.raises(CompileError, match="it overrides methods"):
         compilation.plan(True, 1, CPU, unsupported="it overrides methods")
+
+
+def test_the_status_is_right_after_an_error(obstacle):
+    obstacle("no compiler")
+    compilation = Compilation()
+    compilation.decision = CompileStatus(True, "compile=True")
+    with pytest.raises(CompileError):
+        compilation.plan(True, 1, CPU)
+    assert not compilation.status() and "no compiler" in str(compilation.status())
+
+
+def test_a_function_that_failed_raises_again_and_is_said():
+    compilation = Compilation()
+    compilation.decision, compilation.strict = CompileStatus(True, "compile=True"), True
+    with pytest.raises(CompileError, match="it is odd"):
+        compilation.compiled("odd", abs).fail("it is odd")
+    assert not compilation.status() and "odd runs uncompiled (it is odd)" in str(compilation.status())
+    with pytest.raises(CompileError, match="it is odd"):
+        compilation.compiled("odd", abs)

@@ -381,3 +381,42 @@ def test_rewards_of_another_shape_raise_an_error_with_the_step():
 
     with pytest.raises(ValueError, match=r"rewards of shape \(3,\) and dtype float32 for 1 environments, step 1"):
         train(lambda r, done: (r, done), wrap)
+
+
+# --- what an environment cannot do -----------------------------------------------------------------------------------
+
+
+class Unwilling(DummyVecEnv):
+    """As SuperSuit's: there are no single environments to seed or to ask."""
+
+    asked = False
+
+    def seed(self, seed=None):
+        raise NotImplementedError("seed")
+
+    def get_attr(self, name, indices=None):
+        # SB3 asks for the render mode first.
+        if not self.asked:
+            self.asked = True
+            return [None] * len(self.envs)
+        raise NotImplementedError("get_attr")
+
+    has_attr = get_attr
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_environments_that_cannot_be_seeded_give_a_warning(seed, recwarn):
+    env = Unwilling([lambda: RandomEnv(ACTIONS["discrete"], VECTOR)])
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, seed=seed, device="cpu").learn(8)
+    warned = [str(each.message) for each in recwarn if "cannot be seeded with seed=0" in str(each.message)]
+    assert len(warned) == (seed is not None)
+    assert model.num_timesteps == 8
+
+
+def test_clip_action_is_named_if_it_removed_the_bounds():
+    env = gym.wrappers.ClipAction(RandomEnv(ACTIONS["box"], VECTOR))
+    with pytest.raises(
+        ValueError, match="infinite low and high.*ClipAction removed the bounds: leave that wrapper out"
+    ):
+        PPO_Plus("MlpPolicy", env)
+    PPO_Plus("MlpPolicy", env.env)

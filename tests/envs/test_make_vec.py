@@ -7,6 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import ACTIONS, RandomEnv
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -280,3 +281,19 @@ def test_a_model_trained_in_envpool_acts_in_gymnasium(tmp_path):
     model.save(tmp_path / "model")
     loaded = PPO_Plus.load(tmp_path / "model", env=gym.make("HalfCheetah-v5"), device="cpu")
     loaded.evaluate(n_eval_episodes=1)
+
+
+def test_make_vec_takes_env_kwargs_as_sb3_does():
+    for given in ({"env_kwargs": {"sutton_barto_reward": True}}, {"sutton_barto_reward": True}):
+        (env, *_) = make_vec("CartPole-v1", 2, **given).envs
+        assert env.unwrapped._sutton_barto_reward
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_spaces_that_are_not_supported_are_named(n_envs):
+    gym.register("Words-v0", lambda: RandomEnv(ACTIONS["discrete"], gym.spaces.Text(3)))
+    try:
+        with pytest.raises(ValueError, match="observation_space=Text.* is not supported: use Box"):
+            make_vec("Words-v0", n_envs)
+    finally:
+        del gym.registry["Words-v0"]

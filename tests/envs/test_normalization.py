@@ -6,7 +6,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import FaultyEnv, vec
+from envs import ACTIONS, FaultyEnv, vec
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
@@ -110,3 +110,13 @@ def test_a_vec_normalize_that_counts_resets_is_warned_of():
             VecNormalizeTransitions(episodes_of_three(NEXT_STEP)),
         ):
             model_in(env)
+
+
+@pytest.mark.parametrize("given", [{"clip_obs": -1}, {"clip_reward": 0}, {"epsilon": -1e-8}, {"gamma": 2}], ids=str)
+def test_arguments_out_of_range_raise_an_error(given):
+    (name,) = given
+    venv = vec(ACTIONS["discrete"])
+    with pytest.raises(ValueError, match=f"VecNormalize: {name}={given[name]} must be a number"):
+        VecNormalizeTransitions(venv, **given)
+    with pytest.raises(ValueError, match=f"VecNormalize: {name}={given[name]} must be a number"):
+        PPO_Plus("MlpPolicy", VecNormalize(venv, **given))

@@ -2,14 +2,17 @@
 
 import pickle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from envs import RandomEnv
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
 
+from ppo_plus import PPO_Plus
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor
 
 CPU = th.device("cpu")
@@ -124,12 +127,70 @@ def test_canonical_space_has_the_size_of_the_network_input(space):
         (spaces.Text(3), "Text.* is not supported"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
         (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),
-        (spaces.Dict(a=spaces.Text(3)), "Text.* is not supported"),
     ],
 )
 def test_unsupported_spaces_are_named_with_the_remedy(space, message):
     with pytest.raises(ValueError, match=f"observation_space={message}"):
         canonical_space(space)
+
+
+def test_an_unsupported_entry_is_named_with_the_remedy():
+    space = spaces.Dict(image=spaces.Box(0, 255, (7, 7, 3), np.uint8), mission=spaces.Text(3))
+    with pytest.raises(ValueError, match=r"observation_space\['mission'\]=Text.*FilterObservation.*ImgObsWrapper"):
+        canonical_space(space)
+    env = gym.wrappers.FilterObservation(RandomEnv(spaces.Discrete(2), space), ["image"])
+    canonical_space(env.observation_space)
+
+
+class Images(RandomEnv):
+    """Images of a shape, from 0 to 255 or scaled to floats."""
+
+    def __init__(self, *shape, scaled=False):
+        high, dtype = (1.0, np.float32) if scaled else (255, np.uint8)
+        super().__init__(spaces.Discrete(2), spaces.Box(0, high, shape, dtype))
+
+
+def channels_first(env):
+    space = env.observation_space
+    space = spaces.Box(0, space.high.max(), (space.shape[2], *space.shape[:2]), space.dtype)
+    return gym.wrappers.TransformObservation(env, lambda obs: np.moveaxis(obs, 2, 0), space)
+
+
+UNNORMALIZED = {"normalize_images": False}
+
+
+@pytest.mark.parametrize("is_entry", [False, True], ids=["alone", "entry"])
+@pytest.mark.parametrize(
+    ("env", "policy_kwargs", "problem", "remedied"),
+    [
+        (Images(84, 84), {}, r"ReshapeObservation\(env, \(84, 84, 1\)", lambda: Images(84, 84, 1)),
+        (Images(30, 30, 3), {}, "36 x 36", lambda: gym.wrappers.ResizeObservation(Images(30, 30, 3), (84, 84))),
+        (Images(84, 84, 3, scaled=True), {}, "uint8 from 0 to 255", lambda: Images(84, 84, 3)),
+        (
+            Images(84, 84, 3, scaled=True),
+            UNNORMALIZED,
+            "channels are last",
+            lambda: channels_first(Images(84, 84, 3, scaled=True)),
+        ),
+    ],
+    ids=["no channel", "small", "floats", "channels last"],
+)
+def test_images_that_do_not_fit_are_explained(env, policy_kwargs, problem, remedied, is_entry):
+    def build(env):
+        policy = "MultiInputPolicy" if is_entry else "CnnPolicy"
+        if is_entry:
+            env = gym.wrappers.TransformObservation(
+                env, lambda obs: {"image": obs}, spaces.Dict(image=env.observation_space)
+            )
+        return PPO_Plus(policy, env, n_steps=8, device="cpu", policy_kwargs=policy_kwargs)
+
+    if is_entry and problem.startswith(("Reshape", "uint8")):
+        build(env)  # SB3 takes it for a vector
+    else:
+        place = r"observation_space\['image'\]" if is_entry else "observation_space"
+        with pytest.raises(ValueError, match=f"{place}=Box.*NatureCNN: .*{problem}"):
+            build(env)
+    build(remedied())
 
 
 # --- from what the environment returns to tensors ---------------------------------------------------------------------

@@ -67,6 +67,8 @@ class TensorEnv:
         self.num_envs = num_envs
         self.observation_space = gym_space(observation_space)
         self.action_space = bounded(gym_space(action_space))
+        #: Whether a Box of actions had no bounds.
+        self.unbounded = self.action_space != gym_space(action_space)
         self.device = th.device(device)
 
     def reset(self, seed: int | None = None) -> Obs:

@@ -5,7 +5,7 @@ import pytest
 from envs import ACTIONS
 from gymnasium import spaces
 
-from ppo_plus import TensorEnv
+from ppo_plus import PPO_Plus, TensorEnv
 from ppo_plus.envs.tensors.env import UNBOUNDED, bounded, gym_space
 
 
@@ -41,3 +41,16 @@ def test_the_base_class_has_no_masks_and_is_abstract():
     assert not env.has_masks and env.action_masks() is None and env.render() is None
     with pytest.raises(NotImplementedError):
         env.reset()
+
+
+def test_squashing_needs_bounds():
+    class Free(TensorEnv):
+        def __init__(self, bound):
+            box = spaces.Box(-bound, bound, (1,))
+            super().__init__(2, spaces.Box(-1, 1, (2,)), box)
+
+    squashed = {"policy_kwargs": {"squash_output": True}, "n_steps": 8, "device": "cpu"}
+    with pytest.raises(ValueError, match="squash_output=True scales actions to the bounds of the Box, which has none"):
+        PPO_Plus("MlpPolicy", Free(np.inf), **squashed)
+    PPO_Plus("MlpPolicy", Free(1.0), **squashed)
+    PPO_Plus("MlpPolicy", Free(np.inf), n_steps=8, device="cpu")
