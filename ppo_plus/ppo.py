@@ -47,7 +47,7 @@ from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
-from ppo_plus.rollout.evaluation import evaluate
+from ppo_plus.rollout.evaluation import check_evaluations, evaluate
 from ppo_plus.rollout.lazy import LazyLocals
 from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
@@ -440,6 +440,13 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         found = super()._init_callback(callback, progress_bar)
         self.call.watch(found)
+        check_evaluations(self, self.call.callbacks or ())
+        if self.policy._forward_hooks or self.policy._forward_pre_hooks:
+            warnings.warn(
+                "forward hooks on the policy itself are not called, since training calls its parts: register them on "
+                "parts such as policy.mlp_extractor",
+                stacklevel=4,
+            )
         return found
 
     @property

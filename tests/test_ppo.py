@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 from dataclasses import dataclass
 from functools import partial
 
@@ -1275,3 +1276,17 @@ def test_arguments_that_the_model_is_built_with_cannot_change(name, value):
         model.learn(96)
     setattr(model, name, before)
     model.learn(32)
+
+
+def test_forward_hooks_on_the_policy_itself_give_a_warning():
+    model = make_model()
+    seen = []
+    hook = model.policy.register_forward_hook(lambda *_: seen.append("policy"))
+    with pytest.warns(UserWarning, match="forward hooks on the policy itself are not called.*policy.mlp_extractor"):
+        model.learn(16)
+    hook.remove()
+    model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: seen.append("part"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(16)
+    assert "part" in seen and "policy" not in seen

@@ -234,8 +234,12 @@ class _Walk:
         # Compiled code does not call them.
         hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
         owners = (module, *module.parameters(recurse=False))
-        if any(getattr(owner, table, None) for owner in owners for table in hooks):
-            raise NotComparable(f"{path} has a hook on its gradient or on that of a weight")
+        found = [hook for owner in owners for table in hooks for hook in (getattr(owner, table, None) or {}).values()]
+        if found:
+            name = getattr(found[0], "__qualname__", repr(found[0]))
+            raise NotComparable(
+                f"{path} has the hook {name} on its gradient or on that of a weight: remove it, or use compile=False"
+            )
         tensors = {
             f"{table}[{name!r}]": None if tensor is None else self._numbers(tensor, f"{path}.{name}")
             for table in ("_parameters", "_buffers")

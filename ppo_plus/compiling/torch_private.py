@@ -224,6 +224,7 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -232,6 +233,7 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
     # Inductor caches on disk only if the mode has a shape environment.
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+    known = {*map(id, PyCodeCache.modules)}
     with (
         inductor_options() as options,
         config.patch(options | {"cpp_wrapper": on_cpu}),
@@ -239,6 +241,8 @@ def compile_graph(graph: th.fx.GraphModule, tensors: list[th.Tensor]) -> Callabl
         tracing(TracingContext(mode)),
     ):
         output: Any = compile_fx_inner(prepared(graph, tensors), inputs, cpp_wrapper=on_cpu, is_inference=True)
+    # The list, which is there to delete files, would keep the new module and its constants as long as the process.
+    PyCodeCache.modules[:] = [module for module in PyCodeCache.modules if id(module) in known]
     return output.current_callable  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
 from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
 from ppo_plus.envs.normalization import Statistics
@@ -41,7 +41,7 @@ class CheckedEnvs:
     """
 
     def __init__(self, env: VecEnv, step: Callable[[], int]):
-        self._step = step
+        self._step, self._env = step, env.unwrapped
         owner: Any = env.unwrapped
         if not isinstance(owner, DummyVecEnv):
             owner = getattr(getattr(owner, "env", None), "unwrapped", None)
@@ -63,6 +63,8 @@ class CheckedEnvs:
         for name, method in self._methods.items():
             if vars(self._owner).get(name) is method:
                 delattr(self._owner, name)
+        if isinstance(self._env, SubprocVecEnv) and isinstance(error, (EOFError, ConnectionError)):
+            raise _death(self._env, self._step()) from error
         if self._owner is None or not isinstance(error, Exception):
             return
         i = error.env if isinstance(error, NotFiniteError) else getattr(self._owner, "current", None)
@@ -73,6 +75,22 @@ class CheckedEnvs:
             (found or error).add_note(f"It was {described(i, env, seed, self._step())}.")
         if found is not None:
             raise found from error
+
+
+def _death(env: SubprocVecEnv, step: int) -> RuntimeError:
+    """The error that says which worker processes have died; the others are ended."""
+    for process in env.processes:
+        process.join(0.5)
+    codes = {i: process.exitcode for i, process in enumerate(env.processes) if process.exitcode is not None}
+    for process in env.processes:
+        process.kill()
+        process.join(1.0)
+    env.closed = True  # its `close` would wait for answers
+    dead = " and ".join(f"environment {i} (exit code {code})" for i, code in codes.items())
+    return RuntimeError(
+        f"the worker process of {dead or 'an environment'} of SubprocVecEnv died at step {step}, and the others were "
+        "ended. With ppo_plus.SupervisedVecEnv(..., restarts=N), training continues with a new environment"
+    )
 
 
 def check_spaces(env: Any) -> None:

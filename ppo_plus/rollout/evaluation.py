@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, RecordVideo
 from gymnasium.wrappers import vector as vectorized
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -56,7 +57,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
     require_int("n_eval_episodes", n_eval_episodes, 1)
     if env is not None:
         env = model._wrap_env(env, model.verbose)
-        vec_env = _with_statistics_of(model, env)
+        vec_env = with_statistics_of(model, env)
     elif model.env is not None:
         vec_env = model.env
     else:
@@ -67,7 +68,7 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
         model.collector.interrupt()
     elif model.env is not None:
         _warn_of_statistics(model.env, vec_env)
-    with undisturbed(vec_env) if trains else _frozen(vec_env) as played:
+    with undisturbed(vec_env) if trains else frozen(vec_env) as played:
         player = with_masks(model, played)
         mean, std = evaluate_policy(player, played, n_eval_episodes, deterministic=True, render=render, warn=False)
     if not math.isfinite(mean):  # type: ignore[arg-type]
@@ -104,8 +105,22 @@ class _Masked:
         return self.model.predict(observation, state, episode_start, deterministic, given)
 
 
-def _with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
-    """The environment as the policy is used to seeing it."""
+def check_evaluations(model: Any, callbacks: Iterable[BaseCallback]) -> None:
+    """:raises ValueError: SB3's ``EvalCallback`` would evaluate without the action masks of the environments"""
+    if any(isinstance(each, EvalCallback) and type(each)._on_step is EvalCallback._on_step for each in callbacks):
+        source = find_masks(model.env, model.policy.family.mask_layout, model.settings.action_mask_key)
+        if source is not None and source.key is None:
+            raise ValueError(
+                "callback=EvalCallback(...): SB3's EvalCallback does not pass the environment's action masks: use "
+                "ppo_plus.EvalAfterUpdates, or MaskableEvalCallback of sb3-contrib"
+            )
+
+
+def with_statistics_of(model: Any, vec_env: VecEnv) -> VecEnv:
+    """The environment as the policy is used to seeing it, with the present statistics of training.
+
+    :raises ValueError: it has other spaces, or cannot be wrapped as the training environment is
+    """
     require_spaces(vec_env, model.observation_space, model.action_space)
     training = model.get_vec_normalize_env()
     if training is None:
@@ -152,7 +167,7 @@ def undisturbed(env: VecEnv) -> Iterator[VecEnv]:
     root = {"env": env}
     with ExitStack() as undo:
         _leave_out(root, "env", undo)
-        with _frozen(root["env"]) as played:
+        with frozen(root["env"]) as played:
             yield played
 
 
@@ -209,7 +224,7 @@ def _overlap(env: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _frozen(env: VecEnv) -> Iterator[VecEnv]:
+def frozen(env: VecEnv) -> Iterator[VecEnv]:
     """Statistics are used but not updated, and rewards are as the environment gives them."""
     normalize = unwrap_vec_normalize(env)
     if normalize is None:

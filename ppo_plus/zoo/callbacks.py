@@ -2,21 +2,22 @@
 
 import math
 import sys
+import warnings
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import sync_envs_normalization
 from tqdm import tqdm
 
+from ppo_plus import PPO_Plus
 from ppo_plus.distributed.ranks import Ranks
-from ppo_plus.rollout.evaluation import with_masks
+from ppo_plus.rollout.evaluation import frozen, with_masks, with_statistics_of
 from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.interrupts import check
-from ppo_plus.zoo.models import save_model, save_statistics
+from ppo_plus.zoo.models import save_model
 
 
 class EvalAfterUpdates(EvalCallback):
@@ -26,7 +27,8 @@ class EvalAfterUpdates(EvalCallback):
     last update. This callback evaluates the first update after each multiple of ``eval_freq``, and the last one. If
     several processes train one model, each plays its share of the episodes, and the first one records all.
 
-    :param eval_env: evaluation environments of this process; they get the training's normalization statistics
+    :param eval_env: evaluation environments of this process, or the id of one. They are wrapped as the training
+        environments are, and get their normalization statistics
     :param eval_freq: environment steps between evaluations, over all environments together (SB3: of each)
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
@@ -36,11 +38,19 @@ class EvalAfterUpdates(EvalCallback):
     in_all_processes = True
 
     def __init__(self, eval_env: Any, eval_freq: int = 10_000, verbose: int = 0, **kwargs: Any):
-        super().__init__(eval_env, verbose=verbose, **kwargs)
+        super().__init__(PPO_Plus._wrap_env(eval_env), verbose=verbose, **kwargs)
         self.every = eval_freq
+
+    def _init_callback(self) -> None:
+        with warnings.catch_warnings():
+            # SB3 compares the classes of wrappers.
+            warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
+            super()._init_callback()
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
+        # An environment that does not fit raises an error before training.
+        with_statistics_of(self.model, self.eval_env)
         self.evaluated_updates = self.model._n_updates
         self.evaluated_timesteps = self.model.num_timesteps
         self.should_continue = True
@@ -61,20 +71,19 @@ class EvalAfterUpdates(EvalCallback):
         if ranks.lead(is_due and self.model._n_updates > self.evaluated_updates):
             self.evaluated_updates = self.model._n_updates
             self.evaluated_timesteps = self.num_timesteps
-            if self.model.get_vec_normalize_env() is not None:
-                sync_envs_normalization(self.training_env, self.eval_env)
             self._is_success_buffer = []
-            returns, lengths = evaluate_policy(
-                # SB3's evaluator does not support masks.
-                with_masks(self.model, self.eval_env),
-                self.eval_env,
-                (self.n_eval_episodes + ranks.rank) // ranks.size,
-                deterministic=self.deterministic,
-                render=self.render,
-                return_episode_rewards=True,
-                warn=self.warn,
-                callback=self._log_success_callback,
-            )
+            with frozen(with_statistics_of(self.model, self.eval_env)) as played:
+                returns, lengths = evaluate_policy(
+                    # SB3's evaluator does not support masks.
+                    with_masks(self.model, played),
+                    played,
+                    (self.n_eval_episodes + ranks.rank) // ranks.size,
+                    deterministic=self.deterministic,
+                    render=self.render,
+                    return_episode_rewards=True,
+                    warn=self.warn,
+                    callback=self._log_success_callback,
+                )
             parts = ranks.gather_values((returns, lengths, self._is_success_buffer))
             if ranks.leads:
                 self._record(*(sum(part, []) for part in zip(*parts, strict=True)))
@@ -116,16 +125,28 @@ class EvalAfterUpdates(EvalCallback):
         self.should_continue = self.should_continue and self._on_event()
 
 
-class SavedModels(CheckpointCallback):
-    """SB3's ``CheckpointCallback``, with the normalization statistics next to each model."""
+class SavedModels(BaseCallback):
+    """Saves the model and its normalization statistics when :class:`EvalAfterUpdates` evaluates: after the first update
+    past each multiple of ``save_freq`` environment steps, over all environments together."""
 
     saved_as = "SavedModels"
 
+    def __init__(self, save_freq: int, folder: Path):
+        super().__init__()
+        self.every, self.folder = save_freq, folder
+
+    def _on_training_start(self) -> None:
+        self.saved_timesteps = self.model.num_timesteps
+
     def _on_step(self) -> bool:
-        super()._on_step()
-        if self.n_calls % self.save_freq == 0:
-            save_statistics(self.model, Path(self._checkpoint_path(extension="zip")))  # type: ignore[arg-type]
         return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps // self.every > self.saved_timesteps // self.every:
+            self.saved_timesteps = self.num_timesteps
+            save_model(self.model, self.folder / f"rl_model_{self.num_timesteps}_steps.zip")  # type: ignore[arg-type]
+
+    _on_training_end = _on_rollout_start
 
 
 class Interruptible(BaseCallback):

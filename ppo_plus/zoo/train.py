@@ -167,8 +167,7 @@ def _train_and_record(run: Run) -> bool:
     evaluations, start = _evaluations(run), time.monotonic()
     saved: list[BaseCallback] = []
     if run.options.save_freq > 0:
-        # SB3 counts steps of each environment.
-        saved = [SavedModels(max(run.options.save_freq // run.experiment.n_envs, 1), str(run.folder.path))]
+        saved = [SavedModels(run.options.save_freq, run.folder.path)]
     if progress:
         print(_first_line(run), file=sys.stderr, flush=True)
     try:
@@ -258,6 +257,9 @@ def _first_line(run: Run) -> str:
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
     if evaluations and evaluations[0].evaluations_results:
         rewards, kind = evaluations[0].evaluations_results[-1], "evaluation episodes"
+        steps = evaluations[0].evaluations_timesteps[-1]
+        if steps != run.model.num_timesteps:
+            kind += f" after {steps:,} timesteps; trained"
     else:
         rewards, kind = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"

@@ -11,9 +11,11 @@ from torch import nn, optim
 
 from ppo_plus.compiling import torch_private
 from ppo_plus.compiling.torch_private import (
+    compile_graph,
     gradient,
     optimizer_step,
     swapped,
+    trace,
     without_gradients,
 )
 
@@ -193,3 +195,12 @@ def test_inductor_takes_vectors_as_wide_as_torchs_own(capability, width, monkeyp
     assert options == torch_private.OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}
     assert set(tried) <= {"avx512"}  # whether it knows bfloat16
     assert cpu_vec_isa.valid_vec_isa_list is find
+
+
+@pytest.mark.slow
+def test_compiling_leaves_nothing_in_inductors_list():
+    from torch._inductor.codecache import PyCodeCache
+
+    tensors, others = [th.ones(3)], list(PyCodeCache.modules)
+    run = compile_graph(trace(lambda x: [x * 2], tensors), tensors)
+    assert PyCodeCache.modules == others and th.equal(run(list(tensors))[0], th.full((3,), 2.0))

@@ -1,6 +1,8 @@
 """Mistakes of environments are errors that name the environment, what it returned and what is expected."""
 
+import os
 import re
+import signal
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +14,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 from stable_baselines3.common.atari_wrappers import NoopResetEnv
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from ppo_plus import PPO_Plus
 from ppo_plus.envs.outputs import check_shape
@@ -420,3 +422,21 @@ def test_clip_action_is_named_if_it_removed_the_bounds():
     ):
         PPO_Plus("MlpPolicy", env)
     PPO_Plus("MlpPolicy", env.env)
+
+
+class Dies(RandomEnv):
+    def step(self, action):
+        if self.n_steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
+    made = [lambda: RandomEnv(ACTIONS["discrete"], VECTOR), lambda: Dies(ACTIONS["discrete"], VECTOR)]
+    env = SubprocVecEnv(made)
+    model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
+    with pytest.raises(RuntimeError, match=r"environment 1 \(exit code -9\) of SubprocVecEnv died at step 3"):
+        model.learn(32)
+    assert not any(process.is_alive() for process in env.processes)
+    env.close()

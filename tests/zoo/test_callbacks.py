@@ -6,10 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from envs import ACTIONS, MaskedEnv, vec
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
+from ppo_plus import PPO_Plus
 from ppo_plus.saving.statistics import read_statistics
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, ProgressDisplay, SavedModels
 from ppo_plus.zoo.envs import make_envs
@@ -151,8 +155,12 @@ def test_a_callback_after_evaluation_can_stop_training(tmp_path):
 
 
 def test_saved_models_have_statistics_next_to_them(tmp_path):
-    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(64, SavedModels(16, str(tmp_path)))
-    names = {f"rl_model_{n}_steps{end}" for n in (32, 64) for end in (".zip", "_vecnormalize.zip")}
+    callback = EvalAfterUpdates(make_envs(EXPERIMENT, evaluation=True), 100, n_eval_episodes=1)
+    make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(300, [callback, SavedModels(100, tmp_path)])
+    # The models that were evaluated.
+    names = {
+        f"rl_model_{n}_steps{end}" for n in callback.evaluations_timesteps for end in (".zip", "_vecnormalize.zip")
+    }
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -196,3 +204,36 @@ def test_the_time_left_does_not_count_compiling(bar):
         callbacks.on_step()
     assert progress.bar.start_t == start + 20
     callbacks.on_training_end()
+
+
+@pytest.mark.parametrize("kind", ["id", "bare", "gymnasium", "other order"])
+def test_evaluation_environments_are_wrapped_as_in_training(kind, recwarn):
+    eval_env = {
+        "id": lambda: "CartPole-v1",
+        "bare": lambda: gym.make("CartPole-v1"),
+        "gymnasium": lambda: gym.make_vec("CartPole-v1", 2),
+        "other order": lambda: VecNormalize(VecMonitor(make_vec_env("CartPole-v1", 2))),
+    }[kind]()
+    callback = EvalAfterUpdates(eval_env, 64, n_eval_episodes=2)
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT)).learn(128, callback)
+    assert callback.evaluations_timesteps == [64, 128]
+    assert not [each for each in recwarn if "not of the same type" in str(each.message)]
+    # The same policy in the same statistics; a separate environment has other episodes.
+    if kind == "other order":
+        assert np.array_equal(callback.eval_env.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+
+
+def test_an_unfit_evaluation_environment_is_found_at_once():
+    model = make_model(EXPERIMENT, make_envs(EXPERIMENT))
+    with pytest.raises(ValueError, match="env does not fit the model: observation spaces do not match"):
+        model.learn(128, EvalAfterUpdates("Pendulum-v1", 64))
+    assert model.num_timesteps == 0
+
+
+def test_sb3s_evaluation_without_masks_is_found_at_once():
+    model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"], env_class=MaskedEnv), n_steps=8, batch_size=8, device="cpu")
+    env = vec(ACTIONS["discrete"], env_class=MaskedEnv)
+    with pytest.raises(ValueError, match="does not pass the environment's action masks: use ppo_plus.EvalAfterUpdates"):
+        model.learn(16, EvalCallback(env, eval_freq=8))
+    for callback in (EvalAfterUpdates(env, 8, n_eval_episodes=1), MaskableEvalCallback(env, eval_freq=8)):
+        model.learn(16, callback)

@@ -106,8 +106,8 @@ class SupervisedVecEnv(VecEnv):
         self._names = ["it"] * len(env_fns)
         self._workers: list[LocalWorker | ProcessWorker] = []
         try:
-            for env_fn in env_fns:
-                self._workers.append(ProcessWorker(env_fn, start_method) if processes else LocalWorker(env_fn))
+            for i, env_fn in enumerate(env_fns):
+                self._workers.append(ProcessWorker(env_fn, start_method, i) if processes else LocalWorker(env_fn))
             made = self._collect(range(len(env_fns)), self._to_start)
             for i, answer in made.items():
                 if isinstance(answer, Fault):
@@ -186,11 +186,13 @@ class SupervisedVecEnv(VecEnv):
         return answer
 
     def _fail(self, i: int, fault: Fault) -> NoReturn:
-        remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
+        remedy = ". With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
-            remedy = f"All restarts={self.restarts} are used up"
+            remedy = f". All restarts={self.restarts} are used up"
+        if "__main__" in fault.reason:
+            remedy = ""
         kind = NotFiniteFault if fault.not_finite else EnvFault
-        raise kind(f"{self._who(i)} {fault.reason}. {remedy}") from fault.cause
+        raise kind(f"{self._who(i)} {fault.reason}{remedy}") from fault.cause
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"

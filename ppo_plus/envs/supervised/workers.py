@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
 from ppo_plus.envs.supervised.guarded import CallerError, Fault, GuardedEnv
@@ -55,21 +57,21 @@ class LocalWorker:
 class ProcessWorker:
     """Runs an environment, which ``make`` makes, in a separate process; started as by SB3 where nothing is given."""
 
-    def __init__(self, make: Callable[[], gym.Env], start_method: str | None):
+    def __init__(self, make: Callable[[], gym.Env], start_method: str | None, index: int):
         default = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self.make = make
+        self.make, self.index = make, index
         self.context: Any = multiprocessing.get_context(start_method or default)
         self.process: Any = None
         self.start()
 
     def start(self, again: bool = False) -> None:
         self.remote, theirs = self.context.Pipe()
-        arguments = (theirs, self.remote, CloudpickleWrapper(self.make))
+        arguments = (theirs, self.remote, CloudpickleWrapper(self.make), self.index)
         self.process = self.context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         # At once: the end of the process is noticed only if no other process has this end of the pipe.
         theirs.close()
-        self.waiting = False
+        self.waiting = self.is_made = False
         self.send(("make", again))
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -91,6 +93,7 @@ class ProcessWorker:
             if deadline is not None and not self.remote.poll(max(0.0, deadline - time.monotonic())):
                 return Fault(f"gave no answer within {seconds:g} s", hangs=True)
             answer = self.remote.recv()
+            self.is_made = True
         except (EOFError, OSError):
             answer = Fault(self._death())
         self.waiting = False
@@ -103,7 +106,12 @@ class ProcessWorker:
             # If all processes of a job are ended, this one is about to end, too, and the environment is not at fault.
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return f"died with its process ({name})"
+        if self.is_made:
+            return f"died with its process ({name})"
+        return (
+            f"died with its process ({name}) before it was made. A script that starts processes has to run its code "
+            'within if __name__ == "__main__":'
+        )
 
     def end(self) -> None:
         """Ask the process to end."""
@@ -134,11 +142,14 @@ def _pickled(message: Any) -> bytes:
     return pickle.dumps(message, 4)
 
 
-def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper) -> None:
+def _serve(remote: Any, parent_remote: Any, make: CloudpickleWrapper, index: int) -> None:
     """The main function of a worker process: answer commands until the other end of the pipe is closed."""
     # Ctrl-C is sent to all processes of a terminal; the one that trains handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_remote.close()
+    # A fork has the generators of its parent, the same in all processes.
+    np.random.seed((int(np.random.get_state()[1][0]) + index) % 2**32)  # type: ignore[index]
+    random.seed(int(np.random.randint(2**31)))
     # `recv` notices that the parent has ended; an environment that hangs does not.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     guarded = GuardedEnv(make.var, remote=True)

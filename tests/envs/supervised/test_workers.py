@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import random
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -112,3 +115,32 @@ def test_in_processes_as_they_are_started_by_default():
     assert RESTART in infos[0] and RESTART not in infos[1]
     assert np.isfinite(env.step([0, 0])[0]).all()
     env.close()
+
+
+class GlobalDraws(Failing):
+    """Draws from NumPy's global generator, as old environments do."""
+
+    def draw(self):
+        return float(np.random.rand()), random.random()
+
+
+def test_forked_workers_draw_other_numbers():
+    draws = []
+    for _ in range(2):
+        np.random.seed(1)
+        env = SupervisedVecEnv([GlobalDraws] * 2, start_method="fork")
+        draws.append(env.env_method("draw"))
+        env.close()
+    assert draws[0] == draws[1] and len({*draws[0]}) == 2
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_answered_with_the_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gymnasium\nfrom ppo_plus import SupervisedVecEnv\n"
+        "SupervisedVecEnv([lambda: gymnasium.make('CartPole-v1')], start_method='spawn')\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    last = done.stderr.splitlines()[-1]
+    assert 'within if __name__ == "__main__":' in last and "restarts" not in last
