@@ -857,6 +857,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         trust_pickle: bool = False,
+        custom_objects: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> SelfPPO_Plus:
         """Take over a trained SB3 ``PPO``, or an sb3-contrib ``MaskablePPO`` or ``RecurrentPPO``.
@@ -869,11 +870,12 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param device: the device to compute on
         :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
             running anything if possible, and else has to be passed in ``kwargs``
+        :param custom_objects: attributes in place of those in the file, as in SB3's ``load``
         :param kwargs: arguments to change on the way
         :raises TypeError: neither, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        return from_sb3(cls, path_or_model, env, device, kwargs, trust_pickle=trust_pickle)
+        return from_sb3(cls, path_or_model, env, device, kwargs, custom_objects, trust_pickle)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

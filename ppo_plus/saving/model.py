@@ -83,7 +83,7 @@ def argument_attributes(cls: type[Any]) -> dict[str, str]:
 def changes(cls: type[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Changed arguments of a saved model, by attribute; raises :class:`TypeError` if a model has no such argument."""
     arguments = argument_attributes(cls)
-    known = {*arguments}
+    known = {*arguments, *ALWAYS}
     if not kwargs.keys() <= known:
         known |= vars(cls("MlpPolicy", None, device="cpu", _init_setup_model=False)).keys()
     for name, value in kwargs.items():

@@ -12,9 +12,10 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
+from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import require_spaces
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import Refused, require_attributes
+from ppo_plus.saving.format.names import Damaged, Refused, require_attributes
 from ppo_plus.saving.model import ALWAYS, argument_attributes, changes, put_parameters
 from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
 
@@ -135,13 +136,28 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     """A saved model, without running the pickles in it unless they are trusted."""
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
         raise _no_ppo(path)
-    saved = saved_by(path, custom_objects) if trust_pickle else read_sb3_zip(path, custom_objects.keys())
+    saved = read_sb3_zip(path, custom_objects.keys())
     found = {*saved.data, *saved.unread}
     if not found | {*custom_objects, *given} >= OF_PPO:
         raise _no_ppo(path)
-    needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys()
+    needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys() - cls.scheduled
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
+    if trust_pickle and saved.unread:
+        # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
+        data = saved.data
+        try:
+            data = saved_by(path, custom_objects).data | data
+        except (ImportError, Refused):
+            if lacking:
+                raise
+        saved = saved._replace(
+            data=data, unread={name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
+        )
+        lacking = {}
+    absent = {*ALWAYS, "n_envs", "verbose"} - saved.data.keys() - saved.unread.keys() - {*custom_objects, *given}
     with naming(path):
+        if absent:
+            raise Damaged(f"it has no {' and no '.join(sorted(absent))}")
         if "value_clip" in found:
             raise Refused("PPO_Plus saved it with pickle=True. If you trust its source, pass trust_pickle=True to load")
         if lacking:
@@ -151,9 +167,10 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
                 f"{', '.join(f'{name}=' for name in lacking)} or, if you trust its source, trust_pickle=True "
                 "(--trust-model)"
             )
-    lost = sorted(saved.unread.keys() - NOT_NEEDED - given.keys())
+    schedules = {name: Unknown(reason) for name, reason in saved.unread.items() if name in cls.scheduled}
+    lost = sorted(saved.unread.keys() - NOT_NEEDED - given.keys() - schedules.keys())
     if lost:
         warnings.warn(f"{path} is read without {', '.join(lost)}: trust_pickle=True reads them", stacklevel=4)
-    data = {**saved.data, **custom_objects}
+    data = {**saved.data, **schedules, **custom_objects, **{name: given[name] for name in ALWAYS if name in given}}
     require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
     return saved._replace(data=data)

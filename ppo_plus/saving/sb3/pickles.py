@@ -9,8 +9,9 @@ import io
 import pickle
 import pickletools
 import re
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,9 @@ from stable_baselines3.common.utils import LinearSchedule
 from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
 from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_object
+
+#: Integers below it are their own hashes.
+MODULUS = sys.hash_info.modulus
 
 
 class Call:
@@ -58,10 +62,54 @@ def _call_named(name: str) -> type[Call]:
     return type("Call", (Call,), {"name": name})
 
 
-class _Reader(pickle.Unpickler):
+def _require_keys(keys: Iterable[Any]) -> None:
+    """Raise :class:`Refused` unless these are keys whose hashes take little time and differ: that of a nested tuple may
+    take forever, and integers from :data:`MODULUS` on may all have the same."""
+    for key in keys:
+        is_plain = key is None or isinstance(key, (str, bytes, float)) or (isinstance(key, int) and abs(key) < MODULUS)
+        if not is_plain:
+            raise Refused(f"it has a key that is a {type(key).__name__}, or too large")
+
+
+#: The standard library's reader in Python, which checks can be added to and which can be interrupted.
+_Unpickler: Any = vars(pickle)["_Unpickler"]
+
+
+class _Reader(_Unpickler):  # type: ignore[misc]
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
+
     def find_class(self, module: str, name: str) -> Any:
         """Called for every name in a pickle: nothing is looked up."""
         return _call_named(f"{module}:{name}")
+
+    def load_setitem(self) -> None:
+        _require_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        _require_keys(self.stack[::2])
+        super().load_setitems()
+
+    def load_additems(self) -> None:
+        _require_keys(self.stack)
+        super().load_additems()
+
+    def load_frozenset(self) -> None:
+        _require_keys(self.stack)
+        super().load_frozenset()
+
+    def load_build(self) -> None:
+        if not isinstance(self.stack[-2], Call):
+            raise Refused("it gives a plain value a state")
+        super().load_build()
+
+    dispatch |= {
+        pickle.BUILD[0]: load_build,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.ADDITEMS[0]: load_additems,
+        pickle.FROZENSET[0]: load_frozenset,
+    }
 
 
 #: Instructions that plain values and objects need. Others refer to what is outside of the pickle, or are out of use.
@@ -166,10 +214,18 @@ class _Maker:
         """A schedule that SB3 defined within a function: its name and its cells say which, its code is not run."""
         state = call.state[1]
         name = f"{state['__module__']}:{state['__qualname__']}"
+        cells = {
+            cell: content.args[0] for cell, content in zip(call.args[0].args[-2], state["__closure__"], strict=True)
+        }
         if name not in _CLOSURES:
-            raise Refused(f"it is a function of the user's, {name}")
-        cells = zip(call.args[0].args[-2], state["__closure__"], strict=True)
-        return _CLOSURES[name](**{cell: self.make(content.args[0]) for cell, content in cells})
+            numbers = [each for each in cells.values() if isinstance(each, (int, float))]
+            hint = f": for example ppo_plus.linear({numbers[0]!r})" if "linear" in name and len(numbers) == 1 else ""
+            raise Refused(f"it is a function of the user's, {name}{hint}")
+        return _CLOSURES[name](**{cell: self.make(content) for cell, content in cells.items()})
+
+    def ordered_dict(self, call: Call) -> OrderedDict[Any, Any]:
+        _require_keys(key for key, _ in call.pairs)
+        return OrderedDict(map(self.make, call.pairs))
 
     def deque(self, call: Call) -> deque[Any]:
         return deque([*map(self.make, (call.args or ((),))[0]), *map(self.make, call.items)], *call.args[1:])
@@ -188,7 +244,7 @@ _CLOSURES: dict[str, Callable[..., Any]] = {
 }
 #: What is made from calls, by the name of the function; NumPy's modules have had two names.
 _CALLS: dict[str, Callable[[_Maker, Call], Any]] = {
-    "collections:OrderedDict": lambda maker, call: OrderedDict(map(maker.make, call.pairs)),
+    "collections:OrderedDict": _Maker.ordered_dict,
     "collections:deque": _Maker.deque,
     "numpy:dtype": _Maker.dtype,
     **{f"cloudpickle.{each}:_make_function": _Maker.closure for each in ("cloudpickle", "cloudpickle_fast")},

@@ -6,22 +6,46 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ppo_plus import PPO_Plus
+from ppo_plus import PPO_Plus, linear
 from ppo_plus.saving.statistics import read_statistics
 
 DATA = Path(__file__).parents[2] / "data" / "old_sb3"
-MODELS = [each.stem for each in sorted(DATA.glob("*.zip")) if each.stem.split("_")[-1] in ("const", "linear", "gsde")]
+MODELS = [each.stem for each in sorted(DATA.glob("*.zip"))]
 
 
+@pytest.mark.parametrize("trust_pickle", [False, True], ids=["read", "trusted"])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_old_model_acts_as_it_did(name):
+def test_an_old_model_acts_as_it_did(name, trust_pickle):
     n = 4 if "CartPole" in name else 3
     obs = np.random.RandomState(0).uniform(-0.5, 0.5, (16, n)).astype("float32")
-    model = PPO_Plus.from_sb3(DATA / f"{name}.zip", device="cpu")
-    np.testing.assert_allclose(
-        model.predict(obs, deterministic=True)[0], np.load(DATA / f"{name}.npy"), rtol=0, atol=1e-5
-    )
-    assert model.clip_range(0.5) == 0.2
+    model = PPO_Plus.from_sb3(DATA / f"{name}.zip", device="cpu", trust_pickle=trust_pickle)
+    if name.endswith("lstm"):
+        actions, state, start = [], None, np.ones(1, bool)
+        for row in obs:
+            action, state = model.predict(row, state, start, deterministic=True)
+            actions.append(action)
+            start = np.zeros(1, bool)
+    else:
+        actions, _ = model.predict(obs, deterministic=True)
+    np.testing.assert_allclose(actions, np.load(DATA / f"{name}.npy"), rtol=0, atol=1e-5)
+    assert name.endswith("sched") or model.clip_range(0.5) == 0.2
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("sched")])
+def test_learn_suggests_a_schedule_for_a_function_of_the_users(name):
+    model = PPO_Plus.from_sb3(DATA / f"{name}.zip", env="CartPole-v1", device="cpu", n_steps=64)
+    with pytest.raises(ValueError, match=r"learning_rate: the file.*linear_schedule.*ppo_plus.linear\(0.001\)"):
+        model.learn(64)
+    model.learning_rate, model.clip_range = linear(1e-3), linear(0.2)
+    assert model.learn(64)._n_updates > 0
+
+
+def test_arguments_and_custom_objects_replace_what_is_in_the_file():
+    path, space = DATA / "1.5.0_CartPole-v1_sched.zip", gym.make("CartPole-v1").observation_space
+    given = {"observation_space": space, "learning_rate": 1e-3, "clip_range": 0.1}
+    for how in (given, {"custom_objects": given}):
+        model = PPO_Plus.from_sb3(path, env="CartPole-v1", device="cpu", n_steps=64, **how)
+        assert model.observation_space == space and model.learn(64).clip_range(0) == 0.1
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.pkl")), ids=lambda each: each.stem)
@@ -29,7 +53,7 @@ def test_old_statistics_are_read(path):
     assert read_statistics(path)["obs_rms"].mean.shape == (3,)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "CartPole" in name])
+@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(("const", "linear", "lstm"))])
 def test_an_old_model_continues_in_an_environment_of_today(name):
     """Bounds of 3.4e38 are infinite in Gymnasium 1.0."""
     model = PPO_Plus.from_sb3(DATA / f"{name}.zip", env="CartPole-v1", device="cpu", n_steps=64)

@@ -48,11 +48,19 @@ LOADS = [PPO_Plus.load, PPO_Plus.from_sb3]
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("attribute", ["learning_rate", "policy_class", "observation_space", "policy_kwargs"])
+@pytest.mark.parametrize("attribute", ["policy_class", "observation_space", "policy_kwargs"])
 def test_a_poisoned_model_runs_nothing_and_is_named(sb3_zip, tmp_path, load, attribute):
     path = with_member(sb3_zip, tmp_path / "evil.zip", "data", poisoned(attribute, Evil(tmp_path / "ran")))
     with pytest.raises(ValueError, match=rf"evil\.zip .*{attribute} \(it would call posix:system\).*trust_pickle=True"):
         load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_learn_asks_for_a_poisoned_schedule(sb3_zip, tmp_path):
+    path = with_member(sb3_zip, tmp_path / "evil.zip", "data", poisoned("learning_rate", Evil(tmp_path / "ran")))
+    model = PPO_Plus.from_sb3(path, env=vec(ACTIONS["box"]), device="cpu")
+    with pytest.raises(ValueError, match="learning_rate: the file.*it would call posix:system"):
+        model.learn(32)
     assert not (tmp_path / "ran").exists()
 
 
