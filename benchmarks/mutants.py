@@ -855,8 +855,8 @@ ZOO = (
     Fault(
         "checkpoints-too-rare",
         "zoo/train.py",
-        "max(run.options.save_freq // run.experiment.n_envs, 1)",
-        "run.options.save_freq",
+        "SavedModels(run.options.save_freq, run",
+        "SavedModels(2 * run.options.save_freq, run",
         "tests/zoo/test_train.py tests/zoo/cli",
     ),
     Fault(

@@ -159,7 +159,6 @@ PUBLIC |= {"_asdict", "_fields", "_make", "_replace"}
 PRIVATE: dict[str, set[str]] = {
     "_build": {"policy.policies"},
     "_build_mlp_extractor": {"policy.policies", "policy.recurrent"},
-    "_checkpoint_path": {"zoo.callbacks"},
     "_current_progress_remaining": {"ppo", "saving.model"},
     "_current_step": {"envs.resumable.known_envs"},
     "_custom_logger": {"saving.checkpoint.call"},
@@ -172,7 +171,7 @@ PRIVATE: dict[str, set[str]] = {
     "_get_indices": {"envs.batched_vec_env", "envs.supervised.vec_env", "envs.tensors.vec_env", "envs.vec_env"},
     "_get_policy_from_name": {"ppo"},
     "_get_torch_save_params": {"ppo", "saving.model"},
-    "_init_callback": {"ppo"},
+    "_init_callback": {"ppo", "zoo.callbacks"},
     "_is_success_buffer": {"zoo.callbacks"},
     "_last_episode_starts": {"ppo", "saving.sb3.from_sb3"},
     "_last_lstm_states": {"saving.sb3.from_sb3"},
@@ -210,7 +209,7 @@ PRIVATE: dict[str, set[str]] = {
     "_update_running_mean": {"envs.resumable.known_envs"},
     "_user_warned": {"envs.resumable.known_envs"},
     "_vec_normalize_env": {"saving.sb3.from_sb3"},
-    "_wrap_env": {"ppo", "rollout.evaluation", "saving.model", "saving.sb3.from_sb3", "zoo.envs"},
+    "_wrap_env": {"ppo", "rollout.evaluation", "saving.model", "saving.sb3.from_sb3", "zoo.callbacks", "zoo.envs"},
 }
 
 

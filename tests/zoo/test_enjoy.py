@@ -230,12 +230,12 @@ def enjoy_by_hand(folder, *flags):
 
 def test_a_malicious_model_runs_no_code_unless_trusted(tmp_path, capsys):
     write_rl_zoo3_run(tmp_path)
-    poison(tmp_path / "CartPole-v1.zip", "ent_coef", Evil(tmp_path / "ran"))
+    poison(tmp_path / "CartPole-v1.zip", "policy_kwargs", Evil(tmp_path / "ran"))
     with pytest.raises(SystemExit) as ended:
         enjoy_by_hand(tmp_path)
     assert ended.value.code == 2 and not (tmp_path / "ran").exists()
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "ent_coef (it would call posix:mkdir)" in line and "--trust-model" in line
+    assert "policy_kwargs (it would call posix:mkdir)" in line and "--trust-model" in line
     with pytest.raises((SystemExit, ValueError, TypeError)):
         enjoy_by_hand(tmp_path, "--trust-model")
     assert (tmp_path / "ran").exists()

@@ -209,15 +209,15 @@ def module(monkeypatch, name, file, **contents):
     "place", ["lib/python3/site-packages/nets.py", "lib/dist-packages/nets/__init__.py", json.__file__]
 )
 def test_classes_of_libraries_have_to_be_registered(monkeypatch, place):
-    theirs = type("Theirs", (th.nn.Module,), {"__module__": "nets"})
-    module(monkeypatch, "nets", str(place), Theirs=theirs)
+    theirs = type("OfALibrary", (th.nn.Module,), {"__module__": "nets"})
+    module(monkeypatch, "nets", str(place), OfALibrary=theirs)
     # Nor by the name of a module that imports it.
-    module(monkeypatch, "mine", "/home/me/mine.py", Theirs=theirs)
-    for name in ("nets:Theirs", "mine:Theirs", "__main__:Theirs"):
+    module(monkeypatch, "mine", "/home/me/mine.py", OfALibrary=theirs)
+    for name in ("nets:OfALibrary", "mine:OfALibrary", "__main__:OfALibrary"):
         with pytest.raises(Refused, match="register"):
             find(name)
     register(theirs)
-    assert find("nets:Theirs") is find("__main__:Theirs") is theirs
+    assert find("nets:OfALibrary") is find("__main__:OfALibrary") is theirs
 
 
 def test_a_class_of_main_is_found_where_it_is_now(monkeypatch):

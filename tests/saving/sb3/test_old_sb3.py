@@ -40,7 +40,7 @@ def test_learn_suggests_a_schedule_for_a_function_of_the_users(name):
     assert model.learn(64)._n_updates > 0
 
 
-def test_arguments_and_custom_objects_replace_what_is_in_the_file():
+def test_arguments_and_custom_objects_replace_the_files():
     path, space = DATA / "1.5.0_CartPole-v1_sched.zip", gym.make("CartPole-v1").observation_space
     given = {"observation_space": space, "learning_rate": 1e-3, "clip_range": 0.1}
     for how in (given, {"custom_objects": given}):
