@@ -69,6 +69,7 @@ from ppo_plus.settings import (
     known_names_only,
 )
 from ppo_plus.update.batch import Batch
+from ppo_plus.update.flat import check_optimizer_state
 from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.update import Update, Updater
 
@@ -424,7 +425,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.verbose >= 1 and self.compilation.notice:
             print(self.compilation.notice)
         before = Statistics(self.env)
-        with CheckedEnvs(self.env, self._steps), self.call.logs(self):
+        with CheckedEnvs(self.env, self._steps), self.call.logs(self, tb_log_name):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
@@ -563,7 +564,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if not isinstance(self.shared, SharedTraining):
             return
         if not self.ranks.leads:
-            # A file may have said otherwise.
+            # The caller of ``load`` may have said otherwise.
             self.verbose, self.tensorboard_log = 0, None
         facts = self._common_facts()
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
@@ -828,6 +829,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
         super().set_parameters(load_path_or_dict, exact_match, device)
+        check_optimizer_state(self.policy.optimizer)
 
     def to_sb3(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
         """Save the model so that SB3's ``PPO.load`` reads it: the networks, the optimizer and SB3's arguments.
@@ -907,7 +909,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param env: environments made as those were
         :param device: the device to compute on
         :param kwargs: arguments to change, such as ``verbose``; those that change more than what is shown make another
-            run
+            run. A run that logged to TensorBoard continues its files only with ``tensorboard_log``, since no file says
+            where to write
         :return: the model
         :raises TypeError: there is no such argument
         :raises FileNotFoundError: there is no checkpoint
@@ -940,7 +943,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
         :param trust_pickle: read files with pickles as SB3 does, which runs their code
-        :param kwargs: arguments to change on the way
+        :param kwargs: arguments to change on the way; ``tensorboard_log`` is not in the file for them
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
         """

@@ -15,8 +15,10 @@ import torch as th
 from torch import nn, optim
 from torch._utils import _flatten_dense_tensors
 from torch.autograd import Variable
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppo_plus.compiling.graphs import SMALL_PRODUCTS, materialize_scalars
+from ppo_plus.trees import tree_leaves, tree_map
 
 #: Whether this is a version of torch whose gradients and optimizers are known, and are called directly.
 KNOWN = th.__version__ < "2.14"
@@ -154,6 +156,31 @@ def has_step_hooks(optimizer: optim.Optimizer) -> bool:
     """Whether something is called before, after or instead of the steps of an optimizer."""
     own = (getattr(optimizer, f"_optimizer_step_{when}_hooks", True) for when in ("pre", "post"))
     return "step" in vars(optimizer) or any(own)
+
+
+class Announced(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In the block, call a function before torch makes tensors, in this thread, with the number of their elements."""
+
+    def __init__(self, announce: Callable[[int], None]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.announce = announce
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(each.alias_info for each in operation._schema.returns):  # neither in place nor a view
+            self.announce(_numbers_made(operation, args, kwargs))
+        return operation(*args, **kwargs)
+
+
+def _numbers_made(operation: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """The number of elements that an operation of torch returns, without running it."""
+    # The device ``meta`` computes shapes alone.
+    args, kwargs = tree_map(lambda each: each.to("meta") if isinstance(each, th.Tensor) else each, (args, kwargs))
+    try:
+        made = operation(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})
+    except RuntimeError:
+        return 0  # what depends on numbers, such as ``item``, is no larger than these
+    return sum(each.numel() for each in tree_leaves(made) if isinstance(each, th.Tensor))
 
 
 @contextmanager

@@ -22,10 +22,10 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
         raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")
     if isinstance(optimizer_class, type) and not hasattr(optimizer_class, "step"):
         raise ValueError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be an optimizer of torch")
-    if isinstance(optimizer_class, type) and issubclass(optimizer_class, th.optim.LBFGS):
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam)):
         raise ValueError(
-            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, which PPO cannot pass: "
-            "use a first-order optimizer such as torch.optim.Adam"
+            f"policy_kwargs: optimizer_class={optimizer_class!r} needs the loss as a closure, or sparse gradients, "
+            "which PPO does not have: use a first-order optimizer of dense gradients, such as torch.optim.Adam"
         )
 
 

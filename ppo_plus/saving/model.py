@@ -1,28 +1,35 @@
 """A model as a file that cannot run code: its arguments and state as text, its weights as tensors."""
 
-import inspect
+import math
 import os
-import threading
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import is_lazy
 
 from ppo_plus.compiling.compilation import CompileStatus
 from ppo_plus.formulas.schedules import Bounded, Unknown
 from ppo_plus.require import nearest, require_spaces
 from ppo_plus.saving.format import container
+from ppo_plus.saving.format.bounds import building, require_activation
 from ppo_plus.saving.format.container import PathOrFile, naming
-from ppo_plus.saving.format.names import Damaged, Refused, decoding, is_registered, name_of, passed, require_attributes
+from ppo_plus.saving.format.names import (
+    Damaged,
+    Refused,
+    constructor_arguments,
+    decoding,
+    is_registered,
+    name_of,
+    passed,
+    require_attributes,
+)
 from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names
 from ppo_plus.saving.sb3.zip import read_sb3_zip
 
@@ -52,6 +59,8 @@ STATE = {
     "compile_required": "compilation.strict",
     "compile_obstacles": "compilation.unable",
 }
+#: Parts of the state that are numbers, at least 0.
+COUNTS = {"n_envs", "num_timesteps", "total_timesteps", "timesteps_at_start", "n_updates", "n_episodes"}
 #: Attributes that are made from the others, or have no meaning here.
 NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
 #: Arguments whose attributes have another name.
@@ -64,19 +73,14 @@ INITIAL = {"log_std_init", "ortho_init"}
 SHAPING = frozenset({"action_mask_key", "exploration", "use_sde"})
 #: What classes among ``policy_kwargs`` must be subclasses of, unless they are registered.
 CLASSES = {
-    "activation_fn": th.nn.Module,
     "features_extractor_class": BaseFeaturesExtractor,
     "optimizer_class": th.optim.Optimizer,
 }
-#: How many weights a model may make, and how many times more than its file contains: networks may replace others.
-MOST_WEIGHTS, MOST_TIMES = 2**22, 4
 
 
 def argument_attributes(cls: type[Any]) -> dict[str, str]:
     """The arguments of a class that do not have to be as they were, and the attributes that have them."""
-    constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
-    names = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
-    names -= {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
+    names = constructor_arguments(cls) - {"self", "args", "kwargs", "policy", "env", "device", "_init_setup_model"}
     return {name: ATTRIBUTES.get(name, name) for name in sorted(names)}
 
 
@@ -277,6 +281,7 @@ def assemble(
     """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
     given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
+    forget_log_folder(places, {*changes, *given}, env)
     unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
     data = unknown | {place: value for place, value in places.items() if "." not in place} | given
     if saved["class"] not in map(name_of, cls.__mro__):
@@ -285,7 +290,9 @@ def assemble(
             "methods of its class: call load of that class to use them",
             stacklevel=4,
         )
-    n_weights = _check_kinds(data, saved["parameters"])
+    _check_kinds(data, saved["parameters"])
+    if "policy_kwargs" not in {*changes, *given}:
+        require_activation(data.get("policy_kwargs", {}))
     data.setdefault("policy_kwargs", changes.get("policy_kwargs", {})).pop("device", None)
     if env is not None:
         wrapped = cls._wrap_env(env, data.get("verbose", 0))
@@ -294,7 +301,7 @@ def assemble(
         data["n_envs"], env = wrapped.num_envs, wrapped
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
     left_out = _not_attributes(model)
-    with _building(n_weights):
+    with building(saved["parameters"]["policy"]):
         vars(model).update({name: each for name, each in saved["attributes"].items() if name not in left_out}, **data)
         for place, value in places.items():
             owner, _, name = place.rpartition(".")
@@ -310,6 +317,17 @@ def assemble(
         if model.use_sde:
             model.policy.reset_noise()
     return model
+
+
+def forget_log_folder(data: dict[str, Any], given: Collection[str], env: Any) -> None:
+    """Take TensorBoard's folder out of the arguments in a file: where a model writes is for the caller to say."""
+    folder = data.pop("tensorboard_log", None)
+    if folder is not None and env is not None and "tensorboard_log" not in given:
+        warnings.warn(
+            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
+            "says: pass tensorboard_log= to log there again",
+            stacklevel=5,
+        )
 
 
 def put_parameters(
@@ -353,7 +371,7 @@ def put_parameters(
         parameters = {**parameters, OPTIMIZER: optimizer.state_dict()}
     try:
         model.set_parameters(parameters, exact_match=True, device=device)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         reasons = [
             f"policy_kwargs: {name}={now.get(name)!r} (in the file {before.get(name)!r})" for name in changed - INITIAL
         ]
@@ -387,6 +405,10 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
+    for name in COUNTS & saved["state"].keys():
+        value = saved["state"][name]
+        if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+            raise Damaged(f"its {name}={value!r:.50} is not a count")
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:
@@ -395,8 +417,8 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
-    """The number of weights of what a model is made of, which is checked."""
+def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """:raises Damaged: a model cannot be made of these"""
     policy_class = data.get("policy_class")
     is_policy = isinstance(policy_class, type) and issubclass(policy_class, ActorCriticPolicy)
     are_spaces = all(isinstance(data.get(name), spaces.Space) for name in ("observation_space", "action_space"))
@@ -409,30 +431,5 @@ def _check_kinds(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
         named = data.get("policy_kwargs", {}).get(name)
         if isinstance(named, type) and not issubclass(named, base) and not is_registered(named):
             raise Damaged(f"its {name}, {named.__qualname__}, is not a {base.__name__}")
-    n_weights = sum(each.numel() for each in weights.values())
-    if spaces.flatdim(data["action_space"]) > n_weights:
+    if spaces.flatdim(data["action_space"]) > sum(each.numel() for each in weights.values()):
         raise Damaged("it has more actions than its weights could choose from")
-    return n_weights
-
-
-@contextmanager
-def _building(n_weights: int) -> Iterator[None]:
-    """Raise :class:`Damaged` before networks are built that are much larger than the weights of a file."""
-    thread, left = threading.get_ident(), MOST_WEIGHTS + MOST_TIMES * n_weights
-
-    def count(module: th.nn.Module, name: str, parameter: th.nn.Parameter) -> None:
-        nonlocal left
-        if threading.get_ident() == thread and parameter is not None and not is_lazy(parameter):
-            left -= parameter.numel()
-            if left < 0:
-                raise Damaged("its networks are larger than its weights")
-
-    handle = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    except (ValueError, TypeError):
-        raise  # names the wrong argument
-    except Exception as error:
-        raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
-    finally:
-        handle.remove()

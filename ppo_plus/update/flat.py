@@ -141,6 +141,23 @@ def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
     return name not in PER_PARAMETER and isinstance(value, th.Tensor) and value.shape == p.shape
 
 
+def check_optimizer_state(optimizer: Optimizer) -> None:
+    """:raises ValueError: its state does not fit its weights: torch's fused kernels would write outside of it. It is
+    deleted then"""
+    if not isinstance(optimizer, FUSED):
+        return
+    for p, state in optimizer.state.items():
+        for name, value in state.items():
+            if name in PER_PARAMETER:
+                fits = th.as_tensor(value).shape == () and value >= 0
+            else:
+                is_unused = value is None and name == "momentum_buffer"
+                fits = is_unused or (isinstance(value, th.Tensor) and value.shape == p.shape)
+            if not fits:
+                optimizer.state.clear()
+                raise ValueError(f"the state {name!r} of {type(optimizer).__name__} does not fit its weights")
+
+
 def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:
     states = [optimizer.state.get(p, {}) for p in params]
     return {

@@ -245,7 +245,13 @@ def _parts(packages: Collection[str] | None, name: str, value: Any) -> tuple[Par
             raise ValueError(f"{name}: {item!r} must be a dotted name, or a mapping of one such name to its arguments")
         ((dotted, kwargs),) = mapping.items()
         with errors_of(name):
-            parts.append(Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs)))
+            part = Part(dotted, import_class(dotted, PARTS[name], packages), read_arguments(dotted, kwargs))
+            try:
+                # Wrappers are called with an environment.
+                signature(part.cls).bind(*(() if name == "callback" else (None,)), **part.kwargs)
+            except TypeError as error:
+                raise ValueError(f"{dotted}: {error}") from None
+            parts.append(part)
     return tuple(parts)
 
 
@@ -254,7 +260,12 @@ def _normalize(name: str, value: Any) -> dict[str, Any] | None:
     if value is None or isinstance(value, bool):
         return {} if value else None
     arguments = read_arguments(name, value)
-    _check_names(arguments, set(signature(VecNormalize).parameters) - {"venv"}, " in normalize")
+    defaults = {each.name: each.default for each in signature(VecNormalize).parameters.values() if each.name != "venv"}
+    _check_names(arguments, defaults, " in normalize")
+    for key, item in arguments.items():
+        kind = {bool: bool, float: (int, float)}.get(type(defaults[key]), (list, tuple, type(None)))
+        if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):  # type: ignore[arg-type]
+            raise ValueError(f"normalize: {key}={item!r} must be like its default, {defaults[key]!r}")
     return arguments
 
 

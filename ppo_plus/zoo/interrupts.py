@@ -5,6 +5,7 @@ middle. Code that does not check it, because it hangs or takes long, is interrup
 :data:`PATIENCE` seconds after the first. This module imports nothing slow, so that the handler is in place early.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -126,8 +127,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> Iterator[None]:
-    """Turn expected exceptions in the block into one line on standard error and their exit codes, and Ctrl-C and
-    SIGTERM into the line ``interrupted`` and exit code 130."""
+    """Turn expected exceptions in the block into one line on standard error and their exit codes, a full disk into 28,
+    and Ctrl-C and SIGTERM into the line ``interrupted`` and exit code 130."""
     try:
         with deferred(ends_process=True):
             yield
@@ -135,6 +136,13 @@ def exit_codes(codes: Mapping[type[Exception], int], interrupted: str = "") -> I
         if interrupted:
             print(interrupted, file=sys.stderr, flush=True)
         sys.exit(INTERRUPTED)
-    except tuple(codes) as error:
+    except Exception as error:
+        from ppo_plus.envs.supervised.guarded import DISK_FULL
+
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+        if getattr(error, "errno", None) in DISK_FULL:
+            code = errno.ENOSPC
+        if code is None:
+            raise
         print(f"ppo-plus: error: {str(error).strip()}", file=sys.stderr)
-        sys.exit(next(code for kind, code in codes.items() if isinstance(error, kind)))
+        sys.exit(code)

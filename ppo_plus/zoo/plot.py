@@ -1,6 +1,7 @@
 """Learning curves: of one run from its ``monitor.csv`` files, and of many from their evaluations, with intervals."""
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppo_plus.saving.format.atomic import replacing
 from ppo_plus.zoo.runs import ALGO, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Colors that people with any color vision can tell apart (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -167,4 +170,12 @@ def picture(path: Path, *titles: str, size: tuple[float, float] = (6.5, 4.5)) ->
             axes.set(title=title, xlabel="timesteps", ylabel="episode return")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k, 1M
             axes.legend()
-        figure.savefig(path)
+        save_figure(figure, path)
+
+
+def save_figure(figure: "Figure", path: Path, **options: Any) -> None:
+    """Write a figure completely or not at all; its encoder would not say that the disk is full."""
+    data = io.BytesIO()
+    figure.savefig(data, format=path.suffix.removeprefix("."), **options)
+    with replacing(path) as file:
+        file.write(data.getvalue())

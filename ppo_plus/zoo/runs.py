@@ -97,10 +97,14 @@ def file_name(env_id: str) -> str:
 def new_folder(log_folder: Path, env_id: str) -> RunFolder:
     """Create the folder of a new run, numbered after the last one. Several runs may start at the same time."""
     parent = log_folder / ALGO
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(f"-f {log_folder}: {error.filename} is a file, or a link to nothing") from None
     for number in count(max(runs_of(parent, env_id), default=0) + 1):
         path = parent / f"{file_name(env_id)}_{number}"
         with suppress(FileExistsError):
-            path.mkdir(parents=True)
+            path.mkdir()
             break
     return RunFolder(path, env_id)
 

@@ -55,8 +55,7 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     assert folder is not None
     try:
         env = _make_train_envs(experiment, options, ranks, folder.path)
-        tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
-        arguments: dict[str, Any] = {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
+        arguments = _shown(experiment, options)
         if options.trained_agent is None:
             model = make_model(part, env, **arguments)
         else:
@@ -72,10 +71,21 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     return Run(experiment, options, folder, model, eval_env)
 
 
+def _shown(experiment: Experiment, options: Options) -> dict[str, Any]:
+    """The arguments of a model that say what is shown and logged, in a folder that is created."""
+    tensorboard_log = options.tensorboard_log and str(Path(options.tensorboard_log) / file_name(experiment.env_id))
+    if tensorboard_log:
+        try:
+            Path(tensorboard_log).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"-tb {options.tensorboard_log}: this folder cannot be created ({error.strerror})") from None
+    return {"verbose": options.verbose, "tensorboard_log": tensorboard_log}
+
+
 def check(experiment: Experiment, options: Options) -> None:
     """Build everything that :func:`set_up` builds, with the same errors, and discard it."""
     with TemporaryDirectory() as folder:
-        run = set_up(experiment, replace(options, log_folder=folder))
+        run = set_up(experiment, replace(options, log_folder=folder, tensorboard_log=None))
         _close(run.model, run.eval_env)
 
 
@@ -109,11 +119,12 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     """A run in the state of its last checkpoint, ready to continue.
 
     :param packages: packages that its settings may import from; ``None``: any
-    :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before
+    :param changes: fields of :class:`~ppo_plus.zoo.runs.Options` with other values than before, and the same
+        ``tensorboard_log`` if its logs should be continued: a file of the run never says where to write
     :raises FileNotFoundError: there is no checkpoint
     :raises BlockingIOError: another process is training the run
     """
-    arguments, experiment = folder.arguments(), saved_experiment(folder, packages)
+    arguments, experiment = folder.arguments() | {"tensorboard_log": None}, saved_experiment(folder, packages)
     options = Options(**{field.name: arguments.get(field.name, field.default) for field in fields(Options)} | changes)
     if not checkpoint.files(folder.checkpoints):
         if folder.last_model.exists() and not folder.checkpoints.exists():  # which are removed last
@@ -126,7 +137,7 @@ def resume(folder: RunFolder, packages: Collection[str] | None = ALLOWED_PACKAGE
     ranks = Ranks.present()
     with folder.locked() if ranks.leads else nullcontext():
         env = _make_train_envs(experiment, options, ranks, folder.path, append=True)
-        model = PPO_Plus.resume(folder.checkpoints, env, device=experiment.device, verbose=options.verbose)
+        model = PPO_Plus.resume(folder.checkpoints, env, experiment.device, **_shown(experiment, options))
     return Run(experiment, options, folder, model, make_eval_envs(experiment, options, ranks))
 
 

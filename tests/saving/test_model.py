@@ -5,17 +5,20 @@ import json
 import pickle
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import warnings
 import zipfile
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors.torch
 import torch as th
 from envs import ACTIONS, IMAGE, OBSERVATIONS, KeyMaskedEnv, MaskedEnv, vec
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
@@ -182,7 +185,22 @@ def test_callbacks_save_models(tmp_path):
 def test_a_path_of_logs_is_saved_as_text(tmp_path, recwarn):
     model = make(tensorboard_log=str(tmp_path))
     model.tensorboard_log = tmp_path
-    assert PPO_Plus.load(saved(model)).tensorboard_log == str(tmp_path)
+    assert read(saved(model), "model")["arguments"]["tensorboard_log"] == str(tmp_path)
+
+
+def test_a_loaded_model_logs_where_its_caller_says(tmp_path):
+    model = make(env="CartPole-v1", tensorboard_log=str(tmp_path / "elsewhere")).learn(16)
+    shutil.rmtree(tmp_path / "elsewhere")
+    sb3, env = PPO("MlpPolicy", "CartPole-v1", 16, tensorboard_log=str(tmp_path / "elsewhere")), gym.make("CartPole-v1")
+    model.save(tmp_path / "ours")
+    sb3.save(tmp_path / "sb3")
+    for name in ("ours", "sb3"):
+        with pytest.warns(UserWarning, match="saved with tensorboard_log=.*pass tensorboard_log= to log there again"):
+            loaded = PPO_Plus.load(tmp_path / name, env)
+        loaded.learn(16)
+        PPO_Plus.load(tmp_path / name, env, tensorboard_log=str(tmp_path / "here")).learn(16, tb_log_name=name)
+    assert {path.name for path in tmp_path.iterdir()} == {"ours.zip", "sb3.zip", "here"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"ours_1", "sb3_1"}
 
 
 # --- what is the user's ----------------------------------------------------------------------------------------------
@@ -481,6 +499,30 @@ BOMBS = {
             }
         }
     },
+    "an activation with statistics": {
+        "policy_kwargs": {
+            "activation_fn": {"!partial": [{"!name": "torch.nn:BatchNorm1d"}, [600_000_000], {"affine": False}]}
+        }
+    },
+    "an activation with copies": {
+        "policy_kwargs": {
+            "activation_fn": {"!partial": [{"!name": "torch.nn:Transformer"}, [], {"num_encoder_layers": 150}]}
+        }
+    },
+    "an activation with weights": {
+        "policy_kwargs": {"activation_fn": {"!partial": [{"!name": "torch.nn:PReLU"}, [10**9], {}]}}
+    },
+    "an extractor with statistics": {
+        "policy_kwargs": {
+            "features_extractor_class": {"!partial": [{"!name": "torch.nn:BatchNorm1d"}, [600_000_000], {}]},
+            "features_extractor_kwargs": {"affine": False},
+        }
+    },
+    "an extractor with copies": {
+        "policy_kwargs": {
+            "features_extractor_class": {"!partial": [{"!name": "torch.nn:Transformer"}, [512, 8, 150], {}]},
+        }
+    },
     "an extractor that builds": {
         "policy_kwargs": {
             "features_extractor_class": {"!partial": [{"!name": "torch.nn:Linear"}, [], {}]},
@@ -534,6 +576,56 @@ def test_an_invalid_description_is_an_error_of_one_line(kind):
     with pytest.raises(Refused) as raised:
         PPO_Plus.load(edited(saved(make()), NO_MODELS[kind]), device="cpu")
     assert str(raised.value).startswith("the file is")
+
+
+#: Paths of attributes, of which SB3 would follow some, and what would stand there.
+FOLLOWED = [
+    ("parameters", "policy.action_net.weight.__class__"),
+    ("parameters", "policy.optimizer.step"),
+    ("attributes", "policy.action_net.weight.__class__"),
+    ("state", "policy.action_net.weight.__class__"),
+    ("arguments", "policy_class.forward"),
+]
+
+
+@pytest.mark.parametrize(("part", "path"), FOLLOWED)
+@pytest.mark.parametrize("variables", [False, True])
+def test_no_text_in_a_file_is_a_path_of_attributes(part, path, variables):
+    content = {"!name": "torch.nn:Tanh"}
+
+    def change(value):
+        value[part].update({"variables": {path: content}} if variables else {path: content})
+
+    before = {cls: dict(vars(cls)) for cls in (th.nn.Parameter, th.nn.Linear, MlpPolicy, PPO_Plus)}
+    if (part, variables) == ("attributes", True):  # a plain attribute, in which nothing is followed
+        assert PPO_Plus.load(edited(saved(make()), change)).variables == {path: th.nn.Tanh}
+    else:
+        with pytest.raises((Refused, ValueError)):
+            PPO_Plus.load(edited(saved(make()), change))
+    PPO_Plus.load(edited(saved(make()), lambda value: value.update(variables={path: content})))  # as of version 1
+    assert all(dict(vars(cls)) == before[cls] for cls in before)
+    assert type(make().policy.action_net.weight) is th.nn.Parameter
+
+
+STATES = ["a number", 1.0, [1.0], {"a": 1}, th.zeros(1), th.zeros(3, 3), th.zeros(10**6)]
+
+
+@pytest.mark.parametrize("source", ["ours", "sb3"])
+@pytest.mark.parametrize("value", STATES, ids=str)
+def test_no_optimizer_writes_outside_its_weights(source, value, tmp_path):
+    cls = PPO_Plus if source == "ours" else PPO
+    model, whole = (
+        each("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, device="cpu") for each in (cls, PPO_Plus)
+    )
+    model.learn(16)
+    for state in model.policy.optimizer.state.values():
+        state["exp_avg_sq"] = value
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="optimizer|does not fit its weights"):
+        PPO_Plus.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="optimizer|does not fit its weights"):
+        whole.set_parameters(tmp_path / "model")
+    whole.learn(16)
 
 
 DERIVED = "settings _built_with ranks shared call compilation updater collector policy env n_envs lr_schedule".split()

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: one line and exit code 130, whatever arrives when."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -284,3 +285,11 @@ def test_neither_the_command_nor_the_tuner_needs_the_other():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
     for path in Path(tune.__file__).parent.glob("*.py"):
         assert "zoo.cli" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_a_full_disk_has_an_exit_code(number, capsys):
+    with pytest.raises(SystemExit if number != errno.EACCES else OSError) as stop, exit_codes({}):
+        raise OSError(number, os.strerror(number), "history.png")
+    if number != errno.EACCES:
+        assert stop.value.code == errno.ENOSPC and "history.png" in capsys.readouterr().err

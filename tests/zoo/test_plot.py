@@ -74,7 +74,7 @@ def test_few_runs_have_no_interval():
 def drawn(monkeypatch):
     """The panels of pictures that are written."""
     panels = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: panels.extend(figure.axes))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: panels.extend(figure.axes))
     return panels
 
 

@@ -242,7 +242,7 @@ def test_an_interrupted_run_resumes_with_identical_results(vec_env, tmp_path, mo
     for Stop.left in (150, 170):
         assert not train(cut)
         monkeypatch.setattr("ppo_plus.zoo.experiment.import_class", lambda *_: Stop)
-        cut = resume(open_run(cut.folder.path))
+        cut = resume(open_run(cut.folder.path), tensorboard_log=str(tmp_path / "tb"))
         assert cut.options == options(tmp_path / "cut", tensorboard_log=str(tmp_path / "tb"))
     assert cut.model.num_timesteps == 512
     assert train(cut)

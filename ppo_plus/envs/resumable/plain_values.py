@@ -88,7 +88,20 @@ def _restored(old: Any, value: Any) -> Any:
         return {key: _restored(old.get(key), each) for key, each in value.items()}
     if isinstance(old, list) and isinstance(value, np.ndarray):
         return value.tolist()
+    if not same_kind(old, value):
+        raise TypeError(f"{value!r:.80} instead of {old!r:.80}")
     return copy.deepcopy(value)
+
+
+def same_kind(old: Any, new: Any) -> bool:
+    """Whether one plain value may stand for another: ``None`` and any value may, and else those of the same kind."""
+    kinds = ((bool, np.bool_), (int, float, np.number, np.ndarray), (str,), (dict,), (list, tuple, deque, np.ndarray))
+    return (
+        old is None
+        or new is None
+        or type(old) is type(new)
+        or any(isinstance(old, kind) and isinstance(new, kind) for kind in kinds)
+    )
 
 
 def get_generator(env: Any) -> State | None:

@@ -6,8 +6,8 @@ A callback may have two methods for its state::
     def set_state(self, state) -> None: ... # called after training has started again
 
 Otherwise the state is those attributes that have changed since training began and are numbers, arrays or containers of
-these; the configuration, such as texts and paths, is the new callback's. The state of an environment among the
-attributes, as in ``EvalCallback``, is saved if possible.
+these. The configuration is the new callback's: arguments of its constructor, texts, paths and other objects. The state
+of an environment among the attributes, as in ``EvalCallback``, is saved if possible.
 """
 
 import copy
@@ -23,9 +23,11 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.vec_env import VecEnv
 
+from ppo_plus.envs.resumable.plain_values import same_kind
 from ppo_plus.envs.resumable.state import get_state, set_state
 from ppo_plus.saving.checkpoint import process_state
-from ppo_plus.saving.format.names import Refused, require_attributes
+from ppo_plus.saving.format.container import naming
+from ppo_plus.saving.format.names import Refused, constructor_arguments, decoding, require_attributes
 
 #: Attributes that SB3 sets on every callback.
 GIVEN = {"model", "logger", "training_env", "locals", "globals", "parent"}
@@ -88,13 +90,12 @@ class Call:
         return {"total_timesteps": self.total_timesteps, "iteration": self.iteration, "callbacks": callbacks}
 
     @contextmanager
-    def logs(self, model: Any) -> Iterator[None]:
-        """While the model sets up its logger: continue the logs of the call that was interrupted."""
+    def logs(self, model: Any, tb_log_name: str) -> Iterator[None]:
+        """While the model sets up its logger: continue TensorBoard's files of the call that was interrupted."""
         logger = None
-        if self.resumed is not None:
-            process_state.cut(**self.resumed["logs"])
-            if not model._custom_logger:
-                logger = process_state.reopen(self.resumed["log"], model.verbose)
+        if self.resumed is not None and not model._custom_logger:
+            with naming(self.resumed["logs"]["folder"], "checkpoint"):
+                logger = process_state.reopen(self.resumed["log"], model.tensorboard_log, tb_log_name, model.verbose)
         if logger is not None:
             model.set_logger(logger)
         yield
@@ -106,7 +107,8 @@ class Call:
         if self.resumed is None:
             return
         resumed, self.resumed = self.resumed, None
-        self._restore_callbacks(resumed["call"]["callbacks"])
+        with naming(resumed["logs"]["folder"], "checkpoint"):
+            self._restore_callbacks(resumed["call"]["callbacks"])
         process_state.set_log(model.logger, resumed["log"])
         # Last, since what comes before may draw.
         process_state.set_generators(resumed["generators"])
@@ -118,7 +120,8 @@ class Call:
             callback = next((each for each in waiting if _name(each) == state["class"]), None)
             if callback is not None:
                 waiting.remove(callback)
-                _put(callback, state)
+                with decoding(f"the state of callback {_name(callback)}"):
+                    _put(callback, state)
             elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
                 warnings.warn(
                     f"the resumed run used callback {state['class']}, which was not passed to learn(): pass it, or its "
@@ -164,11 +167,20 @@ def _put(callback: Any, state: dict[str, Any]) -> None:
     require_attributes(type(callback), changed)
     if GIVEN & changed.keys():
         raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
+    arguments = constructor_arguments(type(callback))
     for name, value in changed.items():
-        if _is_plain(value):
-            setattr(callback, name, copy.deepcopy(value))
+        why = ""
+        present = vars(callback).get(name)
+        if not _is_plain(value) or not _is_plain(present):
+            why = "it is not made of numbers"
+        elif not same_kind(present, value):
+            why = f"{value!r:.80} instead of {present!r:.80}"
+        elif name in arguments:
+            why = "it is an argument, which the new callback has (to keep it, define get_state and set_state)"
+        if why:
+            warnings.warn(f"{title}.{name} is not restored: {why}", stacklevel=5)
         else:
-            warnings.warn(f"{title}.{name} is not restored: it is not made of numbers", stacklevel=5)
+            setattr(callback, name, copy.deepcopy(value))
     for name, env in _envs(callback).items():
         reason = set_state(env, state["envs"][name]) if name in state["envs"] else None
         if reason:

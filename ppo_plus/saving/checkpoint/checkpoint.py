@@ -11,7 +11,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,22 @@ from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.envs.outputs import check_shape
 from ppo_plus.envs.resumable import state as env_state
+from ppo_plus.envs.resumable.plain_values import NotResumableError
 from ppo_plus.generators import derived_seed
 from ppo_plus.require import require_int, require_number
 from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.call import Call
+from ppo_plus.saving.checkpoint.form import require_form
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.names import Damaged, Refused
+from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
-#: The parts of a checkpoint: see :func:`take`.
-PARTS = frozenset("call generators model policy env log logs num_timesteps rank ranks".split())
 #: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
 OTHERS = "others"
 NAME = re.compile(r"checkpoint_(\d+)\.zip")
@@ -64,7 +65,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "policy": _policy_extras(model.policy),
         "env": env_state.get_state(model.env),
         "log": process_state.get_log(model.logger) if model.call.callbacks is not None else None,
-        "logs": {"patterns": list(logs), "kept": process_state.sizes(folder, logs)},
+        "logs": {"kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
         "ranks": ranks.size,
@@ -131,30 +132,30 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
 
 def read(folder: str | Path) -> dict[str, Any]:
     """The newest valid checkpoint in a folder, of the first process; raises :class:`Damaged` if none is valid."""
-    return _newest(folder)[1]
+    return _newest(folder, lambda path, found: found[0])  # type: ignore[no-any-return]
 
 
-def _newest(folder: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The newest valid file, and the checkpoint in it."""
+def _newest(folder: str | Path, use: Callable[[Path, list[dict[str, Any]]], Any]) -> Any:
+    """What is made of the newest file that is valid, and of the checkpoints in it, of all processes by rank."""
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
     *newer, oldest = found
     for path in newer:
         try:
-            return path, _read(path, path.parent)
+            return use(path, _read(path, path.parent))
         except Damaged as error:
             warnings.warn(f"{error}; resuming from the one before", stacklevel=4)
-    return oldest, _read(oldest, oldest.parent)
+    return use(oldest, _read(oldest, oldest.parent))
 
 
-def _read(file: Any, folder: Path) -> dict[str, Any]:
-    """The checkpoint in a file; the paths of its logs are relative to its present folder."""
+def _read(file: Any, folder: Path) -> list[dict[str, Any]]:
+    """The checkpoints in a file, by rank; the names of their logs are relative to its present folder."""
     checkpoint = container.read(file, KIND)
-    if not isinstance(checkpoint, dict) or not PARTS <= checkpoint.keys():
-        with container.naming(file, "checkpoint"):
-            raise Damaged(f"it does not have the parts {', '.join(sorted(PARTS))}")
-    return {**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}
+    with container.naming(file, "checkpoint"), decoding("the parts of other processes"):
+        require_form(checkpoint)
+        others = [_read(io.BytesIO(each.tobytes()), folder) for each in checkpoint.pop(OTHERS, ())]
+        return [{**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}, *(other for other, *_ in others)]
 
 
 def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
@@ -162,43 +163,70 @@ def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, A
     data: bytes | Exception = b""
     if ranks.leads:
         try:
-            path, checkpoint = _newest(folder)
-            data = path.read_bytes() if ranks.several else b""
+            data = _newest(folder, lambda path, found: path.read_bytes())
         except (OSError, Refused) as error:
             data = error
     data = ranks.lead(data)
     if isinstance(data, Exception):
         raise data
-    place = Path(folder).parent if Path(folder).is_file() else Path(folder)
-    if not ranks.leads:
-        checkpoint = _read(io.BytesIO(data), place)
-    return [checkpoint, *(_read(io.BytesIO(each.tobytes()), place) for each in checkpoint.get(OTHERS, ()))]
+    return _read(io.BytesIO(data), Path(folder).parent if Path(folder).is_file() else Path(folder))
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     ranks = Ranks.present()
-    found = _read_in_all_processes(folder, ranks)
+
+    def resumed(path: str | Path, found: list[dict[str, Any]]) -> Any:
+        with container.naming(path, "checkpoint"):
+            return _resumed(cls, found, ranks, env, device, kwargs)
+
+    return resumed(folder, _read_in_all_processes(folder, ranks)) if ranks.several else _newest(folder, resumed)
+
+
+def _resumed(
+    cls: Any, found: list[dict[str, Any]], ranks: Ranks, env: Any, device: th.device | str, kwargs: dict[str, Any]
+) -> Any:
+    """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
     is_same = len(found) == ranks.size
     checkpoint = found[ranks.rank if is_same else 0]
+    if checkpoint["call"] is not None:
+        kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    _put_policy_extras(model.policy, checkpoint["policy"])
-    if is_same:
-        reason = env_state.set_state(model.env, checkpoint["env"])
-    else:
-        reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
-        if "batch_size" not in kwargs:
-            model.batch_size = _divided(model.batch_size * len(found), ranks.size)
-        env_state.set_statistics(model.env, checkpoint["env"])
-        checkpoint = _for_another_number(found, ranks, model.seed)
+    call = checkpoint["call"]
+    if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
+        raise Damaged("it has more timesteps left than its call of learn has in all")
+    if model._last_obs is not None:
+        with decoding("its observations"):
+            check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
+    try:
+        _put_policy_extras(model.policy, checkpoint["policy"])
+        if is_same:
+            reason = env_state.set_state(model.env, checkpoint["env"])
+            if (
+                reason is None
+                and model._last_obs is not None
+                and None in [e["episode"] for e in checkpoint["env"]["envs"] or ()]
+            ):
+                raise Damaged("it has observations of environments that had not been reset")
+        else:
+            reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
+            if "batch_size" not in kwargs:
+                model.batch_size = _divided(model.batch_size * len(found), ranks.size)
+            env_state.set_statistics(model.env, checkpoint["env"])
+            checkpoint = _for_another_number(found, ranks, model.seed)
+    except (ValueError, NotResumableError):
+        raise  # other environments, or another number of processes
+    except Exception as error:
+        raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=3)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=6)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
             model.env.seed(derived_seed(entropy))
         model.collector.interrupt()
-    process_state.set_generators(checkpoint["generators"])
+    with decoding("the state of its generators"):
+        process_state.set_generators(checkpoint["generators"])
     call = checkpoint["call"]
     if call is not None:
         model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
@@ -217,16 +245,16 @@ def _divided(batch_size: int, n_processes: int) -> int:
 
 def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | None) -> dict[str, Any]:
     """The checkpoint of the first of some processes, for each of more or fewer."""
-    checkpoint, *others = found
+    checkpoint = found[0]
+    kept = {name: size for each in found for name, size in each["logs"]["kept"].items()}
+    checkpoint["logs"]["kept"] = kept  # each cuts those of its own environments
     if ranks.leads:
-        for other in others:
-            process_state.cut(**other["logs"])
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
     utils.set_random_seed(derived_seed(entropy))
     call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    logs, generators = {**checkpoint["logs"], "patterns": []}, process_state.get_generators()
-    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "logs": logs, "generators": generators}
+    generators = process_state.get_generators()
+    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "generators": generators}
 
 
 class Checkpoints(BaseCallback):
@@ -242,7 +270,7 @@ class Checkpoints(BaseCallback):
     :param minutes: time between two of them, above 0; ``None``: by steps only
     :param keep: the number of newest files to keep, at least 1
     :param logs: patterns of files below ``folder`` that are only appended to, such as ``"../*.monitor.csv"``: when
-        training resumes, they are cut to their length at the checkpoint
+        training resumes from this folder, they are cut to their length at the checkpoint, and no others
     :raises ValueError: an argument is out of range
     """
 
@@ -269,9 +297,12 @@ class Checkpoints(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
-        self._begins = self.model.call.resumed is None  # type: ignore[attr-defined]
-        leads = self.model.ranks.leads  # type: ignore[attr-defined]
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and leads else None
+        resumed, ranks = self.model.call.resumed, self.model.ranks  # type: ignore[attr-defined]
+        self._begins = resumed is None
+        if resumed is not None and resumed["logs"]["folder"].resolve() == self.folder.resolve():
+            with container.naming(self.folder, "checkpoint"):
+                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"], resumed["ranks"] == ranks.size)
+        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and ranks.leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "

@@ -2,7 +2,10 @@
 
 import os
 import random
+import re
+import warnings
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from glob import escape, glob
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch as th
 from stable_baselines3.common.logger import Logger, configure
 
 from ppo_plus.generators import check_facts
+from ppo_plus.saving.format.names import Refused
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
@@ -43,13 +47,14 @@ def set_generators(states: dict[str, Any]) -> None:
 
 
 def get_log(logger: Logger) -> dict[str, Any]:
-    """The recorded numbers and texts, but no pictures, and TensorBoard's folder with the sizes of its files."""
+    """The recorded numbers and texts, but no pictures, and the name of the log folder with the sizes of TensorBoard's
+    files in it."""
     kept = {name for name, value in logger.name_to_value.items() if isinstance(value, np.ScalarType)}
     recorded = {part: getattr(logger, attribute).items() for part, attribute in RECORDED.items()}
     return {
         **{part: {name: value for name, value in items if name in kept} for part, items in recorded.items()},
-        "folder": logger.dir,
-        "sizes": {} if logger.dir is None else sizes(logger.dir, [EVENTS]),
+        "folder": logger.dir and os.path.basename(logger.dir),
+        "sizes": sizes(logger.dir, [EVENTS]) if logger.dir else {},
     }
 
 
@@ -59,24 +64,56 @@ def set_log(logger: Logger, state: dict[str, Any]) -> None:
         getattr(logger, attribute).update(state[part])
 
 
-def reopen(state: dict[str, Any], verbose: int) -> Logger | None:
-    """A logger that continues TensorBoard's files from where the state was taken; ``None``: there were none."""
-    if state["folder"] is None:
+def reopen(state: dict[str, Any], tensorboard_log: str | None, tb_log_name: str, verbose: int) -> Logger | None:
+    """A logger that continues TensorBoard's files from where the state was taken, in the folder that the caller names:
+    of the state's, only the number of the run is used. ``None``: there are no such files."""
+    if not state["sizes"]:
         return None
-    cut(state["folder"], [EVENTS], state["sizes"])
-    return configure(state["folder"], ["tensorboard"] if verbose < 1 else ["stdout", "tensorboard"])
+    number = re.search(r"_[0-9]+\Z", state["folder"] or "")
+    name = tb_log_name + (number[0] if number else "")
+    kept = {os.path.join(name, each): size for each, size in state["sizes"].items()}
+    if tensorboard_log is None or not all(os.path.isfile(os.path.join(tensorboard_log, each)) for each in kept):
+        warnings.warn(
+            f"TensorBoard's files of the resumed run are not continued: tensorboard_log={tensorboard_log!r} does not "
+            f"have them as {name}. Pass the tensorboard_log of that run to resume (ppo-plus train: -tb), and the same "
+            "tb_log_name to learn",
+            stacklevel=6,
+        )
+        return None
+    cut(tensorboard_log, [os.path.join(escape(name), EVENTS)], kept)
+    return configure(os.path.join(tensorboard_log, name), ["tensorboard"] if verbose < 1 else ["stdout", "tensorboard"])
 
 
 def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
     """The sizes of the files below a folder that patterns match."""
-    # The folder itself may not exist yet, if patterns lead out of it.
-    paths = [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]
-    return {os.path.relpath(found, folder): os.path.getsize(found) for path in paths for found in glob(path)}
+    return {
+        os.path.relpath(found, folder): os.path.getsize(found)
+        for path in _paths(folder, patterns)
+        for found in glob(path)
+    }
 
 
-def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
+def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int], is_all: bool = True) -> None:
     """Cut off what was appended to files after ``kept`` was taken by :func:`sizes`, so that nothing is in them twice;
-    files that did not exist then are emptied."""
-    for name, size in sizes(folder, patterns).items():
+    files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be a stranger's.
+
+    :param is_all: whether all files of ``kept`` match the patterns, rather than those of other processes
+    :raises Refused: one does not, or leads through a link; no file is cut then
+    """
+    paths, found = _paths(folder, patterns), sizes(folder, patterns)
+    for name in {**found, **kept}:
+        path = os.path.abspath(os.path.join(folder, name))
+        # What is above both the folder and the file is the caller's, and may be a link.
+        above = os.path.commonpath([os.path.abspath(folder), path])
+        if os.path.realpath(path) != os.path.join(os.path.realpath(above), os.path.relpath(path, above)):
+            raise Refused(f"{path} leads through a link, and is not cut: remove the link, or leave it out of the logs")
+        if name in kept and is_all and not any(fnmatch(path, os.path.abspath(each)) for each in paths):
+            raise Refused(f"it has the length of {path}, which is not among the logs: pass the logs= of that run")
+    for name, size in found.items():
         if size > kept.get(name, 0):
             os.truncate(os.path.normpath(os.path.join(folder, name)), kept.get(name, 0))
+
+
+def _paths(folder: str | Path, patterns: Iterable[str]) -> list[str]:
+    # The folder itself may not exist yet, if patterns lead out of it.
+    return [os.path.normpath(os.path.join(escape(str(folder)), pattern)) for pattern in patterns]

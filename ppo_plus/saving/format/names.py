@@ -193,6 +193,12 @@ def require_attributes(cls: type, names: Iterable[str]) -> None:
             raise Refused(f"it sets {name[:100]!r}, which is not a plain attribute of {cls.__name__}")
 
 
+def constructor_arguments(cls: type) -> set[str]:
+    """The names of the arguments of a class's constructors."""
+    constructors = [vars(each)["__init__"] for each in cls.__mro__ if "__init__" in vars(each) and each is not object]
+    return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+
+
 def _not_allowed(name: str) -> Refused:
     title = name.rpartition(":")[2]
     return Refused(

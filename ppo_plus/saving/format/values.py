@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ from ppo_plus.saving.format.names import (
 
 #: How deeply values may be nested.
 MAX_DEPTH = 64
+#: How many keys of a set or a dict may have the same hash.
+MAX_ALIKE = 64
 #: Integers up to here are numbers in every reader of JSON.
 _PLAIN_INT = 2**53
 
@@ -204,7 +206,7 @@ class _Reader:
 
     def pairs(self, content: list[Any]) -> list[tuple[Any, Any]]:
         pairs = [(self.read(key), self.read(each)) for key, each in content]
-        if len(dict(pairs)) != len(pairs):
+        if len(dict.fromkeys(_spread([key for key, _ in pairs]))) != len(pairs):
             raise Damaged("a dict has a key twice")
         return pairs
 
@@ -252,7 +254,15 @@ def _text(tag: str, write: Callable[[Any], str], read: Callable[[str], Any]) -> 
 
 def _made_of(items: Callable[[_Writer, Any, str], Any], kind: type) -> _Form:
     read = _Reader.pairs if items is _Writer.pairs else _Reader.items
-    return _Form(kind.__name__, items, lambda reader, content: kind(read(reader, content)))
+    spread = _spread if kind in (set, frozenset) else list
+    return _Form(kind.__name__, items, lambda reader, content: kind(spread(read(reader, content))))
+
+
+def _spread(keys: list[Any]) -> list[Any]:
+    """The keys, of which few may have the same hash: the time that a set or a dict needs grows with their square."""
+    if max(Counter(map(hash, keys)).values(), default=0) > MAX_ALIKE:
+        raise Damaged(f"more than {MAX_ALIKE} keys have the same hash")
+    return keys
 
 
 _FORMS: dict[type, _Form] = {

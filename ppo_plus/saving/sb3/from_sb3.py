@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections import deque
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import require_spaces
+from ppo_plus.saving.format.bounds import building, require_activation
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, require_attributes
-from ppo_plus.saving.model import ALWAYS, argument_attributes, changes, put_parameters
+from ppo_plus.saving.model import ALWAYS, argument_attributes, changes, forget_log_folder, put_parameters
 from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
 
 #: Attributes of the episodes.
@@ -46,7 +48,8 @@ def from_sb3(
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
     given = changes(cls, kwargs)
-    own_env = None
+    own_env: Any = None
+    bound: Any = nullcontext()
     if isinstance(path_or_model, BaseAlgorithm):
         names = {each.__name__ for each in type(path_or_model).__mro__ if each.__module__.startswith(_THEIRS)}
         if names.isdisjoint({"PPO", *TRAINERS.values()}):
@@ -54,6 +57,10 @@ def from_sb3(
         saved, own_env = SavedBySB3(vars(path_or_model), {}, path_or_model.get_parameters()), path_or_model.get_env()
     else:
         saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
+        forget_log_folder(saved.data, {*given, *(custom_objects or ())}, env)
+        if "policy_kwargs" not in {*given, *(custom_objects or ())}:
+            require_activation(saved.data.get("policy_kwargs") or {})
+        bound = building(saved.parameters.get("policy"))
     data = saved.data
     trainer, name = _trainer_and_name(data["policy_class"])
     if env is None:
@@ -79,7 +86,8 @@ def from_sb3(
     # Seeding again with the old seed would replay the random numbers of the beginning.
     seed = model.seed
     model.seed = kwargs.get("seed")
-    model._setup_model()
+    with bound:
+        model._setup_model()
     model.seed = seed
     # Copies: torch's optimizers would share the very same state.
     parameters = copy.deepcopy(saved.parameters)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
 
 #: Options that change a run when it is resumed.
-CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout")
+CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
 WITH_RESUME = {"resume", "processes", "command", "prepare", "gym_packages", "trust_config", *CHANGED_BY_RESUME}
 
@@ -229,13 +229,14 @@ def _train(run: "Run", args: argparse.Namespace) -> None:
     signal's number, or the operating system's number of a full disk (28) or of too little memory (12)."""
     from ppo_plus.distributed.ranks import RanksError
     from ppo_plus.envs.supervised.guarded import DISK_FULL
+    from ppo_plus.saving.format.names import Refused
     from ppo_plus.zoo.train import train
 
     finished, code, reason = False, INTERRUPTED, ""
     with deferred(ends_process=True):
         try:
             finished = train(run)
-        except RanksError as error:
+        except (RanksError, Refused) as error:
             code, reason = 1, str(error)
         except MemoryError as error:
             code, reason = errno.ENOMEM, f"there is too little memory ({error})"
@@ -268,5 +269,6 @@ def _print_next_command(run: "Run", args: argparse.Namespace, finished: bool) ->
     elif checkpoints := files(run.folder.checkpoints):
         processes = ["--processes", str(run.model.ranks.size)] if run.model.ranks.several else []
         trust = ["--trust-config"] if args.trust_config else []
-        resume = command("train", "--resume", run.folder.path, *processes, *packages, *trust)
+        logs = ["-tb", run.options.tensorboard_log] if run.options.tensorboard_log else []
+        resume = command("train", "--resume", run.folder.path, *processes, *packages, *trust, *logs)
         print(f"resume from {steps_of(checkpoints[0]):,} timesteps: {resume}", flush=True)

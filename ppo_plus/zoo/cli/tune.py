@@ -119,12 +119,13 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
     # Imported while Ctrl-C still ends the process at once.
     import optuna
 
+    from ppo_plus.zoo.tune.storage import named_errors
     from ppo_plus.zoo.tune.tuner import WorkersDied
     from ppo_plus.zoo.tune.worker import EXIT_CODES
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     resume = f"interrupted; resume with: {this_command()}"
-    with exit_codes({}, resume):
+    with exit_codes({}, resume), named_errors():
         work = prepare(args, {"restarts": args.restart_envs or 0, "timeout": args.env_timeout})
 
     def guarded() -> None:

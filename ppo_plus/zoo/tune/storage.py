@@ -1,6 +1,7 @@
 """Storages of studies: Optuna's databases, opened so that claiming a trial is atomic, no signal interrupts a call, and
 a database server may be restarted."""
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +13,16 @@ import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, get_storage
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from ppo_plus.zoo.commands import pip_install
 from ppo_plus.zoo.interrupts import check, uninterrupted
 
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
+
+#: How often a new database is opened before an error of another process's tables is one of the database.
+N_OPENED = 10
 
 #: Seconds to wait for a connection, another process's lock, or an unavailable server.
 TIMEOUT = 60
@@ -42,7 +46,7 @@ def open_storage(url: str) -> BaseStorage:
                 raise OSError("processes cannot share a study in memory: use sqlite:///FILE")
             Path(address.database or "").parent.mkdir(parents=True, exist_ok=True)
         options = {"connect_args": {"timeout" if sqlite else "connect_timeout": TIMEOUT}}
-        database = RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options)
+        database = _made_once(lambda: RDBStorage(address.render_as_string(hide_password=False), engine_kwargs=options))
         if sqlite:
             _lock_at_begin(database.engine)
         # With Optuna's cache around it: finished trials are read once, however often a study is looked at.
@@ -51,11 +55,23 @@ def open_storage(url: str) -> BaseStorage:
             if callable(method) and not name.startswith("_"):
                 setattr(storage, name, _robust(getattr(storage, name), patience=0 if sqlite else TIMEOUT))
         return storage
-    except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError) as error:
+    except (SQLAlchemyError, StorageInternalError, ImportError, RuntimeError, OSError, UnicodeError) as error:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
             why = f"its driver is missing: {pip_install(extra='postgres')}, and write postgresql+psycopg://..."
         raise StorageError(f"cannot use the storage {shown(url)!r}: {why}") from None
+
+
+def _made_once(make: Callable[[], RDBStorage]) -> RDBStorage:
+    """A database, whose tables another process may create at the same time: then it is opened again."""
+    for _ in range(N_OPENED - 1):
+        try:
+            return make()
+        except (IntegrityError, ProgrammingError, OperationalError) as error:
+            if not any(sign in reason(error) for sign in ("already exists", "duplicate key", "UNIQUE constraint")):
+                raise
+        time.sleep(0.2)
+    return make()
 
 
 def shown(url: str) -> str:
@@ -68,10 +84,13 @@ def shown(url: str) -> str:
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Turn the errors of an unavailable storage in the block into a :class:`StorageError` of one line."""
+    """Turn the errors of an unavailable storage in the block into a :class:`StorageError` of one line, and that of a
+    full disk into an ``OSError``."""
     try:
         yield
     except STORAGE_ERRORS as error:
+        if "disk is full" in reason(error):
+            raise OSError(errno.ENOSPC, f"the storage cannot be written: {reason(error)}") from error
         raise StorageError(f"the storage is unavailable: {reason(error)}") from error
 
 
@@ -124,6 +143,10 @@ def _robust(method: Callable[..., Any], patience: float) -> Callable[..., Any]:
             except STORAGE_ERRORS as error:
                 if not isinstance(_cause(error), (OperationalError, InterfaceError)) or time.monotonic() >= deadline:
                     raise
+            except (ValueError, TypeError, LookupError) as error:
+                if method.__name__ == "get_study_id_from_name" or not method.__name__.startswith("get_"):
+                    raise  # an argument's
+                raise StorageError(f"the storage is damaged: {reason(error)}") from error
             check()
             time.sleep(1)
 

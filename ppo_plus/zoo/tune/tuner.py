@@ -1,5 +1,6 @@
 """The tuner: creates a study or resumes it, starts worker processes and watches them, and writes the report."""
 
+import errno
 import json
 import os
 import signal
@@ -141,6 +142,8 @@ def supervise(study: Study, task: TuningTask, workers: Workers) -> None:
         error = study.attributes().get(ERROR)
         if error:
             raise StudyStopped(error)
+        if {process.returncode for process in processes} == {errno.ENOSPC}:
+            raise OSError(errno.ENOSPC, "the disk is full: run the same command to resume")
         codes = ", ".join(str(process.returncode) for process in processes)
         raise WorkersDied(f"every worker ended too early (exit codes {codes}): run the same command to resume")
 

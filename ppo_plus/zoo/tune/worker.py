@@ -17,6 +17,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ppo_plus import CompileError
+from ppo_plus.envs.supervised.guarded import DISK_FULL
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
@@ -102,8 +103,9 @@ class Worker:
             raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
         except (*STORAGE_ERRORS, StorageError):
             raise  # the job cannot be put back now, but without heartbeats it is soon free again
-        except Exception:
-            self.study.set(ERROR, traceback.format_exc())
+        except Exception as error:
+            if getattr(error, "errno", None) not in DISK_FULL:
+                self.study.set(ERROR, traceback.format_exc())
             jobs.interrupt(claimed)
             raise
 

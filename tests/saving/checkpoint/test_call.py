@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from models import make_model
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EveryNTimesteps
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, CheckpointCallback, EveryNTimesteps
 from stable_baselines3.common.logger import Logger
 
 from ppo_plus.saving.checkpoint.call import Call, calling, tree_of
@@ -64,7 +64,8 @@ def restored(callback, states):
     """Restore states into a callback; what was warned of."""
     model = SimpleNamespace(logger=Logger(None, []))
     call = watching(callback)
-    call.resumed = {"call": {"callbacks": states}, "log": NO_LOG, "generators": get_generators()}
+    call.resumed = {"call": {"callbacks": states}, "log": NO_LOG, "logs": {"folder": "there"}}
+    call.resumed["generators"] = get_generators()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         call.restore(model)
@@ -140,6 +141,43 @@ def test_texts_and_paths_are_neither_saved_nor_restored(value):
     state = {"class": "Counter", "own": None, "changed": {"limit": value, "best": 1.0}, "envs": {}}
     assert restored(other := Counter(), [state]) == ["Counter.limit is not restored: it is not made of numbers"]
     assert (other.limit, other.best) == (1, 1.0)
+
+
+def test_a_checkpoint_does_not_redirect_callbacks(tmp_path):
+    changed = {"save_path": 5, "name_prefix": None, "save_freq": 1, "verbose": 2, "n_calls": 3, "best_mean_reward": 4.0}
+    callback = CheckpointCallback(10, str(tmp_path))
+    configured = {name: value for name, value in vars(callback).items() if name != "n_calls"}
+    warned = restored(callback, [{"class": "CheckpointCallback", "own": None, "changed": changed, "envs": {}}])
+    assert {each.partition(" ")[0].partition(".")[2] for each in warned} == changed.keys() - {
+        "n_calls",
+        "best_mean_reward",
+    }
+    assert all("the new callback has" in each or "not made of numbers" in each for each in warned)
+    assert {name: value for name, value in vars(callback).items() if name in configured} == configured
+    assert callback.n_calls == 3
+
+
+class Patient(BaseCallback):
+    """Counts down an argument, and has a folder that is not one."""
+
+    def __init__(self, patience):
+        super().__init__()
+        self.patience, self.folder = patience, "here"
+
+    def _on_step(self):
+        return True
+
+
+def test_arguments_and_texts_stay_as_configured():
+    patient, other = Patient(3), Patient(3)
+    call = watching(patient)
+    patient.patience, patient.folder, patient.n_calls = 2, 7, 5
+    assert restored(other, states(call)) == [
+        "Patient.patience is not restored: it is an argument, which the new callback has (to keep it, define get_state "
+        "and set_state)",
+        "Patient.folder is not restored: it is not made of numbers",
+    ]
+    assert (other.patience, other.folder, other.n_calls) == (3, "here", 5)
 
 
 def test_a_callback_may_have_a_name_for_files():

@@ -4,6 +4,7 @@ import io
 import math
 import random
 import shutil
+import warnings
 
 import golden
 import gymnasium as gym
@@ -22,7 +23,7 @@ from ppo_plus import Checkpoints, PPO_Plus, Resumable
 from ppo_plus.distributed.ranks import Ranks
 from ppo_plus.saving.checkpoint import checkpoint, process_state
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.names import Damaged
+from ppo_plus.saving.format.names import Damaged, Refused
 from ppo_plus.saving.format.values import Undescribable
 
 TOTAL = 400
@@ -259,9 +260,40 @@ def test_tensorboard_is_joined_without_gap_or_doubling(tmp_path):
         model.learn(TOTAL, [Checkpoints(tmp_path / "kept", save_freq=100), Interrupt(180)])
     # Another run in between, which is not to be mixed up with it.
     model_with(tmp_path / "cut").learn(64)
-    PPO_Plus.resume(tmp_path / "kept", envs()).learn(TOTAL, [Checkpoints(tmp_path / "kept"), Interrupt(-1)])
+    resumed = PPO_Plus.resume(tmp_path / "kept", envs(), tensorboard_log=str(tmp_path / "cut"))
+    resumed.learn(TOTAL, [Checkpoints(tmp_path / "kept"), Interrupt(-1)])
     assert read(tmp_path / "cut" / "PPO_Plus_1") == read(tmp_path / "whole" / "PPO_Plus_1")
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["PPO_Plus_1", "PPO_Plus_2"]
+
+
+def test_resuming_does_not_need_tensorboard(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("stable_baselines3.common.logger.SummaryWriter", None)
+    monkeypatch.setattr("stable_baselines3.common.utils.SummaryWriter", None)
+    with pytest.raises(Stop):
+        model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path), Interrupt(100)])
+    PPO_Plus.resume(tmp_path, envs()).learn(TOTAL, [Checkpoints(tmp_path), Interrupt(-1)])
+    assert {path.suffix for path in tmp_path.rglob("*")} <= {".zip", ""}
+
+
+def test_a_checkpoint_does_not_say_what_is_cut(tmp_path):
+    folder, victim = tmp_path / "run" / "checkpoints", tmp_path / "victim.csv"
+    victim.write_text("precious")
+    learn(model_of("discrete"), folder, after=100)
+    (newest, *others) = checkpoint.files(folder)
+    for other in others:
+        other.unlink()
+    written = container.read(newest, "checkpoint")
+    written["logs"] = {"patterns": [str(victim), "../../*"], "kept": {}}
+    written["log"] |= {"folder": str(tmp_path), "sizes": {victim.name: 0}}
+    container.write(newest, "checkpoint", written)
+    with pytest.warns(UserWarning, match="TensorBoard's files of the resumed run are not continued"):
+        PPO_Plus.resume(folder, envs()).learn(TOTAL, [Checkpoints(folder), Interrupt(-1)])
+    written["logs"]["kept"] = {"../../victim.csv": 0}
+    container.write(newest, "checkpoint", written)
+    with pytest.warns(UserWarning), pytest.raises(Refused, match="victim.csv, which is not among the logs"):
+        PPO_Plus.resume(newest, envs()).learn(TOTAL, [Checkpoints(folder, logs=["../*.csv"]), Interrupt(-1)])
+    assert victim.read_text() == "precious"
 
 
 def test_a_call_resumes_with_the_same_total_timesteps(tmp_path):
@@ -448,16 +480,53 @@ def test_taking_states_costs_a_small_part_of_the_time(tmp_path, monkeypatch):
     assert taken == [0, 4 * 64, 8 * 64, 12 * 64, 16 * 64]
 
 
-def made(**parts):
-    """A checkpoint with these parts alone."""
-    return {**dict.fromkeys(checkpoint.PARTS), "logs": {}, **parts}
-
-
 def test_a_checkpoint_without_a_part_is_damaged(tmp_path):
-    path = checkpoint.write(tmp_path, made(num_timesteps=100, rank=0))
-    container.write(path, "checkpoint", {name: 0 for name in checkpoint.PARTS if name != "num_timesteps"})
-    with pytest.raises(Damaged, match="is not a valid checkpoint.*it does not have the parts call,"):
-        checkpoint.read(tmp_path)
+    path = model_of("discrete").learn(64).save_checkpoint(tmp_path)
+    whole = container.read(path, "checkpoint")
+    for name in whole:
+        container.write(path, "checkpoint", {each: value for each, value in whole.items() if each != name})
+        with pytest.raises(Damaged, match=f"{path.name} is not a valid checkpoint.*its part '{name}' is missing"):
+            checkpoint.read(tmp_path)
+
+
+def places(value, path=()):
+    """All places in a nesting of dicts and lists."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(each, (*path, key))
+
+
+def replaced(value, path, new):
+    if not path:
+        return new
+    copied = value.copy()
+    copied[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copied
+
+
+@pytest.mark.parametrize(
+    "part", ["env", "generators", "policy", "call", "log", "logs", "num_timesteps", "rank", "ranks"]
+)
+def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part):
+    with pytest.raises(Stop):
+        model_of("discrete").learn(TOTAL, [Checkpoints(tmp_path, save_freq=64), Interrupt(100)])
+    (newest, before, *_) = checkpoint.files(tmp_path)
+    whole = container.read(newest, "checkpoint")
+    steps = {checkpoint.steps_of(newest), checkpoint.steps_of(before)}
+    for path in [(part,), *random.Random(part).choices([*places({part: whole[part]})], k=3)]:
+        for new in (None, "x", -1, {"a": 1}):
+            container.write(newest, "checkpoint", replaced(whole, path, new))
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                model = PPO_Plus.resume(tmp_path, envs())
+            assert model.num_timesteps in steps
+            passed_over = any(newest.name in str(each.message) for each in warned)
+            assert passed_over == (model.num_timesteps == checkpoint.steps_of(before))
+            if not passed_over:
+                try:
+                    model.learn(TOTAL, [Checkpoints(tmp_path / "new"), Interrupt(-1)])
+                except ValueError as error:
+                    assert str(tmp_path) in str(error) or "total_timesteps" in str(error)
 
 
 class Second(Ranks):
@@ -473,12 +542,12 @@ class Second(Ranks):
 
 def test_processes_read_their_parts_of_the_first_ones_file(tmp_path):
     (tmp_path / "other").mkdir()
-    file = io.BytesIO()
-    container.write(file, "checkpoint", made(num_timesteps=100, rank=1, env="second"))
-    others = {"others": [np.frombuffer(file.getvalue(), np.uint8)]}
-    checkpoint.write(tmp_path, made(num_timesteps=100, rank=0, env="first") | others)
+    path = model_of("discrete").learn(64).save_checkpoint(tmp_path)
+    whole, file = container.read(path, "checkpoint"), io.BytesIO()
+    container.write(file, "checkpoint", whole | {"rank": 1})
+    container.write(path, "checkpoint", whole | {"others": [np.frombuffer(file.getvalue(), np.uint8)]})
     found = checkpoint._read_in_all_processes(tmp_path / "other", Second(tmp_path))
-    assert [each["env"] for each in found] == ["first", "second"]
+    assert [each["rank"] for each in found] == [0, 1]
     assert all(each["logs"]["folder"] == tmp_path / "other" for each in found)
 
 

@@ -9,6 +9,7 @@ from stable_baselines3.common.logger import Figure, Logger, configure
 
 from ppo_plus.saving.checkpoint.process_state import (
     EVENTS,
+    NO_LOG,
     cut,
     get_generators,
     get_log,
@@ -17,6 +18,7 @@ from ppo_plus.saving.checkpoint.process_state import (
     set_log,
     sizes,
 )
+from ppo_plus.saving.format.names import Refused
 
 
 def draw():
@@ -64,21 +66,73 @@ def test_tensorboards_files_are_cut_and_gone_on_with(tmp_path):
             logger.record("value", float(step))
             logger.dump(step)
 
-    logger = configure(str(tmp_path), ["tensorboard"])
+    folder = tmp_path / "then" / "run_3"
+    logger = configure(str(folder), ["tensorboard"])
     log(logger, range(3))
     state = get_log(logger)
     log(logger, range(3, 6))
-    lost = configure(str(tmp_path), ["tensorboard"])
+    lost = configure(str(folder), ["tensorboard"])
     log(lost, range(6, 8))
-    log(reopen(state, verbose=0), [30])
+    folder.parent.rename(tmp_path / "now")
+    log(reopen(state, str(tmp_path / "now"), "run", verbose=0), [30])
+    assert [path.name for path in tmp_path.iterdir()] == ["now"]
     # Each by itself: of files of one second TensorBoard reads number 10 before number 9.
-    files = [EventAccumulator(str(path)).Reload() for path in tmp_path.glob(EVENTS) if path.stat().st_size]
+    files = [EventAccumulator(str(path)).Reload() for path in tmp_path.rglob(EVENTS) if path.stat().st_size]
     values = [(value.step, value.value) for events in files for value in events.Scalars("value")]
     assert sorted(values) == [(0, 0.0), (1, 1.0), (2, 2.0), (30, 30.0)]
 
 
-def test_without_a_folder_there_is_nothing_to_reopen():
-    assert reopen(get_log(Logger(None, [])), verbose=0) is None
+def test_without_files_there_is_nothing_to_reopen(tmp_path):
+    assert reopen(get_log(Logger(None, [])), None, "run", verbose=0) is None
+    # SB3's logger has a folder even if nothing is logged.
+    assert reopen(get_log(configure(str(tmp_path / "run_1"), [""])), str(tmp_path), "run", verbose=0) is None
+
+
+@pytest.mark.parametrize("tensorboard_log", [None, "tb"])
+def test_a_file_does_not_say_where_to_log(tmp_path, monkeypatch, tensorboard_log):
+    monkeypatch.chdir(tmp_path)
+    victim = tmp_path / "run_1" / "events.out.tfevents.1"
+    victim.parent.mkdir()
+    victim.write_text("precious")
+    state = {**NO_LOG, "folder": str(victim.parent), "sizes": {victim.name: 0}}
+    with pytest.warns(UserWarning, match="not continued: tensorboard_log=.*Pass the tensorboard_log of that run"):
+        assert reopen(state, tensorboard_log, "run", verbose=0) is None
+    state["sizes"] = {f"../../run_1/{victim.name}": 0}
+    (tmp_path / "tb" / "run_1").mkdir(parents=True)
+    if tensorboard_log is not None:
+        with pytest.raises(Refused, match="which is not among the logs"):
+            reopen(state, tensorboard_log, "run", verbose=0)
+    assert victim.read_text() == "precious"
+
+
+#: Names that a checkpoint may not have: absolute, above the folder, a link, through a link.
+ELSEWHERE = ["{}/victim.csv", "../../victim.csv", "../link.csv", "linked/victim.csv"]
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_not_a_log_is_not_cut(tmp_path, name):
+    victim, folder = tmp_path / "victim.csv", tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    victim.write_text("precious")
+    if "link" in name:
+        (folder / name).parent.is_dir() or (folder / "linked").symlink_to(tmp_path)
+        (folder / name).exists() or (folder / name).symlink_to(victim)
+    with pytest.raises(Refused, match="not among the logs|leads through a link"):
+        cut(folder, ["../*.csv", "*/*.csv"], {name.format(tmp_path): 0})
+    assert victim.read_text() == "precious"
+    if "link" in name:  # what the patterns of the user match, neither
+        with pytest.raises(Refused, match="leads through a link"):
+            cut(folder, ["../*.csv", "*/*.csv"], {})
+        assert victim.read_text() == "precious"
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path):
+    (tmp_path / "there" / "run").mkdir(parents=True)
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    log = tmp_path / "there" / "run" / "0.csv"
+    log.write_text("one\ntwo\n")
+    cut(tmp_path / "here" / "run" / "checkpoints", ["../*.csv"], {"../0.csv": 4})
+    assert log.read_text() == "one\n"
 
 
 @pytest.mark.parametrize("pattern", ["*.csv", "../run [1]/*.csv"])

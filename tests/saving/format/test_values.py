@@ -351,6 +351,11 @@ BAD = {
     "bytes": ({"!bytes": "%%%"}, {}),
     "unhashable": ({"!set": [[1]]}, {}),
     "pairs": ({"!dict": [[1]]}, {}),
+    "keys that hash alike": ({"!dict": [[{"!int": hex(i * (2**61 - 1))}, 0] for i in range(100)]}, {}),
+    "items that hash alike": (
+        {"!set": [{"!tuple": [-1 - (i >> j & 1) for j in range(7)]} for i in range(100)]},
+        {},
+    ),
     "a key twice": ({"!dict": [[1, 2], [1, 3]]}, {}),
     "maxlen": ({"!deque": {"maxlen": -1, "items": []}}, {}),
     "no array": ({"!array": "b"}, array_of(3)),

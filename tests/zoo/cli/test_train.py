@@ -24,6 +24,8 @@ from ppo_plus.zoo.cli import main
 from ppo_plus.zoo.cli import train as train_command
 from ppo_plus.zoo.interrupts import SIGNALS
 
+_CHECKPOINTS = "stable_baselines3.common.callbacks.CheckpointCallback"
+
 
 @pytest.mark.slow
 def test_progress_bar_on_a_terminal(tmp_path):
@@ -198,6 +200,19 @@ def test_training_a_saved_model_further(folder, capsys):
         (["--env", "CartPole-v1", "-conf", "nope.yml"], "error: nope.yml: no such file"),
         (["--env", "CartPole-v1", "-conf", "."], "directory"),
         (["--env", "CartPole-v1", "-f", __file__], "irectory"),
+        (["--env", "CartPole-v1", "-f", "dangling"], "-f dangling: dangling is a file, or a link to nothing"),
+        (["--env", "CartPole-v1", "-f", "dangling/below"], "dangling"),
+        (["--env", "CartPole-v1", "-tb", "/proc/x"], "-tb /proc/x: this folder cannot be created"),
+        (["--env", "CartPole-v1", "-tb", "dangling"], "-tb dangling: this folder cannot be created"),
+        (["--env", "CartPole-v1", "-params", "normalize:dict(clip_obs='x')"], "clip_obs='x' must be like its default"),
+        (
+            ["--env", "CartPole-v1", "-params", "normalize:dict(norm_obs=3)"],
+            "norm_obs=3 must be like its default, True",
+        ),
+        (
+            ["--env", "CartPole-v1", "-params", "policy_kwargs:dict(optimizer_class=th.optim.SparseAdam)"],
+            "or sparse gradients",
+        ),
         (["--env", "CartPole-v1", "--variant", "nope"], "variants of CartPole-v1: CartPole-v1/gSDE"),
         (["--env", "CartPole-v1", "--gym-packages", "no_such_package"], "no_such_package"),
         (["--env", "CartPole-v1", "--env-kwargs", "wheels:3"], "wheels"),
@@ -217,6 +232,7 @@ def test_training_a_saved_model_further(folder, capsys):
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):
+    (folder / "dangling").symlink_to("nowhere")
     check_one_line_error(["train", *arguments], message)
     assert list(folder.glob("logs/ppo_plus/*")) == []
 
@@ -229,6 +245,9 @@ def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, argum
         ("CartPole-v1: {n_timestep: 64}", "unknown key 'n_timestep': did you mean 'n_timesteps'?"),
         ("CartPole-v1: {n_timesteps: 64, use_rms_prop: true}", "unknown key 'use_rms_prop'"),
         ("CartPole-v1: {n_timesteps: 64, policy: Nope}", "Nope"),
+        (f"CartPole-v1: {{n_timesteps: 64, callback: {_CHECKPOINTS}}}", "missing a required argument: 'save_freq'"),
+        (f"CartPole-v1: {{n_timesteps: 64, callback: {{{_CHECKPOINTS}: {{nope: 3}}}}}}", "argument"),
+        ("CartPole-v1: {n_timesteps: 64, env_wrapper: gymnasium.wrappers.TimeLimit}", "'max_episode_steps'"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: lin_x}", "lin_x"),
         ("CartPole-v1: {n_timesteps: 64, learning_rate: -1}", "learning_rate"),
         ("CartPole-v1: {n_timesteps: 64, n_epochs: many}", "n_epochs"),
