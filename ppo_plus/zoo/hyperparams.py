@@ -15,6 +15,8 @@ from ppo_plus.zoo.registry import is_atari
 CLASS = re.compile(r"(nn|(th|torch)\.(nn|optim))\.\w+")
 #: Maximum number of characters that a message quotes.
 MAX_MESSAGE = 500
+#: Maximum number of values in a file, with those that aliases repeat.
+MAX_NODES = 100_000
 #: Maximum of any number of things: fits in 64 bits.
 MAX_NUMBER = 10**18
 
@@ -75,12 +77,25 @@ def read_mapping(source: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{source}: no such file")
     text = source.read_bytes()
     try:
-        entries = yaml.load(text, Loader)
+        loader = Loader(text)
+        node = loader.get_single_node()
+        if node is not None and _written_out(node, {}) > MAX_NODES:
+            raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES} values")
+        entries = node and loader.construct_document(node)
     except Exception as error:
         # Any exception: PyYAML's constructors raise many kinds for text that claims to be a number.
         message = shortened(" ".join(str(error).split()) or type(error).__name__)
         raise ValueError(f"{source} is not valid YAML: {message}") from None
     return require_mapping(str(source), entries)
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node stands for, if its aliases are written out."""
+    if id(node) not in sizes:
+        sizes[id(node)] = MAX_NODES + 1  # for an alias within itself
+        parts = [part for each in getattr(node, "value", ()) for part in (each if isinstance(each, tuple) else (each,))]
+        sizes[id(node)] = 1 + sum(_written_out(part, sizes) for part in parts if isinstance(part, yaml.Node))
+    return sizes[id(node)]
 
 
 def require_mapping(name: str, value: Any) -> dict[str, Any]:

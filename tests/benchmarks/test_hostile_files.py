@@ -1,0 +1,66 @@
+"""Some hostile files of each format do no harm, and the audit sees harm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import hostile_files  # noqa: E402
+from hostile_files import FORMATS, Format, run  # noqa: E402
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_hostile_files_do_no_harm(name, monkeypatch):
+    # The largest size of a process that has run other tests is no measure.
+    monkeypatch.setattr(hostile_files, "MOST_MEMORY", 2**30)
+    tally = run(name, 40)
+    assert tally.violations == []
+    assert tally.outcomes["refused"] >= 10 and sum(tally.outcomes.values()) == 40
+
+
+def change_a_class():
+    hostile_files.MlpPolicy.harm = 1
+
+
+def write(path):
+    path.write_text("")
+
+
+HARM = {
+    "write: open": lambda folder: write(folder / "victims" / "ran"),
+    "write: os.truncate": lambda folder: os.truncate(folder / "victims" / "precious.csv", 0),
+    "write: os.remove": lambda folder: (folder / "victims" / "precious.csv").unlink(),
+    "write: a file outside": lambda folder: write(folder / "run" / "linked" / "precious.csv"),
+    "run: subprocess.Popen": lambda folder: subprocess.run([sys.executable, "-c", ""], check=True),
+    "run: import canary": lambda folder: __import__("canary"),
+    "change: environment": lambda folder: os.environ.update(HARM="1"),
+    "change: classes": lambda folder: change_a_class(),
+    "memory": lambda folder: bytearray(300 * 2**20).count(1),
+    "bare: KeyError": lambda folder: {}["a"],
+    "differ: it": lambda folder: "it is another",
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_the_audit_sees_harm(kind, monkeypatch):
+    def harmful(folder, values):
+        def play(value, path):
+            result = HARM[kind](folder) if value else ""
+            return result if isinstance(result, str) else ""
+
+        return Format(st.just("harm"), "", lambda value, path: path.write_text(value), play)
+
+    monkeypatch.setitem(FORMATS, "harmful", harmful)
+    monkeypatch.delenv("HARM", raising=False)
+    try:
+        assert any(each.startswith(kind) for each in run("harmful", 1).violations)
+    finally:
+        sys.modules.pop("canary", None)
+        os.environ.pop("HARM", None)
+        if hasattr(hostile_files.MlpPolicy, "harm"):
+            del hostile_files.MlpPolicy.harm
