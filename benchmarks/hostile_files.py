@@ -72,9 +72,9 @@ WATCHED = (th.nn.Module, th.nn.Parameter, th.nn.Linear, th.optim.Adam, MlpPolicy
 NAMES = """
     os:system builtins:eval builtins:exec subprocess:Popen pickle:loads torch:load importlib:import_module canary
     canary:Evil __main__:NEVER torch.hub:load numpy:load ppo_plus.saving.format.container:write torch.nn:Transformer
-    torch.nn:Linear torch.nn:Module torch.nn:modules torch.nn:Upsample torch.optim:LBFGS ppo_plus:PPO_Plus ppo_plus:Checkpoints
-    ppo_plus:MlpPolicy gymnasium.spaces:Graph gymnasium.spaces:Box stable_baselines3.common.policies:np
-    stable_baselines3.common.policies:ActorCriticPolicy a.b.c:d :
+    torch.nn:Linear torch.nn:Module torch.nn:modules torch.nn:Upsample torch.optim:LBFGS ppo_plus:PPO_Plus
+    ppo_plus:Checkpoints ppo_plus:MlpPolicy gymnasium.spaces:Graph gymnasium.spaces:Box
+    stable_baselines3.common.policies:np stable_baselines3.common.policies:ActorCriticPolicy a.b.c:d :
 """.split()
 KEYS = (
     """

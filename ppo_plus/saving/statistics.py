@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from ppo_plus.envs.normalization import are_finite
@@ -57,7 +58,10 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
                 raise Damaged("it is the pickle of something else")
             present = [name for name in STATISTICS.values() if name in parsed.state]
             found = {name: value_of(parsed.state[name], len(data)) for name in present}
-    if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found:
+    observed = found.get("obs_rms")
+    moments = [found.get("ret_rms"), *(observed.values() if isinstance(observed, dict) else [observed])]
+    known = all(each is None or isinstance(each, RunningMeanStd) for each in moments)
+    if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found or not known:
         with naming(path, "VecNormalize"):
             raise Damaged("it has no statistics")
     return found

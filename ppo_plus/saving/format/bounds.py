@@ -4,7 +4,7 @@ A few bytes can name a network of any size, so what is made is counted before it
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,9 +43,9 @@ def building(weights: Any) -> Iterator[None]:
         raise Refused(f"no model can be made of it ({type(error).__name__}: {error})") from error
 
 
-def require_activation(policy_kwargs: Mapping[str, Any]) -> None:
+def require_activation(policy_kwargs: Any) -> None:
     """:raises Refused: the activation that a file asks for is neither one of torch's nor the program's"""
-    function = policy_kwargs.get("activation_fn", th.nn.Tanh)
+    function = policy_kwargs.get("activation_fn") if isinstance(policy_kwargs, dict) else None
     while isinstance(function, functools.partial):
         function = function.func
     module, _, title = name_of(function).partition(":") if hasattr(function, "__qualname__") else ("", "", "")

@@ -59,7 +59,7 @@ def from_sb3(
         saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
         forget_log_folder(saved.data, {*given, *(custom_objects or ())}, env)
         if "policy_kwargs" not in {*given, *(custom_objects or ())}:
-            require_activation(saved.data.get("policy_kwargs") or {})
+            require_activation(saved.data.get("policy_kwargs"))
         bound = building(saved.parameters.get("policy"))
     data = saved.data
     trainer, name = _trainer_and_name(data["policy_class"])
