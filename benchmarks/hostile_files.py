@@ -45,10 +45,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus import Checkpoints, MlpPolicy, PPO_Plus, Resumable, load_statistics
 from ppo_plus.saving.checkpoint import checkpoint
-from ppo_plus.saving.format import container
 from ppo_plus.saving.format.values import describe
 from ppo_plus.saving.model import state_of
-from ppo_plus.saving.statistics import write_statistics
+from ppo_plus.saving.statistics import STATISTICS, write_statistics
 from ppo_plus.zoo.experiment import load_experiment
 
 #: What no file may do, and how that is noticed.
@@ -398,7 +397,7 @@ def difference(model: PPO_Plus, value: Any) -> str:
     return ""
 
 
-def _is_short(model: PPO_Plus) -> bool:
+def _is_short(model: Any) -> bool:
     """Whether training takes a moment: long rollouts, many epochs and compiling are allowed, and take longer."""
     is_small = model.n_steps <= 64 and model.n_epochs <= 4 and model.n_threads == "auto"
     return is_small and not model.compilation.decision.compiles
@@ -437,14 +436,17 @@ def statistics_format(folder: Path, values: list[Any]) -> Format:
 
     def play(value: Any, path: Path) -> str:
         normalize = load_statistics(path, env())
+        written = value if "!dict" not in value else {}
+        names = {name: each for name, each in STATISTICS.items() if name in written and hasattr(normalize, each)}
+        differing = []
+        for name, attribute in names.items():
+            is_used = normalize.norm_obs or name not in ("observation_moments", "observation_space")
+            found = json.loads(json.dumps(describe(getattr(normalize, attribute))[0]))
+            if is_used and name != "observation_space" and not _same(found, written[name]):
+                differing.append(f"{name} is {str(found)[:80]} and the file says {str(written[name])[:80]}")
         normalize.reset()
-        normalize.step([0])
-        said = container.read(path, "statistics")["observation_moments"]
-        if normalize.norm_obs and not isinstance(said, dict) and type(said).__name__ == "RunningMeanStd":
-            mean = normalize.obs_rms.mean
-            if normalize.training is False and not np.array_equal(mean, said.mean):
-                return "the mean is another"
-        return ""
+        normalize.step(np.zeros(1, int))
+        return "; ".join(differing)
 
     return description_format(folder / "source.zip", values, play)
 
@@ -525,9 +527,11 @@ def sb3_format(folder: Path, values: list[Any]) -> Format:
 
     def play(value: Any, path: Path) -> str:
         model = PPO_Plus.load(path, env(), device="cpu", compile=False)
+        names = "gamma gae_lambda n_steps batch_size n_epochs vf_coef max_grad_norm num_timesteps".split()
+        differing = [name for name in names if name in value[0] and getattr(model, name) != value[0][name]]
         if _is_short(model):
             model.learn(16)
-        return ""
+        return f"{differing} are not what the file says" if differing else ""
 
     return Format(st.tuples(mutations(data, [*values, *pickled]), extra), (data, {}), write, play)
 

@@ -64,3 +64,11 @@ def test_the_audit_sees_harm(kind, monkeypatch):
         os.environ.pop("HARM", None)
         if hasattr(hostile_files.MlpPolicy, "harm"):
             del hostile_files.MlpPolicy.harm
+
+
+@pytest.mark.parametrize(("name", "message"), [("model", "arguments.gamma is 0.5"), ("sb3", "gamma")])
+def test_a_model_that_is_another_is_seen(name, message, monkeypatch):
+    model = hostile_files.small(gamma=0.5)
+    monkeypatch.setattr(hostile_files.PPO_Plus, "load", lambda *args, **kwargs: model)
+    with pytest.raises(RuntimeError, match=f"differ: .*{message}"):
+        run(name, 1)

@@ -125,3 +125,21 @@ def test_not_a_positive_int(value):
 def test_a_key_that_is_written_twice_is_an_error(settings, text, message):
     with pytest.raises(ValueError, match=f"settings.yml is not valid YAML: {message}"):
         read_mapping(settings(text))
+
+
+LISTS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+MERGES = "a0: &a0 {k0: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 60))
+
+
+@pytest.mark.parametrize("text", [LISTS, MERGES, "a: &a [*a]", "a: &a {b: *a}"])
+def test_aliases_do_not_multiply(tmp_path, text):
+    (tmp_path / "settings.yml").write_text(text)
+    with pytest.raises(
+        ValueError, match="settings.yml is not valid YAML: its aliases stand for more than 100000 values"
+    ):
+        read_mapping(tmp_path / "settings.yml")
+
+
+def test_aliases_are_read(tmp_path):
+    (tmp_path / "settings.yml").write_text("a: &a {b: 1}\nc: {<<: *a, d: 2}\ne: [*a, *a]\n")
+    assert read_mapping(tmp_path / "settings.yml") == {"a": {"b": 1}, "c": {"b": 1, "d": 2}, "e": [{"b": 1}] * 2}
