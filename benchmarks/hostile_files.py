@@ -405,6 +405,8 @@ def _is_short(model: Any) -> bool:
 
 def _same(found: Any, written: Any) -> bool:
     """Whether two descriptions are the same, apart from arrays and from ways to write a dict or an integer."""
+    if isinstance(found, dict) and "!int" in found:
+        found = int(found["!int"], 16)
     if isinstance(written, dict) and isinstance(found, dict):
         if any(f"!{tag}" in written for tag in "array tensor parameter dict OrderedDict set frozenset int".split()):
             return True

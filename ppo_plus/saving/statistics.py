@@ -60,7 +60,8 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
             found = {name: value_of(parsed.state[name], len(data)) for name in present}
     observed = found.get("obs_rms")
     moments = [found.get("ret_rms"), *(observed.values() if isinstance(observed, dict) else [observed])]
-    known = all(each is None or isinstance(each, RunningMeanStd) for each in moments)
+    parts = {"mean", "var", "count"}
+    known = all(each is None or isinstance(each, RunningMeanStd) and parts <= vars(each).keys() for each in moments)
     if not {"obs_rms", "ret_rms"} <= found.keys() or "" in found or not known:
         with naming(path, "VecNormalize"):
             raise Damaged("it has no statistics")

@@ -146,16 +146,21 @@ def check_optimizer_state(optimizer: Optimizer) -> None:
     deleted then"""
     if not isinstance(optimizer, FUSED):
         return
-    for p, state in optimizer.state.items():
-        for name, value in state.items():
-            if name in PER_PARAMETER:
-                fits = th.as_tensor(value).shape == () and value >= 0
-            else:
-                is_unused = value is None and name == "momentum_buffer"
-                fits = is_unused or (isinstance(value, th.Tensor) and value.shape == p.shape)
-            if not fits:
+    needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (optim.Adam, optim.AdamW)) else set()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
+            wrong = [name for name, value in state.items() if not _fits(name, value, p)]
+            if wrong or (state and not names <= state.keys()):
                 optimizer.state.clear()
-                raise ValueError(f"the state {name!r} of {type(optimizer).__name__} does not fit its weights")
+                raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
+
+
+def _fits(name: str, value: Any, p: th.Tensor) -> bool:
+    if name in PER_PARAMETER:
+        return th.as_tensor(value).shape == () and bool(value >= 0)
+    return _is_elementwise(name, value, p) or (value is None and name == "momentum_buffer")
 
 
 def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.device) -> dict[str, th.Tensor]:

@@ -607,7 +607,7 @@ def test_no_text_in_a_file_is_a_path_of_attributes(part, path, variables):
     assert type(make().policy.action_net.weight) is th.nn.Parameter
 
 
-STATES = ["a number", 1.0, [1.0], {"a": 1}, th.zeros(1), th.zeros(3, 3), th.zeros(10**6)]
+STATES = ["a number", None, 1.0, [1.0], {"a": 1}, th.zeros(1), th.zeros(3, 3), th.zeros(10**6)]
 
 
 @pytest.mark.parametrize("source", ["ours", "sb3"])
@@ -620,6 +620,8 @@ def test_no_optimizer_writes_outside_its_weights(source, value, tmp_path):
     model.learn(16)
     for state in model.policy.optimizer.state.values():
         state["exp_avg_sq"] = value
+        if value is None:
+            del state["exp_avg_sq"]
     model.save(tmp_path / "model")
     with pytest.raises(ValueError, match="optimizer|does not fit its weights"):
         PPO_Plus.load(tmp_path / "model")

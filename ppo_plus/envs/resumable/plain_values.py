@@ -6,7 +6,7 @@ import json
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd as GymRunningMeanStd
@@ -95,13 +95,8 @@ def _restored(old: Any, value: Any) -> Any:
 
 def same_kind(old: Any, new: Any) -> bool:
     """Whether one plain value may stand for another: ``None`` and any value may, and else those of the same kind."""
-    kinds = ((bool, np.bool_), (int, float, np.number, np.ndarray), (str,), (dict,), (list, tuple, deque, np.ndarray))
-    return (
-        old is None
-        or new is None
-        or type(old) is type(new)
-        or any(isinstance(old, kind) and isinstance(new, kind) for kind in kinds)
-    )
+    kinds: tuple[Any, ...] = (SupportsFloat, str, dict, (list, tuple, set, deque, np.ndarray), type(old))
+    return old is None or new is None or any(isinstance(old, kind) and isinstance(new, kind) for kind in kinds)
 
 
 def get_generator(env: Any) -> State | None:

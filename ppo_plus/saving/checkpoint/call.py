@@ -169,8 +169,7 @@ def _put(callback: Any, state: dict[str, Any]) -> None:
         raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
     arguments = constructor_arguments(type(callback))
     for name, value in changed.items():
-        why = ""
-        present = vars(callback).get(name)
+        why, present = "", vars(callback).get(name)
         if not _is_plain(value) or not _is_plain(present):
             why = "it is not made of numbers"
         elif not same_kind(present, value):

@@ -58,9 +58,10 @@ def from_sb3(
     else:
         saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
         forget_log_folder(saved.data, {*given, *(custom_objects or ())}, env)
-        if "policy_kwargs" not in {*given, *(custom_objects or ())}:
-            require_activation(saved.data.get("policy_kwargs"))
-        bound = building(saved.parameters.get("policy"))
+        if not trust_pickle:
+            bound = building(saved.parameters.get("policy"))
+            if "policy_kwargs" not in {*given, *(custom_objects or ())}:
+                require_activation(saved.data.get("policy_kwargs"))
     data = saved.data
     trainer, name = _trainer_and_name(data["policy_class"])
     if env is None:
