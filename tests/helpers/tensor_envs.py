@@ -117,10 +117,10 @@ class TensorTwin(TensorEnv):
         self.masks, self.limit, self.falls, self.final = masks, limit, falls, final
         is_dict = is_dict or masks == "key"
         super().__init__(n, obs_space(action_space, masks == "key", is_dict), action_space, device)
-        self.seeds, self.t = th.zeros(n, dtype=th.long), th.zeros(n, dtype=th.long)
-        self.state = th.zeros(n, 3)
+        self.seeds, self.t = (th.zeros(n, dtype=th.long, device=device) for _ in range(2))
+        self.state = th.zeros(n, 3, device=device)
         self.buffers = self._made()
-        self.rewards = th.zeros(n)
+        self.rewards = th.zeros(n, device=device)
 
     @property
     def has_masks(self):
@@ -128,7 +128,7 @@ class TensorTwin(TensorEnv):
 
     def reset(self, seed=None):
         if seed is not None:
-            self.seeds = seed + th.arange(self.num_envs)
+            self.seeds = seed + th.arange(self.num_envs, device=self.device)
         self.seeds = following(self.seeds)
         self.state, self.t = th.stack(begun(self.seeds), dim=1), th.zeros_like(self.t)
         return self.observe()

@@ -1,0 +1,98 @@
+"""A CUDA device for tests: a real one where there is one, else one that is simulated on the host (``device.cpp``).
+
+It is for a process of its own, since :func:`install` changes torch for good.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch as th
+
+HERE = Path(__file__).parent
+
+
+def install() -> str:
+    """Have torch know a CUDA device; returns what it is."""
+    if th.cuda.is_available():
+        return th.cuda.get_device_name()
+    # Before torch has CUDA: it would look for more of it. And only here, since it takes a second.
+    import torch._dynamo  # noqa: F401
+    from torch.utils.cpp_extension import load
+
+    device = load("simulated_device", [str(HERE / "device.cpp")], extra_cflags=["-O1", "-std=c++20"])
+    for name, value in _functions(device).items():
+        setattr(th.cuda, name, value)
+    for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
+        setattr(th.cuda.random, name, getattr(th.cuda, name))
+    th._C._cuda_getDevice, th._C._cuda_setDevice = device.current_device, device.set_device
+    th._C._cuda_getDeviceCount = lambda: device.N_DEVICES
+    th._C._cuda_isInBadFork = lambda: False
+    th._C._cuda_set_sync_debug_mode = lambda mode: device.report_waiting(bool(mode))
+    th._C._cuda_get_sync_debug_mode = lambda: int(device.reports_waiting())
+    th.serialization.register_package(1, _tag, _put)
+    return "simulated"
+
+
+def _functions(device: Any) -> dict[str, Any]:
+    """What ``torch.cuda`` needs. Random numbers are those of the CPU's generator, so that results can be compared."""
+
+    def set_rng_state(state: th.Tensor, device: Any = None) -> None:
+        th.set_rng_state(state)
+
+    def set_rng_state_all(states: list[th.Tensor]) -> None:
+        for state in states:
+            th.set_rng_state(state)
+
+    return {
+        "_initialized": True,
+        "_is_compiled": lambda: True,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: device.N_DEVICES,
+        "current_device": device.current_device,
+        "set_device": lambda given: device.set_device(th._utils._get_device_index(given, optional=True)),
+        "get_device_name": lambda given=None: "simulated",
+        "get_device_capability": lambda given=None: (9, 0),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda given=None: None,
+        "manual_seed_all": lambda seed: None,
+        "get_rng_state": lambda given=None: th.get_rng_state(),
+        "get_rng_state_all": lambda: [th.get_rng_state()] * device.N_DEVICES,
+        "set_rng_state": set_rng_state,
+        "set_rng_state_all": set_rng_state_all,
+    }
+
+
+def _tag(storage: Any) -> str | None:
+    return f"cuda:{storage.device.index}" if storage.device.type == "cuda" else None
+
+
+def _put(storage: Any, location: str) -> Any:
+    if not location.startswith("cuda"):
+        return None
+    raw = th.empty(0, dtype=th.uint8).set_(storage)
+    return raw.to(location, copy=True).untyped_storage()
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """The places where the host waits for the device in the block."""
+    found: list[str] = []
+    before = th.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        th.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            th.cuda.set_sync_debug_mode(before)
+    for each in caught:
+        if "called a synchronizing CUDA operation" in str(each.message):
+            found.append(f"{Path(each.filename).name}:{each.lineno} {each.message}")
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
