@@ -42,7 +42,7 @@ from ppo_plus.policy.adapter import adapt_policy_class, warn_of_overrides
 from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import explained
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
-from ppo_plus.policy.recurrent import RECURRENT
+from ppo_plus.policy.recurrent import RECURRENT, WithMemory
 from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
@@ -68,6 +68,7 @@ from ppo_plus.settings import (
     check_env,
     known_names_only,
 )
+from ppo_plus.trees import read
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.flat import check_optimizer_state
 from ppo_plus.update.minibatch import UpdateRule
@@ -279,6 +280,10 @@ class PPO_Plus(OnPolicyAlgorithm):
             if isinstance(error, RuntimeError):
                 raise
             raise ValueError(f"policy={self.policy_class.__name__}: {error}") from error
+        optimizer = self.policy.optimizer
+        if optimizer.state and self.device.type != "cpu":
+            # State that was made with the optimizer stayed on the CPU.
+            optimizer.load_state_dict(optimizer.state_dict())
         warn_of_overrides(self.policy_class)
         self._seed_ranks()
         self.collector.to(self.device)
@@ -417,7 +422,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         else:
             self.updater.n_skipped = 0
             self._plan_compiling(total_timesteps)
-        if reset_num_timesteps or self._last_obs is None:
+        begins = reset_num_timesteps or self._last_obs is None
+        if begins:
             self.collector.forget()
         # A copy of the model has a separate collector, which may not have been set up.
         self.collector.to(self.device)
@@ -429,7 +435,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             total, callbacks = super()._setup_learn(
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar and self.ranks.leads
             )
-        check_reset(self.env, self._last_obs, 0, before)
+        if begins:
+            check_reset(self.env, self._last_obs, 0, before)
         self.ranks.require_same({"callback": self.call.in_all_processes})
         return total, callbacks
 
@@ -696,6 +703,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
         rollout = self.shared.prepare(buffer.on_device(), normalizes)
+        if isinstance(self.policy, WithMemory) and rollout is not None:
+            rollout = rollout._replace(carry=self.policy.count_starts(rollout.carry, rollout.episode_starts))
         if settings.recompute_advantages:
             rollout = separate(rollout)
         epochs: Iterable[Any] = (buffer.minibatches(settings.batch_size, rollout) for _ in range(settings.n_epochs))
@@ -724,7 +733,8 @@ class PPO_Plus(OnPolicyAlgorithm):
             print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
-        values, returns = (th.as_tensor(each).cpu().numpy().flatten() for each in (buffer.values, buffer.returns))
+        numbers_of = read([th.as_tensor(each) for each in (buffer.values, buffer.returns)])
+        values, returns = (each.numpy().flatten() for each in numbers_of)
         logged["explained_variance"] = self.shared.explained_variance(values, returns)
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
         for name, value in logged.items():

@@ -29,6 +29,8 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional as F
 
+from ppo_plus.trees import to_device, widest
+
 
 class ActionDistribution(ABC):
     """A family of distributions over one action space."""
@@ -177,7 +179,7 @@ class DiagGaussian(ActionDistribution):
         space, dtype = self.action_space, torch_dtype(self.action_space.dtype)
         # If bounds are doubles or long integers, actions are converted before they are compared with them.
         wide = th.float32 if space.dtype == np.float32 else widest(device)
-        low, high = (th.as_tensor(bound).to(device, wide) for bound in (space.low, space.high))
+        low, high = (to_device(th.as_tensor(bound).to(wide), device) for bound in (space.low, space.high))
 
         def convert(actions: th.Tensor) -> th.Tensor:
             actions = actions.reshape(-1, *space.shape).to(wide)
@@ -217,7 +219,7 @@ class SquashedDiagGaussian(DiagGaussian):
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
         clipped, space = super().tensors_to_env(device), self.action_space
-        low, high = (th.as_tensor(bound).to(device, widest(device)) for bound in (space.low, space.high))
+        low, high = (to_device(th.as_tensor(bound).to(widest(device)), device) for bound in (space.low, space.high))
 
         def convert(actions: th.Tensor) -> th.Tensor:
             squashed = actions.tanh().reshape(-1, *space.shape)
@@ -280,7 +282,7 @@ class Categorical(ActionDistribution):
     def log_prob(self, params: th.Tensor, actions: th.Tensor) -> th.Tensor:
         chosen = actions.long()
         if self.action_dim > 1:
-            chosen = chosen + chosen.new_tensor([0, *np.cumsum(self.choices[:-1])])
+            chosen = chosen + to_device(th.tensor([0, *np.cumsum(self.choices[:-1])]), chosen.device)
         return params.gather(1, chosen).sum(dim=1)
 
     def entropy(self, params: th.Tensor) -> th.Tensor:
@@ -296,7 +298,7 @@ class Categorical(ActionDistribution):
 
     def tensors_to_env(self, device: th.device) -> Callable[[th.Tensor], th.Tensor]:
         space: Any = self.action_space
-        start, dtype = th.as_tensor(space.start, device=device), torch_dtype(space.dtype)
+        start, dtype = to_device(th.as_tensor(space.start), device), torch_dtype(space.dtype)
         return lambda actions: (actions.long().reshape(-1, *space.shape) + start).to(dtype)
 
     def to_torch(self, params: th.Tensor) -> Any:
@@ -557,11 +559,6 @@ def torch_dtype(dtype: Any) -> th.dtype:
     return th.from_numpy(np.empty(0, dtype)).dtype
 
 
-def widest(device: th.device) -> th.dtype:
-    """The floating-point type with the most digits on a device."""
-    return th.float32 if device.type == "mps" else th.float64
-
-
 def _log_softmax(logits: th.Tensor, dim: int) -> th.Tensor:
     return logits - logits.logsumexp(dim, keepdim=True)
 
@@ -579,7 +576,8 @@ def _mean_log_tanh_slope(mean: th.Tensor, std: th.Tensor) -> th.Tensor:
     mean of a folded normal, :math:`s \sqrt{2/\pi}\, e^{-\mu^2/2s^2} + \mu\, \mathrm{erf}(\mu/s\sqrt 2)` with
     :math:`s^2 = \sigma^2 + \tau^2`, for each :math:`\tau` of the mixture. That is smooth for narrow and wide :math:`u`.
     """
-    variances, weights = map(mean.new_tensor, _logistic_as_gaussians())
+    tables = (th.tensor(table, dtype=mean.dtype) for table in _logistic_as_gaussians())
+    variances, weights = (to_device(table, mean.device) for table in tables)
     s = (std.square().unsqueeze(-1) + variances).sqrt()
     z = mean.unsqueeze(-1) / s
     folded = s * (math.sqrt(2 / math.pi) * (-0.5 * z.square()).exp() + z * th.erf(z * math.sqrt(0.5)))

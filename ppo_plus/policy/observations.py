@@ -17,6 +17,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from torch.nn import functional as F
 
 from ppo_plus.require import is_finite, nearest
+from ppo_plus.trees import to_device
 
 Preprocess = Callable[[Any], Any]
 
@@ -195,7 +196,7 @@ def _image(observations: th.Tensor) -> th.Tensor:
 
 
 def _one_hot(sizes: list[int], starts: th.Tensor, observations: th.Tensor) -> th.Tensor:
-    choices = observations.reshape(len(observations), -1).long() - starts.to(observations.device)
+    choices = observations.reshape(len(observations), -1).long() - to_device(starts, observations.device)
     return th.cat([F.one_hot(choices[:, i], n).float() for i, n in enumerate(sizes)], dim=1)
 
 
@@ -205,4 +206,4 @@ def to_network(observations: Any, space: spaces.Space, device: th.device) -> Any
         return {key: to_network(observations[key], sub, device) for key, sub in space.items()}
     # Numpy converts small arrays several times faster.
     dtype = np.float32 if observations.dtype.kind == "f" else observations.dtype
-    return th.from_numpy(np.asarray(observations, dtype, order="C")).to(device)
+    return to_device(th.from_numpy(np.asarray(observations, dtype, order="C")), device)

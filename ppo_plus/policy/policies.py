@@ -29,7 +29,7 @@ from ppo_plus.policy.masking import as_masks, check_mask_key, nothing_allowed
 from ppo_plus.policy.networks import NetworkLike, split_network
 from ppo_plus.policy.observations import canonical_space, make_preprocess, to_tensor, visible_spaces
 from ppo_plus.require import is_finite
-from ppo_plus.trees import tree_leaves
+from ppo_plus.trees import to_device, tree_leaves
 
 #: Memory of a policy: for each of its recurrent layers a state of one or more tensors.
 Memory = dict[str, tuple[th.Tensor, ...]]
@@ -422,7 +422,8 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
 
     def renew_noise(self, carry: Carry, envs: np.ndarray) -> Carry:
         """Draw the noise again for the environments with these indices, shape ``(K,)``; memory stays."""
-        noise = self.exploration.renew(carry.noise, th.as_tensor(envs, device=self.device), *self._noise_dims)
+        indices = to_device(th.as_tensor(envs), self.device)
+        noise = self.exploration.renew(carry.noise, indices, *self._noise_dims)
         return carry._replace(noise=noise)
 
     # --- SB3's interface -------------------------------------------------------------------------------------------

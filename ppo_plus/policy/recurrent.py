@@ -20,7 +20,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, Features, Memory, MultiInputPolicy
+from ppo_plus.policy.policies import ActorCriticPolicy, Carry, CnnPolicy, Features, Memory, MultiInputPolicy
 from ppo_plus.require import require_int, require_kind
 
 State = tuple[th.Tensor, ...]
@@ -34,9 +34,14 @@ class Layout:
     A *reset* step is inserted before each start, at which the layer closes its gates, so that its state becomes 0; at
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
+
+    :param most: how many episodes start within a sequence, at most; ``None``: it is read from ``starts``
     """
 
-    def __init__(self, starts: th.Tensor, n_sequences: int):
+    def __init__(self, starts: th.Tensor, n_sequences: int, most: int | None = None):
+        if most is not None:
+            self._lay_out(starts.view(n_sequences, -1), most)
+            return
         # NumPy takes a tenth of the time for a few numbers; the length is read in any case.
         marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
@@ -55,6 +60,20 @@ class Layout:
             resets = np.zeros(n_sequences * length, dtype=np.float32)
             resets[rows[later] - 1] = 1.0
             self.resets = th.from_numpy(resets.reshape(n_sequences, length, 1)).to(starts.device)
+
+    def _lay_out(self, marks: th.Tensor, most: int) -> None:
+        """The same on a device, with the length that ``most`` resets need; what is left of it is reset, too."""
+        self.n_sequences, length = len(marks), marks.shape[1] + most
+        self.keep = (~marks[:, :1, None]).float()
+        self.resets = None
+        if most:
+            later = marks.clone()
+            later[:, 0] = False
+            sequences, steps = (th.arange(n, device=marks.device) for n in marks.shape)
+            rows = later.cumsum(dim=1) + steps + length * sequences[:, None]
+            self._rows = rows.reshape(-1)
+            resets = th.ones(len(marks) * length, device=marks.device).index_fill(0, self._rows, 0.0)
+            self.resets = resets.view(len(marks), length, 1)
 
     def pad(self, x: th.Tensor) -> th.Tensor:
         """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at reset steps."""
@@ -253,12 +272,21 @@ class WithMemory(ActorCriticPolicy):
             memory = {owner: state for owner, (_, state) in steps.items()}
         else:
             starts = th.zeros(n_rows, dtype=th.bool, device=self.device) if episode_starts is None else episode_starts
-            layout = Layout(starts, n_sequences)
+            layout = Layout(starts, n_sequences, memory["starts"][0].shape[1] if "starts" in memory else None)
             outputs = {owner: layer.sequences(inputs[owner], memory[owner], layout) for owner, layer in layers.items()}
             memory = {}
         if not self.enable_critic_lstm:
             outputs["critic"] = outputs["actor"].detach() if self.shared_lstm else self.critic(vf_inputs)
         return Features(**outputs), memory
+
+    def count_starts(self, carry: Carry, starts: th.Tensor) -> Carry:
+        """The carry of sequences on a GPU with the number of episodes that start within one of them, at most: as the
+        width of an entry, which minibatches know without waiting for the GPU."""
+        if starts.device.type == "cpu":
+            return carry
+        n = len(carry.memory["actor"][0])
+        most = int(starts.view(n, -1)[:, 1:].sum(dim=1).max())
+        return carry._replace(memory=carry.memory | {"starts": (starts.new_zeros(n, most),)})
 
     def _memory_from(self, state: Any, obs: PyTorchObs) -> Memory:
         n_envs = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)

@@ -20,7 +20,7 @@ from stable_baselines3.common import buffers as sb3
 from ppo_plus.formulas.advantages import bootstrap_timeouts, gae, normalize
 from ppo_plus.policy.distributions import make_distribution
 from ppo_plus.policy.policies import Carry, Memory
-from ppo_plus.trees import tree_map
+from ppo_plus.trees import to_device, tree_map
 from ppo_plus.update.batch import Batch, pick
 
 #: Attributes of the buffer that are the first fields of a :class:`Batch`, in order.
@@ -312,7 +312,7 @@ class RolloutBuffer:
             if self.valid is not None:
                 order = order[th.from_numpy(self.valid.reshape(-1))[order]]
         data = rollout or self.on_device()
-        for indices in th.split(order.to(self.device), batch_size or n_transitions):
+        for indices in th.split(to_device(order, self.device), batch_size or n_transitions):
             yield data, indices
 
     def _permutation(self, n: int) -> th.Tensor:
@@ -490,4 +490,4 @@ def _put(stored: np.ndarray, pos: int, rows: np.ndarray) -> None:
 
 
 def _flatten(tensors: Any, device: th.device) -> Any:
-    return tree_map(lambda tensor: tensor.flatten(0, 1).to(device), tensors)
+    return tree_map(lambda tensor: to_device(tensor.flatten(0, 1), device), tensors)

@@ -25,7 +25,7 @@ from ppo_plus.policy.observations import to_network
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import is_finite, require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.trees import tree_map
+from ppo_plus.trees import to_device, tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]
@@ -145,8 +145,8 @@ class Collector:
     def __getstate__(self) -> dict[str, Any]:
         # An incomplete rollout is dropped. On the CPU, so that it can be loaded without a GPU.
         kept = Collector()
-        kept.obs, kept.starts = self.obs, self.starts
-        kept.carry = None if self.carry is None else tree_map(th.Tensor.cpu, self.carry)
+        parts = self.obs, self.starts, self.carry
+        kept.obs, kept.starts, kept.carry = tree_map(lambda x: x.cpu() if isinstance(x, th.Tensor) else x, parts)
         return vars(kept)
 
     def forget(self) -> None:
@@ -371,7 +371,7 @@ class Collector:
         return policy.predict_values(obs_tensor, Carry(memory), self._tensor(starts))  # type: ignore[no-any-return]
 
     def _tensor(self, array: np.ndarray | None) -> th.Tensor | None:
-        return None if array is None else th.as_tensor(array, device=self.device)
+        return None if array is None else to_device(th.as_tensor(array), self.device)
 
 
 def prepare_act(policy: Any, masks: MaskSource | None, compilation: Compilation, may_move: bool = True) -> Act:

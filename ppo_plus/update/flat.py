@@ -15,6 +15,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.torch_private import flatten, has_step_hooks
+from ppo_plus.trees import to_device
 
 #: Optimizers that treat every weight by itself, so that all of them may stand in one vector.
 ELEMENTWISE = (
@@ -29,8 +30,8 @@ ELEMENTWISE = (
     optim.Adadelta,
     RMSpropTFLike,
 )
-#: Those of them with a fused kernel on CPU and GPU.
-FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
+#: Those of them with a fused kernel on CPUs and GPUs; Adagrad's is for CPUs.
+FUSED = (optim.Adam, optim.AdamW, optim.SGD)
 
 #: Entries of optimizer states that count steps, one per parameter.
 PER_PARAMETER = ("step", "mu_product")
@@ -88,13 +89,16 @@ def packed(optimizer: Optimizer) -> Iterator[Weights]:
         return
     vector = nn.Parameter(th.cat([p.detach().reshape(-1) for p in params]))
     options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    if isinstance(optimizer, FUSED) and not any(
+    fused = (*FUSED, optim.Adagrad) if vector.device.type == "cpu" else FUSED
+    if isinstance(optimizer, fused) and not any(
         options.get(key) for key in ("foreach", "capturable", "differentiable")
     ):
         options["fused"] = True
     lent = new_optimizer(optimizer, vector)
     lent.param_groups[0].update(options)
-    state = _pack_state(optimizer, params, vector.device)
+    # A fused kernel needs the counts of steps beside the weights.
+    beside = options.get("fused") or options.get("capturable")
+    state = _pack_state(optimizer, params, vector.device if beside else th.device("cpu"))
     if state:
         lent.state[vector] = state
     for p in params:
@@ -168,8 +172,7 @@ def _pack_state(optimizer: Optimizer, params: list[nn.Parameter], device: th.dev
     return {
         name: th.cat([state[name].reshape(-1) for state in states])
         if _is_elementwise(name, value, params[0])
-        # Counts of steps: a fused kernel wants them beside the weights.
-        else th.as_tensor(value, dtype=th.float32).to(device, copy=True)
+        else to_device(th.as_tensor(value, dtype=th.float32).clone(), device)
         for name, value in states[0].items()
     }
 
@@ -180,7 +183,8 @@ def _unpack_state(lent: Optimizer, vector: nn.Parameter, optimizer: Optimizer, p
         if _is_elementwise(name, value, vector):
             parts: list[Any] = [part.clone() for part in views(value, params)]
         elif isinstance(value, th.Tensor):
-            parts = [value.to(value.device if beside else "cpu", copy=True) for _ in params]
+            value = value if beside else value.cpu()
+            parts = [value.clone() for _ in params]
         else:
             parts = [value] * len(params)
         for p, part in zip(params, parts, strict=True):

@@ -19,6 +19,7 @@ from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
 from ppo_plus.policy.policies import Features
+from ppo_plus.trees import to_device
 from ppo_plus.update.batch import Batch, n_transitions, pick
 from ppo_plus.update.flat import Weights, concatenated, trainable
 from ppo_plus.update.gradient import (
@@ -60,11 +61,11 @@ class Scheduled(NamedTuple):
     def of(cls, numbers: Mapping[str, float | None], device: th.device) -> "Scheduled":
         """The values from numbers."""
         tensors = {
-            name: None if number is None else th.tensor(number, device=device) for name, number in numbers.items()
+            name: None if number is None else to_device(th.tensor(number), device) for name, number in numbers.items()
         }
         rate, target = tensors.pop("learning_rate"), tensors.pop("target_kl")
         assert rate is not None
-        no_target = th.tensor(float("nan"), device=device)
+        no_target = to_device(th.tensor(float("nan")), device)
         return cls(Coefficients(**tensors), rate, no_target if target is None else target)  # type: ignore[arg-type]
 
 

@@ -120,10 +120,10 @@ def functional_step(like: Optimizer, vector: th.Tensor, moments: dict[str, th.Te
 
 
 class Records:
-    """What the minibatches of an update left."""
+    """What minibatches left: a table on the CPU, a row for each."""
 
-    def __init__(self, columns: Columns, records: list[th.Tensor]):
-        self._table = th.stack(records)
+    def __init__(self, columns: Columns, table: th.Tensor):
+        self._table = table
         self._counted = self._table[self._table[:, FLAGS.index("counted")] > 0]
         #: The column of each diagnostic; the last one if names are equal.
         self.columns = {name: column for column, name in enumerate(columns.names) if column >= len(FLAGS)}

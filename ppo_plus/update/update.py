@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch as th
@@ -10,12 +11,14 @@ from stable_baselines3.common.utils import update_learning_rate
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
+from ppo_plus.trees import read, to_device
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import Minibatch, Scheduled, UpdateRule, prepared
 from ppo_plus.update.step import Columns, Records
 
 #: After so many minibatches in a row with a non-finite loss or gradient, training stops.
 MAX_SKIPPED = 10
+CPU = th.device("cpu")
 #: Beyond this mean standard deviation of actions, a warning says so.
 LARGE_STD = 1000.0
 
@@ -63,11 +66,12 @@ class Updater:
         # With Python's numbers, so that it is logged unrounded.
         learning_rate: Any = KLState(*(value.item() for value in state)).scaled(numbers["learning_rate"])  # type: ignore[arg-type]
         update_learning_rate(rule.policy.optimizer, learning_rate)
-        state = KLState(*(value.to(device) for value in state))
         scheduled = Scheduled.of(numbers, device)
+        target = Scheduled.of(numbers, CPU).target_kl
         with packed(rule.policy.optimizer) as weights:
             minibatch = prepared(rule, weights, scheduled, compilation, unable, **reads)
-            update = Update(minibatch, rule.control, state, scheduled.target_kl, self, learning_rate)
+            asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
+            update = Update(minibatch, rule.control, state, target, self, learning_rate, device, asks)
             yield update
             update.finish()
             self.kl_memory = rule.control, tuple(float(value) for value in update.state)
@@ -97,10 +101,13 @@ class Update:
 
     :param minibatch: makes one minibatch
     :param control: the KL control
-    :param state: its state, running
-    :param target_kl: its target, 0-d
+    :param state: its state, running, on the CPU
+    :param target_kl: its target, 0-d, on the CPU
     :param updater: counts minibatches that are skipped
     :param learning_rate: the learning rate at its start
+    :param device: where the minibatches are made
+    :param asks: whether to ask after each minibatch if it was the last one. On CUDA, waiting for the answer takes
+        longer than making the others, which change no weight; but they must not change buffers or draw numbers either
     """
 
     def __init__(
@@ -111,14 +118,17 @@ class Update:
         target_kl: th.Tensor,
         updater: Updater,
         learning_rate: float,
+        device: th.device = CPU,
+        asks: bool = True,
     ):
         self._minibatch, self.control, self.state, self._target_kl = minibatch, control, state, target_kl
-        self._updater, self._learning_rate = updater, learning_rate
-        # Steps after the stop change nothing. On a GPU, waiting for the answer takes longer than making them.
-        self._asks = type(control).after_minibatch is not KLControl.after_minibatch and target_kl.device.type == "cpu"
+        self._updater, self._learning_rate, self._device = updater, learning_rate, device
+        self._may_stop = type(control).after_minibatch is not KLControl.after_minibatch
+        self._asks = asks
         self._columns: Columns
-        self._records: list[th.Tensor] = []
-        self._n_before = 0
+        #: The records of each epoch since they were read last, and of all epochs that were read.
+        self._unread: list[list[th.Tensor]] = [[]]
+        self._tables: list[th.Tensor] = []
         #: Epochs that were begun.
         self.n_epochs = 0
         #: Whether the KL control has stopped the update, as far as is known.
@@ -131,9 +141,14 @@ class Update:
 
         :param indices: which rows of it; ``None``: all
         """
+        if not self._unread[-1]:
+            self.state = KLState(*(to_device(value, self._device) for value in self.state))
+        before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)
         self.state, self._columns, record = self._minibatch(data, self.state, indices)
-        self._records.append(record)
-        self.stopped = self._asks and not self.state.running
+        self._unread[-1].append(record)
+        if before is not None:
+            self._asks = not before.equal(th.cuda.get_rng_state(self._device))
+        self.stopped = self._may_stop and self._asks and not self.state.running
 
     def end_epoch(self) -> None:
         """Ask the KL control whether another epoch may follow.
@@ -141,22 +156,43 @@ class Update:
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         self.n_epochs += 1
-        made = Records(self._columns, self._records[self._n_before :])
-        self._n_before = len(self._records)
-        epoch = self.n_epochs
-        self._updater.count_skipped(
-            made.finite(), lambda i: f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
-        )
-        measured = self.control.measure in made.columns
-        self.kl = made.mean(self.control.measure) if measured else self._target_kl
-        self.state = self.control.after_epoch(self.state, self.kl, self._target_kl)
-        self.stopped = not self.state.running
+        self._unread.append([])
+        # Without a control nothing has to be known of an epoch on a GPU before the update ends.
+        if self._device.type == "cpu" or type(self.control) is not KLControl:
+            made = self._read()
+            measured = self.control.measure in made.columns
+            self.kl = made.mean(self.control.measure) if measured else self._target_kl
+            self.state = self.control.after_epoch(self.state, self.kl, self._target_kl)
+            self.stopped = not self.state.running
+
+    def _read(self) -> Records:
+        """Read what the epochs since the last call left, in one copy; returns the records of the last one.
+
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        """
+        tables, state = read(([th.stack(records) for records in self._unread[:-1]], tuple(self.state)))
+        self.state, self._unread = KLState(*state), [[]]
+        for table in tables:
+            self._tables.append(table)
+            made = Records(self._columns, table)
+            describe = partial(self._describe, made, len(self._tables))
+            self._updater.count_skipped(made.finite(), describe)
+        return made
+
+    @staticmethod
+    def _describe(made: Records, epoch: int, i: int) -> str:
+        return f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
 
     def finish(self) -> None:
-        """End the update."""
+        """End the update.
+
+        :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
+        """
+        if len(self._unread) > 1:
+            self._read()
         self.state = self.control.after_update(self.state, self.kl, self._target_kl)
         #: The records of all minibatches.
-        self.records = Records(self._columns, self._records)
+        self.records = Records(self._columns, th.cat(self._tables))
 
     def metrics(self, policy: Any) -> dict[str, float]:
         """What is logged of the update, as ``train/<name>``."""

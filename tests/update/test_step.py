@@ -99,8 +99,8 @@ def test_a_diagnostic_that_is_not_a_tensor_is_named():
 def test_means_are_over_applied_minibatches():
     nan = float("nan")
     rows = [[1.0, 1.0, 2.0, 5.0, 1.0], [1.0, 1.0, 4.0, 7.0, 2.0], [0.0, 0.0, nan, nan, nan]]
-    records = Records(Columns((*FLAGS, "loss", "mine", "loss")), [th.tensor(row) for row in rows])
+    records = Records(Columns((*FLAGS, "loss", "mine", "loss")), th.tensor(rows))
     assert list(records.columns) == ["loss", "mine"]
     assert records.mean("mine") == 6.0 and records.mean("loss") == 1.5
     assert records.finite() == [True, True, False]
-    assert Records(Columns((*FLAGS, "loss")), [th.zeros(3)]).mean("loss").isnan()
+    assert Records(Columns((*FLAGS, "loss")), th.zeros(1, 3)).mean("loss").isnan()
