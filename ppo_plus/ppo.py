@@ -23,7 +23,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
-from ppo_plus.distributed.ranks import Ranks
+from ppo_plus.distributed.ranks import Ranks, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
 from ppo_plus.distributed.weights import copy_lead, frozen
@@ -43,7 +43,7 @@ from ppo_plus.policy.masking import find_masks
 from ppo_plus.policy.observations import explained
 from ppo_plus.policy.policies import ActorCriticPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 from ppo_plus.policy.recurrent import RECURRENT, WithMemory
-from ppo_plus.process import keep_freed_memory, torch_threads, worth_threads
+from ppo_plus.process import full_precision, has_convolutions, keep_freed_memory, torch_threads, worth_threads
 from ppo_plus.require import require_int, require_number, require_spaces
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, RolloutPlan, prepare_act
@@ -222,6 +222,8 @@ class PPO_Plus(OnPolicyAlgorithm):
         check_device(device)
         if device == "auto" and isinstance(env, VecEnv) and isinstance(env.unwrapped, TensorVecEnv):
             device = env.unwrapped.device
+        if self.ranks.several:
+            use_own_gpu(utils.get_device(device))
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -392,8 +394,12 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = "ActorCriticPolicy") -> None:
         # Environments in tensors and the policy are on the same device.
-        if not in_tensors(self.env):
-            super()._maybe_recommend_cpu(mlp_class_name)
+        if self.device.type != "cpu" and not in_tensors(self.env) and not has_convolutions(self.policy):
+            warnings.warn(
+                f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
+                'where training is also compiled, as it is not on a GPU: pass device="cpu", or compare the two',
+                stacklevel=5,
+            )
 
     def _setup_lr_schedule(self) -> None:
         self.lr_schedule = self.settings.schedules["learning_rate"]  # type: ignore[assignment]
@@ -519,8 +525,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     def _running(self, total_timesteps: int) -> Iterator[Call]:
         """A call of ``learn``: torch's threads, its progress, and leaving the other processes on an error."""
         keep_freed_memory()
-        with torch_threads(self._choose_threads()), self.ranks.until_error(), calling(self, total_timesteps) as call:
-            yield call
+        with torch_threads(self._choose_threads()), full_precision(), self.ranks.until_error():
+            with calling(self, total_timesteps) as call:
+                yield call
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write what was logged.

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch as th
 from torch import nn
@@ -22,7 +23,12 @@ CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTrans
 def worth_threads(policy: nn.Module, n_at_once: int, device: th.device) -> bool:
     """Whether torch computes faster with several threads, for ``n_at_once`` transitions at once."""
     large = n_at_once * sum(p.numel() for p in policy.parameters()) >= WORTH_THREADS
-    return device.type != "cpu" or large or any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
+    return device.type != "cpu" or large or has_convolutions(policy)
+
+
+def has_convolutions(policy: nn.Module) -> bool:
+    """Whether a policy has convolutional layers."""
+    return any(isinstance(part, CONVOLUTIONS) for part in policy.modules())
 
 
 class _Threads:
@@ -52,6 +58,47 @@ def torch_threads(number: int) -> Iterator[None]:
         with _Threads.lock:
             _Threads.depth -= Counter([me])
         th.set_num_threads(before)
+
+
+#: Where cuDNN's precision is set, and what is full precision. Before torch 2.9, convolutions and recurrent layers have
+#: one setting, which later versions refuse to read once the others were used.
+CUDNN: list[tuple[Any, str, Any]] = [
+    (getattr(th.backends.cudnn, part), "fp32_precision", "ieee")
+    for part in ("conv", "rnn")
+    if hasattr(th.backends.cudnn, part)
+] or [(th.backends.cudnn, "allow_tf32", False)]
+
+
+class _Precision:
+    """Blocks of :func:`full_precision`, which threads of Python may be in at the same time."""
+
+    lock = threading.Lock()
+    depth = 0
+    #: What cuDNN was set to outside of all blocks.
+    outside: list[Any] = []
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let cuDNN compute in single precision in the block, instead of in TensorFloat-32, torch's default there.
+
+    A rollout and an update use other kernels for the same layers, since batches have other sizes. With the 10 bits of
+    TensorFloat-32, the ratio of the first minibatch would differ from 1 by 0.001.
+    """
+    with _Precision.lock:
+        if not _Precision.depth:
+            _Precision.outside = [getattr(part, name) for part, name, _ in CUDNN]
+            for part, name, full in CUDNN:
+                setattr(part, name, full)
+        _Precision.depth += 1
+    try:
+        yield
+    finally:
+        with _Precision.lock:
+            _Precision.depth -= 1
+            if not _Precision.depth:
+                for (part, name, _), value in zip(CUDNN, _Precision.outside, strict=True):
+                    setattr(part, name, value)
 
 
 def keep_freed_memory() -> None:

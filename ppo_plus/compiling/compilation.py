@@ -90,8 +90,8 @@ class Compilation:
         if unsupported is not None:
             return CompileStatus(False, unsupported)
         planned = f"{n_steps:,} gradient steps are planned"
-        if requested == "auto" and device.type != "cpu":
-            return CompileStatus(False, f'compile="auto" compiles on a CPU only, and this is {device}; {FORCE}')
+        if device.type != "cpu":
+            return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
         # What was compiled stays compiled.
         if requested == "auto" and not self.decision and not is_worth_compiling(n_steps, device):
             return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}; {FORCE}")
@@ -149,7 +149,8 @@ class Compilation:
                 raise compile_error(unable)
             return None
         # Kernels are compiled for a number of threads.
-        settings = th.get_num_threads(), th.get_default_dtype(), th.is_autocast_enabled("cpu"), self.strict
+        autocast = th.is_autocast_enabled("cpu") and th.get_autocast_dtype("cpu")
+        settings = th.get_num_threads(), th.get_default_dtype(), autocast, self.strict
         constants = _read(settings=settings, **reads)
         known = self.functions.get(name)
         if known is not None and known.constants == constants:

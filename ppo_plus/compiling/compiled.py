@@ -134,7 +134,7 @@ class Compiled:
         results = []
         for function in (self.function, run):
             # Each with the same random numbers, and without using them up.
-            with th.random.fork_rng():
+            with th.random.fork_rng(devices=[]):
                 mutable: Any = tree_map(th.clone, args[: self.n_mutable])
                 results.append((function(*mutable, *args[self.n_mutable :]), mutable))
         eager, compiled = (tree_leaves(result) for result in results)

@@ -10,6 +10,7 @@ from ppo_plus.distributed.ranks import Ranks, RanksError
 from ppo_plus.distributed.single import Rows
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
+from ppo_plus.trees import to_device
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.gradient import Gradient
 
@@ -34,13 +35,13 @@ class Reduction:
         grads: Gradient = (None,) * len(targets) if found is None else found[1]
         given = [target.new_zeros(target.shape) if g is None else g for g, target in zip(grads, targets, strict=True)]
         like = given[0]
-        reached = like.new_tensor([float(g is not None) for g in grads])
         if found is None:
             numbers = like.new_zeros(len(self._names) + 1)
         else:
             numbers = th.stack([found[0].total.detach(), *found[0].diagnostics.values()]).to(like.dtype)
         weighted = [part.reshape(-1) * n for part in (*given, numbers)]
-        flat = th.cat([*weighted, reached, like.new_tensor([float(n)])])
+        counts = th.tensor([*(float(g is not None) for g in grads), float(n)], dtype=like.dtype)
+        flat = th.cat([*weighted, to_device(counts, like.device)])
         self.ranks.sum(flat)
         *parts, reached, count = th.split(flat, [*(part.numel() for part in weighted), len(grads), 1])
         *means, numbers = (part / count for part in parts)
@@ -64,7 +65,7 @@ def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bo
         if not minibatches:
             raise RanksError(f"rank {ranks.rank} has no transitions to learn from: use more n_steps")
         data = minibatches[0][0]
-        most = int(max(ranks.gather(th.tensor([len(minibatches)], device=data.returns.device))))
+        most = int(th.cat(ranks.gather(to_device(th.tensor([len(minibatches)]), data.returns.device))).max())
         nothing = th.zeros(0, dtype=th.long, device=data.returns.device)
         minibatches += [(data, nothing)] * (most - len(minibatches))
         yield normalized(ranks, minibatches) if normalizes else minibatches
@@ -79,7 +80,7 @@ def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
     """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each."""
     parts = [data.advantages if indices is None else data.advantages[indices] for data, indices in minibatches]
     sizes = th.tensor([len(part) for part in parts])
-    of = th.arange(len(parts)).repeat_interleave(sizes).to(parts[0].device)
+    of = to_device(th.arange(len(parts)).repeat_interleave(sizes), parts[0].device)
     advantages = th.cat(parts).double()
     counted = th.ones_like(advantages)
     if minibatches[0][0].valid is not None:

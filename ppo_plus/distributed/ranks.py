@@ -5,6 +5,7 @@ Each method but :meth:`Ranks.seed` is a *collective*: all processes call it, in 
 """
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,8 +94,10 @@ class Ranks:
     def copy_lead(self, tensors: Iterable[th.Tensor]) -> None:
         """Write into tensors what they are on rank 0."""
         for tensor in tensors:
-            # If it is a view, only the elements that it shows.
-            whole = tensor.detach().contiguous()
+            # If it is a view, only the elements that it shows. NCCL alone connects GPUs, and not what is on the CPU,
+            # such as an optimizer's count of steps.
+            reached = "cpu" in dist.get_backend_config() or tensor.device.type != "cpu"
+            whole = tensor.detach().to(tensor.device if reached else "cuda").contiguous()
             self._timed(partial(dist.broadcast, whole, src=0))
             tensor.detach().copy_(whole)
 
@@ -133,6 +136,16 @@ class Ranks:
             ) from error
         finally:
             self.waited += time.monotonic() - start
+
+
+def use_own_gpu(device: th.device) -> None:
+    """Make the GPU on which this process computes torch's current one, as NCCL needs it: the one that is named, or the
+    one with the number of this process on its machine, unless another one is current already."""
+    if device.type != "cuda":
+        return
+    own = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
+    if device.index is not None or (th.cuda.current_device() == 0 and own < th.cuda.device_count()):
+        th.cuda.set_device(own)
 
 
 def as_text(facts: dict[str, Any]) -> dict[str, str]:

@@ -69,6 +69,7 @@ def join(device: str) -> "Ranks":
     end_with_torchrun()
     on_gpu = device.startswith("cuda") or (device == "auto" and th.cuda.is_available())
     if on_gpu:
+        require_any_gpu(device)
         _select_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     # gloo in addition to NCCL, for what is on the CPU, such as an optimizer's step count.
     join_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
@@ -87,6 +88,12 @@ def _select_gpu(local_rank: int) -> None:
             f"this machine has {n_gpus} GPUs, one for each process: use --processes {n_gpus}, or --device cpu"
         )
     th.cuda.set_device(local_rank)
+
+
+def require_any_gpu(device: str) -> None:
+    """:raises ValueError: the device is one GPU, which all processes would share"""
+    if device.startswith("cuda:"):
+        raise ValueError(f"--device {device} is one GPU, and each process needs its own: use --device cuda")
 
 
 def end_with_torchrun() -> None:

@@ -19,6 +19,8 @@ from ppo_plus.saving.format.names import Refused
 
 #: TensorBoard's files.
 EVENTS = "events.out.tfevents.*"
+#: The kinds of GPUs, by the names of torch's modules.
+GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
 #: The state of a logger without files in which nothing is recorded.
@@ -31,8 +33,16 @@ def get_generators() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": th.get_rng_state(),
-        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_initialized() else [],
+        **{kind: _states(kind) for kind in GPUS},
     }
+
+
+def _states(kind: str) -> list[th.Tensor]:
+    if kind == "mps":
+        # There is one, and torch does not say whether it is in use.
+        return [th.mps.get_rng_state()] if th.mps.is_available() else []
+    gpus = getattr(th, kind)
+    return gpus.get_rng_state_all() if gpus.is_initialized() else []  # type: ignore[no-any-return]
 
 
 def set_generators(states: dict[str, Any]) -> None:
@@ -42,8 +52,11 @@ def set_generators(states: dict[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(states["numpy"])
     th.set_rng_state(states["torch"])
-    for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
-        th.cuda.set_rng_state(state, device)
+    for kind in GPUS:
+        gpus = getattr(th, kind)
+        # Checkpoints of earlier versions have those of CUDA alone.
+        for device, state in enumerate(states.get(kind, [])[: gpus.device_count()]):
+            gpus.set_rng_state(state, device)
 
 
 def get_log(logger: Logger) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ppo_plus.distributed.torchrun import job, launch, launched
+from ppo_plus.distributed.torchrun import job, launch, launched, require_any_gpu
 from ppo_plus.zoo.cli.arguments import (
     TRUST_MODEL,
     add_algo_argument,
@@ -150,11 +150,13 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
     """Check the arguments and build the run; return the function that trains."""
     _check(command, args)
     folder = None if args.resume is None else open_run(Path(args.resume))
+    device = args.device if folder is None else folder.arguments()["device"]
     if args.processes is not None and args.processes > 1 and not args.dry_run:
         if launched():
             raise ValueError(f"--processes {args.processes}: torchrun has started this process already; leave it out")
         if folder is None:
             make_experiment(args).for_each_process(args.processes)
+        require_any_gpu(device)
         return partial(launch, args.processes, sys.argv[1:])
     if launched():
         import numpy as np
@@ -164,7 +166,7 @@ def prepare(command: argparse.ArgumentParser, args: argparse.Namespace) -> Calla
         # All processes use the seed of the first.
         if args.seed < 0:
             args.seed = int(np.random.default_rng().integers(2**32))
-        args.seed = join(args.device if folder is None else folder.arguments()["device"]).lead(args.seed)
+        args.seed = join(device).lead(args.seed)
     if folder is None and job() is not None and not args.dry_run:
         from ppo_plus.zoo.train import restarted_run
 

@@ -33,6 +33,22 @@ def test_they_draw_the_same_again():
     assert [draw() for _ in range(3)] == expected
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_the_generators_of_gpus_are_restored(kind, monkeypatch):
+    gpus, states = getattr(th, kind), [th.zeros(2), th.ones(2)][: 1 if kind == "mps" else 2]
+    present = {"is_initialized": True, "is_available": True, "device_count": len(states)}
+    for name, value in present.items():
+        monkeypatch.setattr(gpus, name, lambda value=value: value, raising=False)
+    monkeypatch.setattr(gpus, "get_rng_state", lambda device=0: states[device], raising=False)
+    monkeypatch.setattr(gpus, "get_rng_state_all", lambda: [*states], raising=False)
+    restored = {}
+    monkeypatch.setattr(gpus, "set_rng_state", lambda state, device: restored.update({device: state}), raising=False)
+    set_generators(get_generators())
+    assert [*restored.values()] == states
+    # A checkpoint of an earlier version has those of CUDA alone.
+    set_generators({name: state for name, state in get_generators().items() if name not in ("xpu", "mps")})
+
+
 @pytest.mark.parametrize(("part", "value"), [("pos", 10**6), ("pos", -1), ("key", np.zeros(1, np.uint32))])
 def test_numpys_does_not_read_beyond_its_state(part, value):
     states = get_generators()
