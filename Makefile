@@ -16,16 +16,17 @@ export OMP_NUM_THREADS := 1
 # Tests start hundreds of processes, which begin sooner where bytecode is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test test-all test-python test-torch lint check format docs dist clean
+.PHONY: help train test test-all test-gpu test-python test-torch lint check format docs dist clean
 
 help:
 	@echo "make train   train CartPole-v1, evaluate it, save the model and its learning curve"
 	@echo "make test    run the fast tests, which hold every room: some three minutes"
 	@echo "make test-all   run all tests, with whole products of cases and compiled training"
+	@echo "make test-gpu   run the tests on a GPU, or on a simulated one, which is compiled first: a minute"
 	@echo "make test-python VERSION=3.13    run the fast tests with another Python"
 	@echo "make test-torch VERSION=2.15.0   run all tests with another torch"
 	@echo "make lint    check format, lint and types"
-	@echo "make check   make lint, make dist and make test-all: all that has to pass"
+	@echo "make check   make lint, make dist, make test-gpu and make test-all: all that has to pass"
 	@echo "make format  format the code"
 	@echo "make docs    build the documentation: docs/_build/index.html"
 	@echo "make dist    build the wheel and the source distribution, and check them: dist/"
@@ -39,6 +40,10 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(BIN)/pytest -n 2 --dist worksteal tests
+
+# In a process of its own, since the simulated GPU changes torch.
+test-gpu: $(DEV)
+	PATH=$(abspath $(BIN)):$(PATH) $(BIN)/pytest tests/gpu
 
 test-python:
 	$(if $(VERSION),,$(error which Python? make $@ VERSION=3.13))
@@ -55,7 +60,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint dist test-all
+check: lint dist test-gpu test-all
 
 format: $(DEV)
 	$(BIN)/ruff format .

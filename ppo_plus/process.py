@@ -60,22 +60,13 @@ def torch_threads(number: int) -> Iterator[None]:
         th.set_num_threads(before)
 
 
-#: Where cuDNN's precision is set, and what is full precision. Before torch 2.9, convolutions and recurrent layers have
-#: one setting, which later versions refuse to read once the others were used.
-CUDNN: list[tuple[Any, str, Any]] = [
-    (getattr(th.backends.cudnn, part), "fp32_precision", "ieee")
-    for part in ("conv", "rnn")
-    if hasattr(th.backends.cudnn, part)
-] or [(th.backends.cudnn, "allow_tf32", False)]
-
-
 class _Precision:
     """Blocks of :func:`full_precision`, which threads of Python may be in at the same time."""
 
     lock = threading.Lock()
     depth = 0
-    #: What cuDNN was set to outside of all blocks.
-    outside: list[Any] = []
+    #: What was set outside of all blocks: module, attribute, value.
+    outside: list[tuple[Any, str, Any]] = []
 
 
 @contextmanager
@@ -87,9 +78,9 @@ def full_precision() -> Iterator[None]:
     """
     with _Precision.lock:
         if not _Precision.depth:
-            _Precision.outside = [getattr(part, name) for part, name, _ in CUDNN]
-            for part, name, full in CUDNN:
-                setattr(part, name, full)
+            _Precision.outside = _precision()
+            for module, name, value in _Precision.outside:
+                setattr(module, name, False if isinstance(value, bool) else "ieee")
         _Precision.depth += 1
     try:
         yield
@@ -97,8 +88,17 @@ def full_precision() -> Iterator[None]:
         with _Precision.lock:
             _Precision.depth -= 1
             if not _Precision.depth:
-                for (part, name, _), value in zip(CUDNN, _Precision.outside, strict=True):
-                    setattr(part, name, value)
+                for setting in _Precision.outside:
+                    setattr(*setting)
+
+
+def _precision() -> list[tuple[Any, str, Any]]:
+    cudnn: Any = th.backends.cudnn
+    try:
+        return [(cudnn, "allow_tf32", cudnn.allow_tf32)]
+    except RuntimeError:
+        # Torch refuses to read it once something was set for one kind of layer.
+        return [(part, "fp32_precision", part.fp32_precision) for part in (cudnn.conv, cudnn.rnn)]
 
 
 def keep_freed_memory() -> None:

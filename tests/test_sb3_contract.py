@@ -828,17 +828,3 @@ def test_a_device_can_be_named_by_text_or_object(device, tmp_path):
     model.save(tmp_path / "model")
     for each in (model, PPO_Plus.load(tmp_path / "model", device=device)):
         assert each.device == each.policy.device == th.device("cpu")
-
-
-@pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "exploration", [{}, {"use_sde": True}, {"exploration": ColoredNoise(0.5, horizon=16)}], ids=str
-)
-def test_every_action_space_is_learned_on_a_gpu(exploration):
-    for kind in ACTIONS:
-        model = make_for(kind, "dict", device="cuda", target_kl=0.1, kl_control="penalty", **exploration)
-        before = weights(model)
-        model.learn(32)
-        assert model.policy.device.type == "cuda"
-        assert not th.equal(weights(model), before)
-        assert th.isfinite(weights(model)).all()

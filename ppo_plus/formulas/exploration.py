@@ -151,7 +151,7 @@ class ColoredNoise(NoiseProcess):
         # The constant and the fastest wave are real: one Gaussian instead of two, so they get its whole variance.
         amplitude = th.arange(bins, device=device).clamp(min=1).pow(-self.beta / 2)
         real, imaginary = amplitude * th.randn(2, n_envs, noise_dim, bins, device=device)
-        real[..., [0, -1]] *= math.sqrt(2)
+        real[..., :: bins - 1] *= math.sqrt(2)
         series = th.fft.irfft(th.complex(real, imaginary), n=self.horizon, norm="forward")
         variance = 4 * amplitude.square().sum() - 2 * amplitude[0].square() - 2 * amplitude[-1].square()
         return {

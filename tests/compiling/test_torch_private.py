@@ -118,27 +118,6 @@ def test_what_stands_in_place_of_the_step_is_called():
     assert len(calls) == 3
 
 
-@pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("applied", [True, False])
-def test_on_a_gpu_nobody_waits(applied):
-    p = nn.Parameter(th.ones(8, device="cuda"))
-    reference = copy.deepcopy(p)
-    optimizer, expected = (optim.Adam([each], lr=0.1, fused=True) for each in (p, reference))
-    grad, learning_rate = th.ones(8, device="cuda"), th.tensor(0.1, device="cuda")
-    optimizer_step(optimizer, [p], (grad,), learning_rate, th.tensor(True, device="cuda"))
-    reference.grad = grad.clone()
-    expected.step()
-    gate = th.tensor(applied, device="cuda")
-    th.cuda.set_sync_debug_mode("error")
-    try:
-        optimizer_step(optimizer, [p], (grad,), learning_rate, gate)
-    finally:
-        th.cuda.set_sync_debug_mode("default")
-    if applied:
-        expected.step()
-    assert th.allclose(p, reference)
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_without_gradients_only_inside(before):
     weight = th.ones(2, requires_grad=True)

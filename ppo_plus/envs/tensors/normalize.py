@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus.envs.tensors.vec_env import Stepped
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.trees import widest
+from ppo_plus.trees import to_device, widest
 
 
 class Normalizing:
@@ -81,7 +81,7 @@ class Normalizing:
         return obs | found
 
     def _tensor(self, value: Any) -> th.Tensor:
-        return th.as_tensor(np.asarray(value, np.float64)).to(self._device, widest(self._device))
+        return to_device(th.as_tensor(np.asarray(value, np.float64)).to(widest(self._device)), self._device)
 
     def _moments(self, rms: Any) -> Moments:
         count, mean, var = map(self._tensor, (rms.count, rms.mean, rms.var))

@@ -3,6 +3,7 @@
 It is for a process of its own, since :func:`install` changes torch for good.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ def install() -> str:
     import torch._dynamo  # noqa: F401
     from torch.utils.cpp_extension import load
 
-    device = load("simulated_device", [str(HERE / "device.cpp")], extra_cflags=["-O1", "-std=c++20"])
+    # What is compiled is kept, and fits one version of torch.
+    name = re.sub(r"\W", "_", f"simulated_device_{th.__version__}")
+    device = load(name, [str(HERE / "device.cpp")], extra_cflags=["-O1", "-std=c++20"])
     for name, value in _functions(device).items():
         setattr(th.cuda, name, value)
     for name in ("get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "manual_seed_all"):
@@ -30,8 +33,8 @@ def install() -> str:
     th._C._cuda_getDevice, th._C._cuda_setDevice = device.current_device, device.set_device
     th._C._cuda_getDeviceCount = lambda: device.N_DEVICES
     th._C._cuda_isInBadFork = lambda: False
-    th._C._cuda_set_sync_debug_mode = lambda mode: device.report_waiting(bool(mode))
-    th._C._cuda_get_sync_debug_mode = lambda: int(device.reports_waiting())
+    th._C._cuda_set_sync_debug_mode = device.set_sync_debug_mode
+    th._C._cuda_get_sync_debug_mode = device.get_sync_debug_mode
     th.serialization.register_package(1, _tag, _put)
     return "simulated"
 

@@ -1,7 +1,7 @@
 // A CUDA device for a torch that was built without CUDA: its memory is the host's, its kernels are the CPU's.
 //
 // It shows where tensors are, what mixes devices, and what the host waits for; it shows nothing of a GPU's numbers,
-// speed or asynchrony. Waiting is reported as CUDA does it in the mode `torch.cuda.set_sync_debug_mode("warn")`.
+// speed or asynchrony. Waiting is reported as CUDA does it, see `torch.cuda.set_sync_debug_mode`.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -27,10 +27,13 @@ using c10::IValue;
 constexpr auto CUDA = c10::DeviceType::CUDA;
 constexpr c10::DeviceIndex N_DEVICES = 2;
 thread_local c10::DeviceIndex current = 0;
-bool reports_waiting = false;
+// What is done about waiting: 0 nothing, 1 a warning, 2 an error.
+int sync_debug_mode = 0;
 
 void waits_for(const std::string& what) {
-  if (reports_waiting) TORCH_WARN("called a synchronizing CUDA operation: ", what);
+  const auto message = "called a synchronizing CUDA operation: " + what;
+  TORCH_CHECK(sync_debug_mode < 2, message);
+  if (sync_debug_mode) TORCH_WARN(message);
 }
 
 bool is_here(const Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
@@ -361,6 +364,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   // By default these are composed of CUDA's parts.
   m.impl("convolution", CppFunction::makeFromBoxedFunction<&run>());
   m.impl("convolution_backward", CppFunction::makeFromBoxedFunction<&run>());
+  m.impl("mse_loss", CppFunction::makeFromBoxedFunction<&run>());
   m.impl("record_stream", [](Tensor&, at::Stream) {});
 }
 #define FOR_BOTH(KEY)                            \
@@ -382,8 +386,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Torch asks for the hooks once, when it is imported, and keeps them; both classes are without data.
   static_assert(sizeof(at::CUDAHooks) == sizeof(at::CUDAHooksInterface));
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) at::CUDAHooks();
-  m.def("report_waiting", [](bool reports) { reports_waiting = reports; });
-  m.def("reports_waiting", [] { return reports_waiting; });
+  m.def("set_sync_debug_mode", [](int mode) { sync_debug_mode = mode; });
+  m.def("get_sync_debug_mode", [] { return sync_debug_mode; });
   m.def("current_device", [] { return int(current); });
   m.def("set_device", [](int index) { Guard().setDevice(Device(CUDA, index)); });
   m.attr("N_DEVICES") = int(N_DEVICES);

@@ -1,0 +1,213 @@
+"""Training on a GPU: the numbers of the CPU, and few occasions at which the host waits."""
+
+import pickle
+import warnings
+
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
+from simulated_device import waits
+from stable_baselines3.common.vec_env import VecNormalize
+from tensor_envs import TensorTwin
+from torch import nn
+
+from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, RolloutBuffer, as_vec_env
+from ppo_plus.compiling.compiled import CompileError
+
+N_STEPS = 16
+#: The waits of an update, and in a rollout those besides the one of each step.
+PER_UPDATE, PER_ROLLOUT = 5, 3
+
+
+class Dropping(ActorCriticPolicy):
+    """With dropout and batch normalization, which an update that has stopped must leave alone."""
+
+    def _build_mlp_extractor(self):
+        super()._build_mlp_extractor()
+        for name in ("policy_net", "value_net"):
+            layers = [*getattr(self.mlp_extractor, name), nn.Dropout(0.2), *self.last()]
+            setattr(self.mlp_extractor, name, nn.Sequential(*layers))
+
+    def last(self):
+        return []
+
+
+class Normalizing(Dropping):
+    def last(self):
+        return [nn.BatchNorm1d(64)]
+
+
+def envs(kind, observation="box", **kwargs):
+    return lambda device: vec(ACTIONS[kind], OBSERVATIONS[observation], **kwargs)
+
+
+def tensors(kind, masks=None, normalize=False, **kwargs):
+    def make(device):
+        env = as_vec_env(TensorTwin(4, ACTIONS[kind], masks, device=device, **kwargs))
+        return VecNormalize(env) if normalize else env
+
+    return make
+
+
+SMALL = {"lstm_hidden_size": 8}
+GSDE = {"use_sde": True, "sde_sample_freq": "episode"}
+APART = {"policy_kwargs": {"net_arch": {"pi": [16], "vf": [16]}, "share_features_extractor": False}}
+#: Environments, policy, arguments.
+CASES = {
+    "box": (envs("box"), "MlpPolicy", {}),
+    "squashed": (envs("box"), "MlpPolicy", {"policy_kwargs": {"squash_output": True}, "ent_coef": 0.01}),
+    "multidiscrete": (envs("multidiscrete"), "MlpPolicy", {}),
+    "multibinary": (envs("multibinary"), "MlpPolicy", {}),
+    "mixed, colored": (envs("mixed"), "MlpPolicy", {"exploration": ColoredNoise(0.5, horizon=16)}),
+    "masks": (envs("multidiscrete", env_class=MaskedEnv), "MlpPolicy", {"ent_coef": 0.1}),
+    "mask entry": (envs("discrete", "dict", env_class=KeyMaskedEnv), "MultiInputPolicy", {"action_mask_key": "mask"}),
+    "dict": (envs("box", "dict"), "MultiInputPolicy", {}),
+    "image": (envs("discrete", "image"), "CnnPolicy", {}),
+    "autocast": (envs("discrete", "image"), "CnnPolicy", {"policy_kwargs": {"autocast": True}}),
+    "lstm": (envs("multidiscrete"), "MlpLstmPolicy", {"policy_kwargs": SMALL | {"n_lstm_layers": 2}}),
+    "gru, gsde": (envs("box"), "MlpGruPolicy", {"policy_kwargs": SMALL | {"n_lstm_layers": 2}} | GSDE),
+    "gsde": (envs("box"), "MlpPolicy", GSDE),
+    "penalty": (envs("box"), "MlpPolicy", {"target_kl": 0.003, "kl_control": "penalty", "n_epochs": 2}),
+    "apart": (envs("box"), "MlpPolicy", {"normalize_advantage": "rollout", "clip_range_vf": 0.2} | APART),
+    "tensors": (tensors("box"), "MlpPolicy", {}),
+    "tensors, normalized": (tensors("mixed", normalize=True), "MlpPolicy", {"normalize_advantage": "rollout"}),
+    "tensors, dict": (tensors("box", is_dict=True), "MultiInputPolicy", {}),
+    "tensors, masks": (tensors("multidiscrete", "method"), "MlpPolicy", {"ent_coef": 0.1}),
+    "tensors, mask entry": (tensors("discrete", "key"), "MultiInputPolicy", {"action_mask_key": "mask"}),
+    "tensors, lstm": (tensors("discrete"), "MlpLstmPolicy", {"policy_kwargs": SMALL}),
+    "tensors, gsde": (tensors("box"), "MlpPolicy", GSDE),
+}
+#: On a GPU, held noise is drawn for all environments, and autocast rounds.
+OTHER_NUMBERS = {"tensors, gsde", "autocast"}
+
+
+class Counting(PPO_Plus):
+    """Counts the waits of each rollout and update."""
+
+    def collect_rollouts(self, *args):
+        with waits() as found:
+            keep_training = super().collect_rollouts(*args)
+        vars(self).setdefault("rollouts", []).append(found)
+        return keep_training
+
+    def train(self):
+        with waits() as found:
+            super().train()
+        vars(self).setdefault("updates", []).append(found)
+
+
+def trained(name_or_case, device, n_rollouts=2, **kwargs):
+    make, policy, given = CASES[name_or_case] if isinstance(name_or_case, str) else name_or_case
+    settings = {"n_steps": N_STEPS, "batch_size": 8, "n_epochs": 4, "seed": 0, "compile": False} | given | kwargs
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*without convolutions")
+        model = Counting(policy, make(device), device=device, **settings)
+    return model.learn(n_rollouts * N_STEPS * model.n_envs)
+
+
+def difference(one, other):
+    pairs = zip(*({**model.policy.state_dict()}.values() for model in (one, other)), strict=True)
+    return max((a.cpu().double() - b.cpu().double()).abs().max().item() for a, b in pairs)
+
+
+@pytest.fixture
+def same_order(monkeypatch):
+    """On a GPU, torch draws the order of minibatches of environments in tensors: here on the CPU, too."""
+    monkeypatch.setattr(RolloutBuffer, "_permutation", lambda self, n: th.randperm(n, device=self.storage))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_order):
+    model = trained(name, "cuda")
+    assert {p.device.type for p in model.policy.parameters()} == {"cuda"}
+    assert all(p.isfinite().all() for p in model.policy.parameters())
+    if is_simulated and name not in OTHER_NUMBERS:
+        assert difference(model, trained(name, "cpu")) < 1e-6
+    # More minibatches than waits: there is none for each of them.
+    assert len(model.updates[-1]) <= PER_UPDATE < 4 * 32 // 8
+    steps = 0 if name.startswith("tensors") else N_STEPS
+    assert len(model.rollouts[-1]) <= steps + PER_ROLLOUT
+    # Episodes continue.
+    model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize("optimizer", ["Adagrad", "NAdam", "RMSprop", "SGD", "AdamW"])
+def test_every_optimizer_has_its_state_on_the_gpu(optimizer, is_simulated, tmp_path):
+    kwargs = {"policy_kwargs": {"optimizer_class": getattr(th.optim, optimizer)}}
+    model = trained("box", "cuda", **kwargs)
+    state = [value for each in model.policy.optimizer.state.values() for value in each.values()]
+    assert {value.device.type for value in state if isinstance(value, th.Tensor) and value.dim()} <= {"cuda"}
+    if is_simulated:
+        assert difference(model, trained("box", "cpu", **kwargs)) < 1e-6
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", device="cuda", env=vec(ACTIONS["box"]))
+    loaded.learn(32)
+    assert PPO_Plus.load(tmp_path / "model", device="cpu").device.type == "cpu"
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", Dropping, Normalizing])
+def test_a_stopped_update_changes_nothing_more(policy, is_simulated):
+    case = envs("box"), policy, {"target_kl": 0.002, "learning_rate": 3e-3}
+    model = trained(case, "cuda", n_rollouts=3)
+    assert model.logger.name_to_value["train/kl_early_stop"] == 1
+    if is_simulated:
+        assert difference(model, trained(case, "cpu", n_rollouts=3)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["box", "image", "mixed, colored", "lstm", "gru, gsde", "tensors, mask entry"])
+def test_the_first_minibatch_has_ratio_1(name):
+    make, policy, given = CASES[name]
+    ratios, precise = [], []
+
+    class Recording(PPO_Plus):
+        def compute_loss(self, batch, coefficients):
+            _, params = self.policy.evaluate_batch(batch)
+            ratios.append((self.policy.family.log_prob(params, batch.actions) - batch.old_log_prob).exp().detach())
+            precise.append(not th.backends.cudnn.allow_tf32)
+            return super().compute_loss(batch, coefficients)
+
+    before = th.backends.cudnn.allow_tf32
+    kwargs = given | {"policy_kwargs": given.get("policy_kwargs", {}) | {"ortho_init": False}}
+    model = Recording(policy, make("cuda"), device="cuda", n_steps=8, batch_size=16, n_epochs=1, seed=0, **kwargs)
+    model.learn(8 * model.n_envs)
+    th.testing.assert_close(ratios[0], th.ones_like(ratios[0]), rtol=0, atol=1e-5)
+    assert all(precise) and th.backends.cudnn.allow_tf32 == before
+
+
+def test_a_model_with_tensors_on_a_gpu_is_copied_to_the_cpu():
+    model = trained("tensors, dict", "cuda", n_rollouts=1)
+    kept = pickle.loads(pickle.dumps(model.collector))
+    assert {part.device.type for part in (*kept.obs.values(), kept.starts)} == {"cpu"}
+
+
+def test_a_second_gpu_is_used_alone():
+    if th.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    for name in ("dict", "tensors, normalized", "lstm"):
+        model = trained(name, "cuda:1", n_rollouts=1)
+        assert {str(p.device) for p in model.policy.parameters()} == {"cuda:1"}
+
+
+def test_networks_without_convolutions_are_recommended_for_the_cpu():
+    for name, n_warnings in [("box", 1), ("lstm", 1), ("mask entry", 0), ("image", 0), ("tensors", 0)]:
+        make, policy, given = CASES[name]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            PPO_Plus(policy, make("cuda"), device="cuda", n_steps=N_STEPS, **given)
+        found = [each for each in said if "without convolutions" in str(each.message)]
+        assert len(found) == n_warnings
+        assert all("not on a GPU" in str(each.message) and each.filename == __file__ for each in found)
+
+
+def test_nothing_is_compiled():
+    with pytest.raises(CompileError, match="compile=True, but nothing is compiled on cuda"):
+        trained("box", "cuda", compile=True)
+    model = trained("image", "cuda", compile="auto")
+    assert not model.compiled and "nothing is compiled on cuda" in str(model.compiled)
+
+
+def test_every_action_space_is_learned():
+    for kind in ACTIONS:
+        case = envs(kind, "dict"), POLICIES["dict"], {"target_kl": 0.1, "kl_control": "penalty", "n_epochs": 1}
+        model = trained(case, "cuda", n_rollouts=1)
+        assert all(p.isfinite().all() for p in model.policy.parameters())
