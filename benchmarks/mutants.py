@@ -229,7 +229,7 @@ POLICY = (
     Fault(
         "observation-start",
         "policy/observations.py",
-        ".long() - starts.to(observations.device)",
+        ".long() - to_device(starts, observations.device)",
         ".long()",
         "tests/policy/test_observations.py",
     ),
@@ -364,8 +364,8 @@ UPDATE = (
     Fault(
         "kl-of-all-epochs",
         "update/update.py",
-        "Records(self._columns, self._records[self._n_before :])",
-        "Records(self._columns, self._records)",
+        "made = Records(self._columns, table)",
+        "made = Records(self._columns, th.cat(self._tables))",
         "tests/update/test_update.py",
     ),
     Fault(

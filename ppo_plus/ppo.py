@@ -68,8 +68,7 @@ from ppo_plus.settings import (
     check_env,
     known_names_only,
 )
-from ppo_plus.trees import read
-from ppo_plus.update.batch import Batch
+from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import check_optimizer_state
 from ppo_plus.update.minibatch import UpdateRule
 from ppo_plus.update.update import Update, Updater

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch as th
 
-from ppo_plus.process import torch_threads
+from ppo_plus.process import full_precision, torch_threads
 
 FAULTS = """
 import resource
@@ -37,6 +37,32 @@ def test_freed_memory_is_kept():
     output = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     without, kept = map(int, output.split())
     assert 10 * kept < without
+
+
+def test_cudnn_computes_in_full_precision_in_all_blocks():
+    cudnn = th.backends.cudnn
+    assert cudnn.allow_tf32
+    one, other = full_precision(), full_precision()
+    one.__enter__()
+    other.__enter__()
+    assert not cudnn.allow_tf32
+    one.__exit__(None, None, None)
+    assert not cudnn.allow_tf32
+    other.__exit__(None, None, None)
+    assert cudnn.allow_tf32
+
+
+@pytest.mark.skipif(not hasattr(th.backends.cudnn, "conv"), reason="since torch 2.9")
+def test_cudnns_precision_may_be_set_by_kind_of_layer():
+    cudnn = th.backends.cudnn
+    before = cudnn.conv.fp32_precision
+    try:
+        cudnn.conv.fp32_precision = "ieee"
+        with full_precision():
+            assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("ieee", "ieee")
+        assert (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision) == ("ieee", before)
+    finally:
+        cudnn.conv.fp32_precision = before
 
 
 @pytest.mark.parametrize("first_ends", ["first", "last"])

@@ -10,7 +10,7 @@ from ppo_plus.distributed.ranks import Ranks, RanksError
 from ppo_plus.distributed.single import Rows
 from ppo_plus.formulas.losses import Losses
 from ppo_plus.formulas.moments import Moments, total
-from ppo_plus.trees import to_device
+from ppo_plus.policy.distributions import to_device
 from ppo_plus.update.batch import Batch
 from ppo_plus.update.gradient import Gradient
 

@@ -16,8 +16,8 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.torch_layers import NatureCNN
 from torch.nn import functional as F
 
+from ppo_plus.policy.distributions import to_device
 from ppo_plus.require import is_finite, nearest
-from ppo_plus.trees import to_device
 
 Preprocess = Callable[[Any], Any]
 

@@ -20,12 +20,13 @@ from ppo_plus.envs.normalization import Statistics
 from ppo_plus.envs.outputs import as_rewards, check_shape, row_of
 from ppo_plus.envs.supervised.vec_env import RESTART
 from ppo_plus.envs.vec_env import is_reset
+from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.masking import MaskSource
 from ppo_plus.policy.observations import to_network
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import is_finite, require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
-from ppo_plus.trees import to_device, tree_map
+from ppo_plus.trees import tree_map
 
 #: Acts: takes observations, carry, episode starts and masks as tensors; returns a packed step, and the next carry.
 Act = Callable[..., tuple[th.Tensor, Carry]]

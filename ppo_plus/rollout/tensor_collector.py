@@ -17,13 +17,14 @@ from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
+from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import require_finite
 from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
-from ppo_plus.trees import tree_leaves, tree_map, widest
+from ppo_plus.trees import tree_leaves, tree_map
 
 
 def in_tensors(env: VecEnv | None) -> bool:

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import torch as th
 
+from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.policies import Carry, Features
-from ppo_plus.trees import tree_leaves, tree_map
+from ppo_plus.trees import tree_flatten, tree_leaves, tree_map
 
 Observations = th.Tensor | dict[str, th.Tensor]
 
@@ -72,6 +73,17 @@ def n_transitions(data: Batch, indices: th.Tensor | None) -> int:
     if data.valid is None:
         return len(data.returns) if indices is None else len(indices)
     return int((data.valid if indices is None else data.valid[indices]).sum())
+
+
+def read(data: Any) -> Any:
+    """Any nesting of tensors on the CPU; from a device in one copy, for which the host waits once. Integers up to 2**53
+    stay exact."""
+    leaves, structure = tree_flatten(data)
+    if all(leaf.device.type == "cpu" for leaf in leaves):
+        return data
+    numbers = th.cat([leaf.reshape(-1).to(widest(leaf.device)) for leaf in leaves]).cpu()
+    parts = th.split(numbers, [leaf.numel() for leaf in leaves])
+    return structure.unflatten(part.view(leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True))
 
 
 def rows(data: Any, indices: th.Tensor) -> Any:

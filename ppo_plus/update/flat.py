@@ -15,7 +15,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from ppo_plus.compiling.torch_private import flatten, has_step_hooks
-from ppo_plus.trees import to_device
+from ppo_plus.policy.distributions import to_device
 
 #: Optimizers that treat every weight by itself, so that all of them may stand in one vector.
 ELEMENTWISE = (

@@ -18,8 +18,8 @@ from ppo_plus.compiling.compiled import Compiled
 from ppo_plus.compiling.torch_private import optimizer_step, swapped
 from ppo_plus.formulas.kl_control import KLControl, KLState
 from ppo_plus.formulas.losses import Coefficients, Losses
+from ppo_plus.policy.distributions import to_device
 from ppo_plus.policy.policies import Features
-from ppo_plus.trees import to_device
 from ppo_plus.update.batch import Batch, n_transitions, pick
 from ppo_plus.update.flat import Weights, concatenated, trainable
 from ppo_plus.update.gradient import (

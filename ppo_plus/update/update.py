@@ -11,7 +11,8 @@ from stable_baselines3.common.utils import update_learning_rate
 
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
-from ppo_plus.trees import read, to_device
+from ppo_plus.policy.distributions import to_device
+from ppo_plus.update.batch import read
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import Minibatch, Scheduled, UpdateRule, prepared
 from ppo_plus.update.step import Columns, Records

@@ -53,6 +53,16 @@ def test_a_new_form_is_made_after_a_constant_has_changed(get):
         th.set_num_threads(n_threads)
 
 
+def test_a_new_form_is_made_for_another_autocast(get):
+    current, _ = get
+    forms = [current()]
+    for dtype in (th.bfloat16, th.float16):
+        with th.autocast("cpu", dtype):
+            forms.append(current())
+            assert current() is forms[-1]
+    assert len({*map(id, forms)}) == 3
+
+
 def test_constants_that_keep_changing_run_uncompiled(get):
     current, owner = get
     for i in range(MAX_TRACES + 1):

@@ -106,6 +106,15 @@ def test_agrees_notices_a_changed_function_and_has_no_effects(compiled, monkeypa
     assert th.equal(th.get_rng_state(), generator)
 
 
+def test_nothing_is_asked_of_a_gpu(compiled, monkeypatch):
+    """Which would start CUDA in a process that trains on the CPU."""
+    asked = []
+    monkeypatch.setattr(th.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(th.cuda, "get_rng_state", lambda *args: asked.append(args) or th.zeros(0))
+    monkeypatch.setattr(th.cuda, "set_rng_state", lambda *args: None)
+    assert compiled.agrees(*arguments()) and not asked
+
+
 def reads_a_value(x):
     return x + 1 if x.sum() > 0 else x
 

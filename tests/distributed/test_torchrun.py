@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torchrun import TORCHRUN, torchrun
 
 from ppo_plus import PPO_Plus
-from ppo_plus.distributed.torchrun import unused_store
+from ppo_plus.distributed.torchrun import join, unused_store
 from ppo_plus.zoo.plot import read_training
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -43,6 +43,13 @@ sys.stdin.readline()
 os._exit(0)
 """
 ENVIRONMENT = os.environ | {"TORCHELASTIC_RUN_ID": "job"}
+
+
+def test_one_gpu_is_not_for_all_processes(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="--device cuda:1 is one GPU, and each process needs its own"):
+        join("cuda:1")
 
 
 @on_linux

@@ -188,7 +188,7 @@ def test_a_second_gpu_is_used_alone():
         assert {str(p.device) for p in model.policy.parameters()} == {"cuda:1"}
 
 
-def test_networks_without_convolutions_are_recommended_for_the_cpu():
+def test_small_networks_are_recommended_for_the_cpu():
     for name, n_warnings in [("box", 1), ("lstm", 1), ("mask entry", 0), ("image", 0), ("tensors", 0)]:
         make, policy, given = CASES[name]
         with warnings.catch_warnings(record=True) as said:

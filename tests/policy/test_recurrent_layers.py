@@ -140,6 +140,20 @@ def test_a_layout_is_at_most_twice_as_long_and_inverted_by_unpad(starts):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_a_layout_may_be_longer_than_it_needs(kind, rate):
+    """As on a GPU, where the number of starts in each minibatch is not read."""
+    th.manual_seed(0)
+    layer = made(kind, num_layers=2)
+    x, state, starts = inputs(layer, 3, 5, rate)
+    most = int(starts.view(3, 5)[:, 1:].sum(dim=1).max())
+    for length in (most, 4):
+        layout = Layout(starts, 3, length)
+        th.testing.assert_close(layer.sequences(x, state, layout), stepped(layer, x, state, starts))
+        assert (0 if layout.resets is None else layout.resets.shape[1] - 5) == length
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_dropout_is_between_layers_and_in_training_only(kind):
     th.manual_seed(0)
     layer = made(kind, num_layers=2, dropout=0.5)

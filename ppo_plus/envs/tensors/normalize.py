@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from ppo_plus.envs.tensors.vec_env import Stepped
 from ppo_plus.formulas.moments import Moments
-from ppo_plus.trees import to_device, widest
+from ppo_plus.policy.distributions import to_device, widest
 
 
 class Normalizing:

@@ -21,8 +21,9 @@ from ppo_plus.envs.batched_vec_env import BatchedVecEnv
 from ppo_plus.envs.outputs import check_shape, mapped
 from ppo_plus.envs.tensors.env import Obs, TensorEnv
 from ppo_plus.envs.tensors.simulators import as_numpy, as_tensor
+from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import METHOD
-from ppo_plus.trees import tree_map, widest
+from ppo_plus.trees import tree_map
 
 
 class Stepped(NamedTuple):
