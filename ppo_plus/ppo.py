@@ -739,8 +739,9 @@ class PPO_Plus(OnPolicyAlgorithm):
             print(f"Early stopping at step {update.n_epochs - 1} due to reaching max kl: {update.kl:.2f}")
         buffer = self.rollout_buffer
         logged = update.metrics(self.policy)
-        numbers_of = read([th.as_tensor(each) for each in (buffer.values, buffer.returns)])
-        values, returns = (each.numpy().flatten() for each in numbers_of)
+        values, returns = (
+            each.numpy().flatten() for each in read([*map(th.as_tensor, (buffer.values, buffer.returns))])
+        )
         logged["explained_variance"] = self.shared.explained_variance(values, returns)
         logged |= {name: numbers[name] for name in ("clip_range", "clip_range_vf") if numbers[name] is not None}
         for name, value in logged.items():

@@ -141,10 +141,10 @@ class Ranks:
 def use_own_gpu(device: th.device) -> None:
     """Make the GPU on which this process computes torch's current one, as NCCL needs it: the one that is named, or the
     one with the number of this process on its machine, unless another one is current already."""
-    if device.type != "cuda":
-        return
-    own = device.index if device.index is not None else int(os.environ.get("LOCAL_RANK", "0"))
-    if device.index is not None or (th.cuda.current_device() == 0 and own < th.cuda.device_count()):
+    own = int(os.environ.get("LOCAL_RANK", "0"))
+    if device.type == "cuda" and device.index is not None:
+        th.cuda.set_device(device)
+    elif device.type == "cuda" and th.cuda.current_device() == 0 and own < th.cuda.device_count():
         th.cuda.set_device(own)
 
 

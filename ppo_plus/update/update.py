@@ -90,8 +90,8 @@ class Updater:
             self.n_skipped = 0 if flag else self.n_skipped + 1
             if self.n_skipped >= MAX_SKIPPED:
                 raise FloatingPointError(
-                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; the weights are those "
-                    f"before them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
+                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row, in which "
+                    f"no step was taken. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
                     f"{self.began}. Lower learning_rate or max_grad_norm, normalize rewards and observations "
                     "(VecNormalize), or fix compute_loss"
                 )
@@ -176,13 +176,8 @@ class Update:
         for table in tables:
             self._tables.append(table)
             made = Records(self._columns, table)
-            describe = partial(self._describe, made, len(self._tables))
-            self._updater.count_skipped(made.finite(), describe)
+            self._updater.count_skipped(made.finite(), partial(_described, made, len(self._tables)))
         return made
-
-    @staticmethod
-    def _describe(made: Records, epoch: int, i: int) -> str:
-        return f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
 
     def finish(self) -> None:
         """End the update.
@@ -214,3 +209,7 @@ class Update:
             found["kl_early_stop"] = float(not self.state.running)
             found["kl_coef"], found["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
         return found
+
+
+def _described(made: Records, epoch: int, i: int) -> str:
+    return f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"

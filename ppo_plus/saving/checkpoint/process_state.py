@@ -38,11 +38,10 @@ def get_generators() -> dict[str, Any]:
 
 
 def _states(kind: str) -> list[th.Tensor]:
-    if kind == "mps":
-        # There is one, and torch does not say whether it is in use.
-        return [th.mps.get_rng_state()] if th.mps.is_available() else []
     gpus = getattr(th, kind)
-    return gpus.get_rng_state_all() if gpus.is_initialized() else []  # type: ignore[no-any-return]
+    # Of Apple's, torch does not say whether it is in use.
+    is_used = getattr(gpus, "is_initialized", gpus.is_available)()
+    return [gpus.get_rng_state(i) for i in range(gpus.device_count())] if is_used else []
 
 
 def set_generators(states: dict[str, Any]) -> None:

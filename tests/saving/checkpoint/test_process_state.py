@@ -40,7 +40,6 @@ def test_the_generators_of_gpus_are_restored(kind, monkeypatch):
     for name, value in present.items():
         monkeypatch.setattr(gpus, name, lambda value=value: value, raising=False)
     monkeypatch.setattr(gpus, "get_rng_state", lambda device=0: states[device], raising=False)
-    monkeypatch.setattr(gpus, "get_rng_state_all", lambda: [*states], raising=False)
     restored = {}
     monkeypatch.setattr(gpus, "set_rng_state", lambda state, device: restored.update({device: state}), raising=False)
     set_generators(get_generators())
