@@ -43,7 +43,7 @@ test-all: $(DEV)
 
 # In a process of its own, since the simulated GPU changes torch.
 test-gpu: $(DEV)
-	PATH=$(abspath $(BIN)):$(PATH) $(BIN)/pytest tests/gpu
+	$(BIN)/pytest tests/gpu
 
 test-python:
 	$(if $(VERSION),,$(error which Python? make $@ VERSION=3.13))

@@ -322,8 +322,8 @@ UPDATE = (
     Fault(
         "step-counts-shared",
         "update/flat.py",
-        'value.to(value.device if beside else "cpu", copy=True)',
-        'value.to(value.device if beside else "cpu")',
+        "parts = [value.clone() for _ in params]",
+        "parts = [value for _ in params]",
         "tests/update/test_flat.py",
     ),
     Fault(

@@ -90,8 +90,8 @@ class Updater:
             self.n_skipped = 0 if flag else self.n_skipped + 1
             if self.n_skipped >= MAX_SKIPPED:
                 raise FloatingPointError(
-                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row, in which "
-                    f"no step was taken. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
+                    f"loss or gradient was not finite in {MAX_SKIPPED} minibatches in a row; no step was "
+                    f"taken in them. It began {f'{self.age} updates ago' if self.age else 'in this update'}, in "
                     f"{self.began}. Lower learning_rate or max_grad_norm, normalize rewards and observations "
                     "(VecNormalize), or fix compute_loss"
                 )

@@ -7,6 +7,7 @@ import pytest
 import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
 from simulated_device import waits
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 from torch import nn
@@ -129,6 +130,17 @@ def test_training_is_as_on_the_cpu_and_waits_rarely(name, is_simulated, same_ord
     assert len(model.rollouts[-1]) <= steps + PER_ROLLOUT
     # Episodes continue.
     model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete", "multidiscrete", "multibinary"])
+@pytest.mark.filterwarnings("ignore:.*on the GPU", "ignore:.*without convolutions")
+def test_an_update_is_sb3s(kind, is_simulated):
+    models = [
+        cls("MlpPolicy", vec(ACTIONS[kind]), n_steps=32, batch_size=16, n_epochs=2, seed=3, device="cuda").learn(64)
+        for cls in (PPO, PPO_Plus)
+    ]
+    # A real GPU may sum up in another order.
+    assert difference(*models) < (1e-6 if is_simulated else 1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["Adagrad", "NAdam", "RMSprop", "SGD", "AdamW"])

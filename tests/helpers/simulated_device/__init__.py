@@ -3,7 +3,9 @@
 It is for a process of its own, since :func:`install` changes torch for good.
 """
 
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ def install() -> str:
     import torch._dynamo  # noqa: F401
     from torch.utils.cpp_extension import load
 
+    # Where ninja is, which is installed beside Python.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # What is compiled is kept, and fits one version of torch.
     name = re.sub(r"\W", "_", f"simulated_device_{th.__version__}")
     device = load(name, [str(HERE / "device.cpp")], extra_cflags=["-O1", "-std=c++20"])
