@@ -634,7 +634,7 @@ COMPILING = (
     Fault(
         "trial-draws",
         "compiling/compiled.py",
-        "with th.random.fork_rng():",
+        "with th.random.fork_rng(devices=[]):",
         "with th.no_grad():",
         "tests/compiling/test_compiled.py",
     ),

@@ -1,4 +1,5 @@
-"""What training sets in the process that it runs in: torch's threads, and what the allocator keeps."""
+"""What training sets in the process that it runs in: torch's threads, cuDNN's precision, and what the
+allocator keeps."""
 
 import ctypes
 import os
