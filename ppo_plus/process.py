@@ -1,5 +1,4 @@
-"""What training sets in the process that it runs in: torch's threads, cuDNN's precision, and what the
-allocator keeps."""
+"""What training sets in the process that it runs in: threads, cuDNN's precision, and what the allocator keeps."""
 
 import ctypes
 import os
@@ -61,45 +60,28 @@ def torch_threads(number: int) -> Iterator[None]:
         th.set_num_threads(before)
 
 
-class _Precision:
-    """Blocks of :func:`full_precision`, which threads of Python may be in at the same time."""
-
-    lock = threading.Lock()
-    depth = 0
-    #: What was set outside of all blocks: module, attribute, value.
-    outside: list[tuple[Any, str, Any]] = []
-
-
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Let cuDNN compute in single precision in the block, instead of in TensorFloat-32, torch's default there.
 
     A rollout and an update use other kernels for the same layers, since batches have other sizes. With the 10 bits of
-    TensorFloat-32, the ratio of the first minibatch would differ from 1 by 0.001.
+    TensorFloat-32, the ratio of the first minibatch would differ from 1 by some 0.001.
     """
-    with _Precision.lock:
-        if not _Precision.depth:
-            _Precision.outside = _precision()
-            for module, name, value in _Precision.outside:
-                setattr(module, name, False if isinstance(value, bool) else "ieee")
-        _Precision.depth += 1
+    cudnn: Any = th.backends.cudnn
+    try:
+        before = [(cudnn, "allow_tf32", cudnn.allow_tf32)]
+    except RuntimeError:
+        # Torch refuses to read it once something was set for one kind of layer.
+        before = [(part, "fp32_precision", part.fp32_precision) for part in (cudnn.conv, cudnn.rnn)]
+    # What a block in another thread has set is left to that block.
+    before = [setting for setting in before if setting[2] not in (False, "ieee")]
+    for part, name, value in before:
+        setattr(part, name, False if value is True else "ieee")
     try:
         yield
     finally:
-        with _Precision.lock:
-            _Precision.depth -= 1
-            if not _Precision.depth:
-                for setting in _Precision.outside:
-                    setattr(*setting)
-
-
-def _precision() -> list[tuple[Any, str, Any]]:
-    cudnn: Any = th.backends.cudnn
-    try:
-        return [(cudnn, "allow_tf32", cudnn.allow_tf32)]
-    except RuntimeError:
-        # Torch refuses to read it once something was set for one kind of layer.
-        return [(part, "fp32_precision", part.fp32_precision) for part in (cudnn.conv, cudnn.rnn)]
+        for setting in before:
+            setattr(*setting)
 
 
 def keep_freed_memory() -> None:

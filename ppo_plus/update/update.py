@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch as th
@@ -176,8 +175,13 @@ class Update:
         for table in tables:
             self._tables.append(table)
             made = Records(self._columns, table)
-            self._updater.count_skipped(made.finite(), partial(_described, made, len(self._tables)))
+            self._count_skipped(made, epoch=len(self._tables))
         return made
+
+    def _count_skipped(self, made: Records, epoch: int) -> None:
+        self._updater.count_skipped(
+            made.finite(), lambda i: f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
+        )
 
     def finish(self) -> None:
         """End the update.
@@ -209,7 +213,3 @@ class Update:
             found["kl_early_stop"] = float(not self.state.running)
             found["kl_coef"], found["lr_scale"] = self.state.beta.item(), self.state.lr_scale.item()
         return found
-
-
-def _described(made: Records, epoch: int, i: int) -> str:
-    return f"minibatch {i + 1} of epoch {epoch}: not finite are {made.not_finite(i)}"
