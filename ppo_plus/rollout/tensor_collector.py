@@ -17,6 +17,7 @@ from ppo_plus.envs.normalization import VecNormalizeTransitions
 from ppo_plus.envs.tensors.normalize import Normalizing
 from ppo_plus.envs.tensors.simulators import as_numpy
 from ppo_plus.envs.tensors.vec_env import Stepped, TensorVecEnv
+from ppo_plus.policy.distributions import widest
 from ppo_plus.policy.masking import NESTED, MaskSource, choices_of, flat_masks, warn_of_order
 from ppo_plus.policy.policies import Carry, Memory, Step, not_finite
 from ppo_plus.require import require_finite
@@ -24,7 +25,6 @@ from ppo_plus.rollout.buffer import RolloutBuffer
 from ppo_plus.rollout.collector import Collector, Decision, EnvStep, Report, RolloutPlan
 from ppo_plus.rollout.lazy import Lazy
 from ppo_plus.trees import tree_leaves, tree_map
-from ppo_plus.update.batch import read
 
 
 def in_tensors(env: VecEnv | None) -> bool:
@@ -358,7 +358,10 @@ class _Log:
 
 def _read(tensors: list[th.Tensor]) -> list[np.ndarray]:
     """Tensors from a device, in one copy."""
-    return [tensor.to(th.float64, copy=True).numpy() for tensor in read(tensors)]
+    parts = [tensor.reshape(-1).to(widest(tensor.device)) for tensor in tensors]
+    numbers = th.cat(parts).cpu().numpy()
+    sizes = np.cumsum([len(part) for part in parts])[:-1]
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(numbers, sizes), tensors, strict=True)]
 
 
 def _last_episodes(dones: th.Tensor, returns: th.Tensor, lengths: th.Tensor, window: int) -> th.Tensor:
