@@ -1,5 +1,6 @@
 """Training on a GPU: the numbers of the CPU, and few occasions at which the host waits."""
 
+import copy
 import pickle
 import warnings
 
@@ -8,11 +9,12 @@ import torch as th
 from envs import ACTIONS, OBSERVATIONS, POLICIES, KeyMaskedEnv, MaskedEnv, vec
 from simulated_device import waits
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from tensor_envs import TensorTwin
 from torch import nn
 
-from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, RolloutBuffer, as_vec_env
+from ppo_plus import ActorCriticPolicy, ColoredNoise, PPO_Plus, Resumable, RolloutBuffer, as_vec_env
 from ppo_plus.compiling.compiled import CompileError
 
 N_STEPS = 16
@@ -184,6 +186,27 @@ def test_the_first_minibatch_has_ratio_1(name):
     model.learn(8 * model.n_envs)
     th.testing.assert_close(ratios[0], th.ones_like(ratios[0]), rtol=0, atol=1e-5)
     assert all(precise) and th.backends.cudnn.allow_tf32 == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["box", "lstm", "tensors, dict", "tensors, normalized"])
+def test_a_model_is_copied_resumed_and_evaluated(name, tmp_path):
+    make, policy, given = CASES[name]
+    if not name.startswith("tensors"):
+        make = lambda device: make_vec_env("CartPole-v1", 2, wrapper_class=Resumable)  # noqa: E731
+    settings = {"n_steps": N_STEPS, "batch_size": 8, "n_epochs": 2, "seed": 0, "device": "cuda"} | given
+    model = PPO_Plus(policy, make("cuda"), **settings)
+    model.learn(N_STEPS * model.n_envs)
+    copy.deepcopy(model.policy)
+    file = model.save_checkpoint(tmp_path)
+    model.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+    models = [PPO_Plus.resume(file, make(device), device=device) for device in ("cuda", "cpu")]
+    for resumed in models:
+        resumed.learn(N_STEPS * model.n_envs, reset_num_timesteps=False)
+        assert resumed.num_timesteps == model.num_timesteps == 2 * N_STEPS * model.n_envs
+    if not name.startswith("tensors"):
+        assert difference(model, models[0]) < 1e-6
+    assert all(len(each.evaluate(1)) == 2 for each in (model, *models))
 
 
 def test_a_model_with_tensors_on_a_gpu_is_copied_to_the_cpu():

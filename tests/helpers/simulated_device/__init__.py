@@ -40,6 +40,7 @@ def install() -> str:
     th._C._cuda_set_sync_debug_mode = device.set_sync_debug_mode
     th._C._cuda_get_sync_debug_mode = device.get_sync_debug_mode
     th.serialization.register_package(1, _tag, _put)
+    th.UntypedStorage.clone = _cloning(th.UntypedStorage.clone)
     return "simulated"
 
 
@@ -73,6 +74,17 @@ def _functions(device: Any) -> dict[str, Any]:
         "set_rng_state": set_rng_state,
         "set_rng_state_all": set_rng_state_all,
     }
+
+
+def _cloning(clone: Any) -> Any:
+    """Copies of storages, as ``copy.deepcopy`` makes them."""
+
+    def cloned(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return clone(storage)
+        return th.empty(0, dtype=th.uint8, device=storage.device).set_(storage).clone().untyped_storage()
+
+    return cloned
 
 
 def _tag(storage: Any) -> str | None:
