@@ -4,6 +4,7 @@ from typing import Any
 
 import torch as th
 
+from ppo_plus.saving.checkpoint.process_state import GPUS
 from ppo_plus.saving.format.names import Damaged
 
 #: The form of states of environments. A form is a type (of integers: at least 0), ``None``, a list with the form of its
@@ -13,7 +14,7 @@ CALLBACK = {"class": str, "own": object, "changed": {str: object}, "envs": {str:
 LOG = {"values": {str: object}, "counts": {str: int}, "excluded": {str: object}}
 FORM = {
     "call": (None, {"total_timesteps": (int, float), "iteration": int, "callbacks": [CALLBACK]}),
-    "generators": {"python": tuple, "numpy": dict, "torch": th.Tensor, "cuda": [th.Tensor]},
+    "generators": {"python": tuple, "numpy": dict, "torch": th.Tensor, **dict.fromkeys(GPUS, [th.Tensor])},
     "model": dict,
     "policy": {"frozen": [str], "buffers": {str: th.Tensor}},
     "env": ENVS,
@@ -27,6 +28,9 @@ FORM = {
 
 def require_form(checkpoint: Any) -> None:
     """:raises Damaged: a value is not a checkpoint; the message names a part that is not valid"""
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("generators"), dict):
+        # Earlier versions kept those of CUDA alone.
+        checkpoint["generators"] = {"xpu": [], "mps": [], **checkpoint["generators"]}
     for name, form in FORM.items():
         if not isinstance(checkpoint, dict) or name not in checkpoint or not _fits(checkpoint[name], form):
             raise Damaged(f"its part {name!r} is missing or not valid")

@@ -53,8 +53,7 @@ def set_generators(states: dict[str, Any]) -> None:
     th.set_rng_state(states["torch"])
     for kind in GPUS:
         gpus = getattr(th, kind)
-        # Checkpoints of earlier versions have those of CUDA alone.
-        for device, state in enumerate(states.get(kind, [])[: gpus.device_count()]):
+        for device, state in enumerate(states[kind][: gpus.device_count()]):
             gpus.set_rng_state(state, device)
 
 

@@ -559,3 +559,17 @@ def test_files_written_after_an_error_count_for_keep(tmp_path):
     assert len(checkpoint.files(tmp_path)) == 3
     checkpoints.write()
     assert len(checkpoint.files(tmp_path)) == 2
+
+
+def test_generators_of_gpus_may_be_missing_but_not_malformed(tmp_path):
+    """Earlier versions kept those of CUDA alone."""
+    file = model_of("discrete").save_checkpoint(tmp_path)
+    whole = container.read(file, "checkpoint")
+    assert whole["generators"].keys() >= {"cuda", "xpu", "mps"}
+    for name, new in {"xpu": [1], "mps": 5}.items():
+        container.write(file, "checkpoint", replaced(whole, ("generators", name), new))
+        with pytest.raises(ValueError, match="its part 'generators' is missing or not valid"):
+            checkpoint.read(tmp_path)
+    kept = {name: state for name, state in whole["generators"].items() if name not in ("xpu", "mps")}
+    container.write(file, "checkpoint", whole | {"generators": kept})
+    process_state.set_generators(checkpoint.read(tmp_path)["generators"])

@@ -44,8 +44,6 @@ def test_the_generators_of_gpus_are_restored(kind, monkeypatch):
     monkeypatch.setattr(gpus, "set_rng_state", lambda state, device: restored.update({device: state}), raising=False)
     set_generators(get_generators())
     assert [*restored.values()] == states
-    # A checkpoint of an earlier version has those of CUDA alone.
-    set_generators({name: state for name, state in get_generators().items() if name not in ("xpu", "mps")})
 
 
 @pytest.mark.parametrize(("part", "value"), [("pos", 10**6), ("pos", -1), ("key", np.zeros(1, np.uint32))])
