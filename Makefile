@@ -41,7 +41,7 @@ test: $(DEV)
 test-all: $(DEV)
 	$(BIN)/pytest -n 2 --dist worksteal tests
 
-# In a process of its own, since the simulated GPU changes torch.
+# In a separate process, since the simulated GPU changes torch.
 test-gpu: $(DEV)
 	$(BIN)/pytest tests/gpu
 

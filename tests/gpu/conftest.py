@@ -1,4 +1,4 @@
-"""Tests on a GPU, or on one that is simulated: ``make test-gpu``, in a process of their own."""
+"""Tests on a GPU, or on one that is simulated: ``make test-gpu``, in a separate process."""
 
 import pytest
 import simulated_device

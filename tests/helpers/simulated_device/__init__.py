@@ -1,6 +1,6 @@
 """A CUDA device for tests: a real one where there is one, else one that is simulated on the host (``device.cpp``).
 
-It is for a process of its own, since :func:`install` changes torch for good.
+Use it in a separate process, since :func:`install` changes torch for good.
 """
 
 import os
