@@ -530,7 +530,8 @@ def sb3_format(folder: Path, values: list[Any]) -> Format:
     def play(value: Any, path: Path) -> str:
         model = PPO_Plus.load(path, env(), device="cpu", compile=False)
         names = "gamma gae_lambda n_steps batch_size n_epochs vf_coef max_grad_norm num_timesteps".split()
-        differing = [name for name in names if name in value[0] and getattr(model, name) != value[0][name]]
+        said = {name: each for name, each in value[0].items() if name in names and not isinstance(each, dict)}
+        differing = [name for name in said if getattr(model, name) != said[name]]
         if _is_short(model):
             model.learn(16)
         return f"{differing} are not what the file says" if differing else ""

@@ -59,8 +59,8 @@ STATE = {
     "compile_required": "compilation.strict",
     "compile_obstacles": "compilation.unable",
 }
-#: Parts of the state that are numbers, at least 0.
-COUNTS = {"n_envs", "num_timesteps", "total_timesteps", "timesteps_at_start", "n_updates", "n_episodes"}
+#: Attributes that are numbers, at least 0.
+COUNTS = {"n_envs", "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num"}
 #: Attributes that are made from the others, or have no meaning here.
 NOT_SAVED = frozenset({"action_noise", "lr_schedule", "_last_original_obs"})
 #: Arguments whose attributes have another name.
@@ -319,6 +319,13 @@ def assemble(
     return model
 
 
+def require_counts(data: Mapping[str, Any]) -> None:
+    """:raises Damaged: a count of a model is none"""
+    for name in sorted(COUNTS & data.keys()):
+        if not isinstance(data[name], (int, float, np.number)) or not 0 <= data[name] < math.inf:
+            raise Damaged(f"its {name}={data[name]!r:.50} is not a count")
+
+
 def forget_log_folder(data: dict[str, Any], given: Collection[str], env: Any) -> None:
     """Take TensorBoard's folder out of the arguments in a file: where a model writes is for the caller to say."""
     folder = data.pop("tensorboard_log", None)
@@ -405,10 +412,7 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
-    for name in COUNTS & saved["state"].keys():
-        value = saved["state"][name]
-        if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
-            raise Damaged(f"its {name}={value!r:.50} is not a count")
+    require_counts(found)
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:

@@ -195,19 +195,15 @@ def _resumed(
     call = checkpoint["call"]
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
-    if model._last_obs is not None:
-        with decoding("its observations"):
-            check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
     try:
         _put_policy_extras(model.policy, checkpoint["policy"])
         if is_same:
             reason = env_state.set_state(model.env, checkpoint["env"])
-            if (
-                reason is None
-                and model._last_obs is not None
-                and None in [e["episode"] for e in checkpoint["env"]["envs"] or ()]
-            ):
-                raise Damaged("it has observations of environments that had not been reset")
+            if model._last_obs is not None:
+                with decoding("its observations"):
+                    check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
+                if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
+                    raise Damaged("it has observations of environments that had not been reset")
         else:
             reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
             if "batch_size" not in kwargs:

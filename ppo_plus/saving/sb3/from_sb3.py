@@ -18,7 +18,14 @@ from ppo_plus.require import require_spaces
 from ppo_plus.saving.format.bounds import building, require_activation
 from ppo_plus.saving.format.container import PathOrFile, naming
 from ppo_plus.saving.format.names import Damaged, Refused, require_attributes
-from ppo_plus.saving.model import ALWAYS, argument_attributes, changes, forget_log_folder, put_parameters
+from ppo_plus.saving.model import (
+    ALWAYS,
+    argument_attributes,
+    changes,
+    forget_log_folder,
+    put_parameters,
+    require_counts,
+)
 from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
 
 #: Attributes of the episodes.
@@ -181,5 +188,7 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     if lost:
         warnings.warn(f"{path} is read without {', '.join(lost)}: trust_pickle=True reads them", stacklevel=4)
     data = {**saved.data, **schedules, **custom_objects, **{name: given[name] for name in ALWAYS if name in given}}
-    require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
+    with naming(path):
+        require_counts(data)
+        require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
     return saved._replace(data=data)
