@@ -35,6 +35,8 @@ FUSED = (optim.Adam, optim.AdamW, optim.SGD)
 
 #: Entries of optimizer states that count steps, one per parameter.
 PER_PARAMETER = ("step", "mu_product")
+#: Options of how an optimizer computes, which are those of this machine.
+IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused")
 
 
 @dataclass
@@ -146,19 +148,32 @@ def _is_elementwise(name: str, value: Any, p: th.Tensor) -> bool:
 
 
 def check_optimizer_state(optimizer: Optimizer) -> None:
-    """:raises ValueError: its state does not fit its weights: torch's fused kernels would write outside of it. It is
-    deleted then"""
-    if not isinstance(optimizer, FUSED):
-        return
+    """Check what an optimizer has loaded. How it computes (:data:`IMPLEMENTATION`) stays as it was made.
+
+    :raises ValueError: its state does not fit its weights: torch's fused kernels would write outside of it. It is
+        deleted then
+    """
     needed = {"exp_avg", "exp_avg_sq", "step"} if isinstance(optimizer, (optim.Adam, optim.AdamW)) else set()
+    valid = True
     for group in optimizer.param_groups:
-        for p in group["params"]:
+        group.update({name: value for name, value in optimizer.defaults.items() if name in IMPLEMENTATION})
+        valid &= all(_alike(group.get(name), default) for name, default in optimizer.defaults.items())
+        names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
+        for p in group["params"] if isinstance(optimizer, FUSED) else ():
             state = optimizer.state.get(p, {})
-            names = needed | ({"max_exp_avg_sq"} if group.get("amsgrad") else set())
-            wrong = [name for name, value in state.items() if not _fits(name, value, p)]
-            if wrong or (state and not names <= state.keys()):
-                optimizer.state.clear()
-                raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
+            valid &= all(_fits(name, value, p) for name, value in state.items())
+            valid &= not state or names <= state.keys()
+    if not valid:
+        optimizer.state.clear()
+        raise ValueError(f"the state of {type(optimizer).__name__} does not fit its weights")
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether an option of an optimizer is as its default: a number, or as many of them."""
+    if isinstance(default, (tuple, list)):
+        is_row = isinstance(value, (tuple, list)) and len(value) == len(default)
+        return is_row and all(map(_alike, value, default))
+    return value is None or default is None or isinstance(value, (int, float, th.Tensor))
 
 
 def _fits(name: str, value: Any, p: th.Tensor) -> bool:

@@ -18,7 +18,7 @@ from ppo_plus.trees import tree_leaves
 #: replace others, and initial weights are computed in steps.
 MOST_NUMBERS, MOST_TIMES = 2**22, 16
 #: How many numbers each tensor counts for at least, since it takes time, too.
-LEAST = 64
+LEAST = 256
 
 
 @contextmanager

@@ -513,7 +513,7 @@ def test_a_malformed_checkpoint_is_named_and_passed_over(tmp_path, part):
     (newest, before, *_) = checkpoint.files(tmp_path)
     whole = container.read(newest, "checkpoint")
     steps = {checkpoint.steps_of(newest), checkpoint.steps_of(before)}
-    for path in [(part,), *random.Random(part).choices([*places({part: whole[part]})], k=3)]:
+    for path in [(part,), *random.Random(part).choices([*places({part: whole[part]})], k=1)]:
         for new in (None, "x", -1, {"a": 1}):
             container.write(newest, "checkpoint", replaced(whole, path, new))
             with warnings.catch_warnings(record=True) as warned:
