@@ -53,6 +53,8 @@ from ppo_plus.rollout.reestimate import follow_changes, reestimated, separate
 from ppo_plus.rollout.tensor_collector import collector_for, in_tensors, warn_of_numpy
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
+from ppo_plus.saving.export.export import export
+from ppo_plus.saving.export.raw import Normalization
 from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
 from ppo_plus.saving.model import changes, layout, load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
@@ -856,6 +858,27 @@ class PPO_Plus(OnPolicyAlgorithm):
         :raises OSError: it cannot be written
         """
         to_sb3(self, path)
+
+    def export(
+        self, path: str | pathlib.Path, *, deterministic: bool = True, normalization: Normalization = "environment"
+    ) -> pathlib.Path:
+        """Export the policy, to act as :meth:`predict` does without this package: see :doc:`/deploying`.
+
+        Observations are those before ``VecNormalize`` and ``VecTransposeImage``, which become a part of the policy, and
+        actions those of the environment. The file is compared with :meth:`predict` before it is kept.
+
+        :param path: a name that ends in ``.onnx``; a program of ``torch.export`` (``.pt2``) and a description
+            (``.json``) of inputs and outputs are written beside it
+        :param deterministic: the mode; ``False``: noise is an input, N(0, 1) per component
+        :param normalization: ``"environment"``: observations are normalized as in the model's environment; ``None``:
+            they are not, or outside of the policy
+        :return: the path
+        :raises ImportError: the extra is missing: ``pip install "ppo_plus[export]"``
+        :raises ValueError: whether observations are normalized is unknown, or torch cannot export a layer
+        :raises RuntimeError: what was exported acts otherwise than :meth:`predict`
+        :raises OSError: it cannot be written
+        """
+        return export(self, path, deterministic, normalization)
 
     def _excluded_save_params(self) -> list[str]:
         return [

@@ -185,7 +185,7 @@ PRIVATE: dict[str, set[str]] = {
     "_obs_buffer": {"envs.resumable.known_envs"},
     "_options": {"envs.lean_vec_env", "envs.resumable.known_envs", "envs.supervised.vec_env", "envs.vec_env"},
     "_patch_env": {"envs.supervised.guarded"},
-    "_predict": {"policy.policies"},
+    "_predict": {"policy.policies", "saving.export.deployed"},
     "_reset_options": {"envs.lean_vec_env", "envs.supervised.vec_env", "envs.tensors.vec_env", "envs.vec_env"},
     "_reset_seeds": {"envs.lean_vec_env", "envs.supervised.vec_env", "envs.tensors.vec_env", "envs.vec_env"},
     "_save_obs": {"envs.errors", "envs.lean_vec_env"},

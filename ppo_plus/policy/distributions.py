@@ -321,7 +321,7 @@ class Bernoulli(ActionDistribution):
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         if masks is None:
             return net
-        may_be_0, may_be_1 = masks.reshape(len(masks), -1, 2).unbind(dim=2)
+        may_be_0, may_be_1 = masks.reshape(masks.shape[0], -1, 2).unbind(dim=2)
         certain = th.finfo(net.dtype).max
         return net.where(may_be_0, certain).where(may_be_1, -certain)
 
@@ -399,7 +399,7 @@ class Product(ActionDistribution):
         return [None] * len(self.parts) if tensor is None else th.split(tensor, self._sizes[sizes], dim=-1)
 
     def params(self, net: th.Tensor, std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
-        std = None if std is None else std.expand(len(net), self.gaussian_dim)
+        std = None if std is None else std.expand(net.shape[0], self.gaussian_dim)
         each = self._split(net, "net_dim"), self._split(std, "gaussian_dim"), self._split(masks, "choices")
         return th.cat(self._each("params", *each), dim=1)
 

@@ -471,7 +471,7 @@ class ActorCriticPolicy(sb3.ActorCriticPolicy):
         if self.actor_space is not self.critic_space:
             if self._lacks_critic_entries(obs):
                 # Actions need no values, and NaN cannot be mistaken for one.
-                return features, features.new_full((len(features), self.vf_features_extractor.features_dim), th.nan)
+                return features, features.new_full((features.shape[0], self.vf_features_extractor.features_dim), th.nan)
             inputs = self._preprocess_critic(obs)
         return features, self._extract(self.vf_features_extractor, inputs)
 

@@ -264,9 +264,9 @@ class WithMemory(ActorCriticPolicy):
     ) -> tuple[Features, Memory]:
         features: Any = self.extract_features(obs)
         pi_inputs, vf_inputs = (features, features) if self.share_features_extractor else features
-        inputs, layers, n_rows = {"actor": pi_inputs, "critic": vf_inputs}, self._layers, len(pi_inputs)
+        inputs, layers, n_rows = {"actor": pi_inputs, "critic": vf_inputs}, self._layers, pi_inputs.shape[0]
         memory = memory or self.init_memory(n_rows)
-        if (n_sequences := len(memory["actor"][0])) == n_rows:
+        if (n_sequences := memory["actor"][0].shape[0]) == n_rows:
             steps = {owner: layer.step(inputs[owner], memory[owner], episode_starts) for owner, layer in layers.items()}
             outputs = {owner: output for owner, (output, _) in steps.items()}
             memory = {owner: state for owner, (_, state) in steps.items()}

@@ -82,10 +82,10 @@ def evaluate(model: Any, n_eval_episodes: int, env: Any, render: bool) -> tuple[
 def with_masks(model: Any, vec_env: VecEnv) -> Any:
     """The model as it plays in an environment: if that has masks, ``predict`` gets them."""
     source = find_masks(vec_env, model.policy.family.mask_layout, model.action_mask_key)
-    return model if source is None or source.key is not None else _Masked(model, vec_env, source)
+    return model if source is None or source.key is not None else Masked(model, vec_env, source)
 
 
-class _Masked:
+class Masked:
     """A model whose ``predict`` asks the environment for its masks; everything else is the model's."""
 
     def __init__(self, model: Any, env: VecEnv, source: MaskSource):
@@ -199,8 +199,8 @@ def _leave_out(holder: Any, key: Any, undo: ExitStack) -> None:
 
 def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
     """Warn if an environment normalizes observations by other statistics than training does."""
-    found = [layer for layer in _layers(env) if isinstance(layer, NORMALIZED_OBS)]
-    trained = [layer for layer in _layers(training) if isinstance(layer, NORMALIZED_OBS)]
+    found = [layer for layer in layers(env) if isinstance(layer, NORMALIZED_OBS)]
+    trained = [layer for layer in layers(training) if isinstance(layer, NORMALIZED_OBS)]
     if found and not any(np.array_equal(found[0].obs_rms.mean, each.obs_rms.mean) for each in trained):
         warnings.warn(
             f"env={env!r} normalizes observations by statistics that differ from those of training "
@@ -210,17 +210,17 @@ def _warn_of_statistics(training: VecEnv, env: VecEnv) -> None:
         )
 
 
-def _layers(env: Any) -> Iterator[Any]:
+def layers(env: Any) -> Iterator[Any]:
     """The environment and all that it wraps, in this process."""
     attributes = vars(env)
     yield env
     for inner in [*(attributes[name] for name in ("venv", "env") if name in attributes), *attributes.get("envs", ())]:
-        yield from _layers(inner)
+        yield from layers(inner)
 
 
 def _overlap(env: Any, other: Any) -> bool:
     """Whether two environments wrap the same one, or one of them wraps the other."""
-    return not set(map(id, _layers(env))).isdisjoint(map(id, _layers(other)))
+    return not set(map(id, layers(env))).isdisjoint(map(id, layers(other)))
 
 
 @contextmanager

@@ -138,11 +138,11 @@ def runs_of(parent: Path, env_id: str) -> dict[int, Path]:
     return {int(match[1]): path for path in parent.glob("*") if (match := pattern.fullmatch(path.name))}
 
 
-def open_run(path: Path) -> RunFolder:
+def open_run(path: Path, option: str = "--resume") -> RunFolder:
     """The run in a folder, or ``FileNotFoundError``."""
     saved = next(path.glob("*/args.yml"), None)
     if saved is None:
         raise FileNotFoundError(
-            f"--resume {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
+            f"{option} {path}: not the folder of a run; it must be a folder such as logs/ppo_plus/CartPole-v1_1"
         )
     return RunFolder(path, read_mapping(saved)["env"])

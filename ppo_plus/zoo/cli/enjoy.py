@@ -1,4 +1,4 @@
-"""``ppo-plus enjoy`` and ``ppo-plus record``: play with a trained model, and show or save what happens."""
+"""``ppo-plus enjoy``, ``record`` and ``export``: play with a trained model, show or save what happens, or export it."""
 
 import argparse
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ppo_plus.zoo.cli.arguments import (
 from ppo_plus.zoo.commands import pip_install
 from ppo_plus.zoo.mujoco import draw_without_screen, require_drawing
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES, import_packages
-from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder
+from ppo_plus.zoo.runs import ALGO, RL_ZOO3_ALGOS, RunFolder, find_folder, open_run
 
 
 def add_parser(commands: Any) -> None:
@@ -36,6 +36,19 @@ def add_parser(commands: Any) -> None:
     help = "a .gif, or an .mp4 with pip install 'imageio[ffmpeg]' (default: a .gif next to the model)"
     add_option(command, "-o --output FILE", help)
 
+    help = "export a trained policy to ONNX and torch.export"
+    command = commands.add_parser(
+        "export", help=help, description="Export a trained policy, checked against the model."
+    )
+    command.set_defaults(prepare=prepare_export)
+    command.add_argument("run", metavar="RUN", help="folder of the run, such as logs/ppo_plus/CartPole-v1_1")
+    add = partial(add_option, command)
+    add("-o --output FILE", "an .onnx; a .pt2 and a .json come beside it (default: next to the model)", type=Path)
+    add("--stochastic", "with the noise as an input, instead of the most likely actions", action="store_true")
+    add("--gym-packages PKG", "packages to import first because they register environments", nargs="+", default=[])
+    add("--trust-model", TRUST_MODEL, action="store_true")
+    _add_which(command)
+
 
 def _add_arguments(command: argparse.ArgumentParser) -> None:
     add = partial(add_option, command)
@@ -43,12 +56,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add_algo_argument(command, "which runs: ppo_plus, or rl_zoo3's of ppo or ppo_lstm", RL_ZOO3_ALGOS)
     add("--exp-id N", "number of the run; 0: the last one, -1: -f is the run's folder", type=int, default=0)
     add("--trust-model", TRUST_MODEL, action="store_true")
-    which = command.add_mutually_exclusive_group()
-    add_option(which, "--load-best", "play the best model in evaluation, not the last model", action="store_true")
-    help = "play the model that train --save-freq saved after N timesteps"
-    add_option(which, "--load-checkpoint N", help, type=whole_number)
-    help = "play the last model that train --save-freq saved"
-    add_option(which, "--load-last-checkpoint", help, action="store_true")
+    _add_which(command)
+    add("--onnx FILE", "play this exported policy instead of the model", type=Path)
     add("-n --n-timesteps N", "number of steps to play", type=whole_number, default=1000)
     add("--n-envs N", "number of environments", type=whole_number, default=1)
     add("--seed N", "seed of the environments", type=seed, default=0)
@@ -56,6 +65,15 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     add("--deterministic", help, action="store_true", default=None)
     help = "sample actions (default for Atari and MiniGrid)"
     add("--stochastic", help, dest="deterministic", action="store_false", default=None)
+
+
+def _add_which(command: argparse.ArgumentParser) -> None:
+    which = command.add_mutually_exclusive_group()
+    add_option(which, "--load-best", "play the best model in evaluation, not the last model", action="store_true")
+    help = "play the model that train --save-freq saved after N timesteps"
+    add_option(which, "--load-checkpoint N", help, type=whole_number)
+    help = "play the last model that train --save-freq saved"
+    add_option(which, "--load-last-checkpoint", help, action="store_true")
 
 
 def prepare_enjoy(args: argparse.Namespace) -> Callable[[], None]:
@@ -85,16 +103,36 @@ def prepare_record(args: argparse.Namespace) -> Callable[[], None]:
     return partial(record, player, args.n_timesteps, path)
 
 
+def prepare_export(args: argparse.Namespace) -> Callable[[], None]:
+    """Export the policy, since most that can go wrong shows there."""
+    import_packages(args.gym_packages)
+    folder = open_run(Path(args.run), "RUN")
+    model = _model(args, folder)
+    from ppo_plus.zoo.enjoy import make_player
+
+    packages = None if args.trust_model else (*ALLOWED_PACKAGES, *args.gym_packages)
+    player = make_player(folder, model, device="cpu", packages=packages, trust_pickle=args.trust_model)
+    try:
+        player.model.export(args.output or model.with_suffix(".onnx"), deterministic=not args.stochastic)
+    finally:
+        player.env.close()
+    return lambda: None
+
+
 def _find(args: argparse.Namespace) -> tuple[RunFolder, Path]:
     """The run, and one of its models."""
     import_packages(args.gym_packages)
     # Runs of `ppo-plus train --algo ppo` are in the folder of ppo_plus.
     folder = find_folder(Path(args.log_folder), args.env, args.exp_id, (args.algo, ALGO))
+    return folder, _model(args, folder)
+
+
+def _model(args: argparse.Namespace, folder: RunFolder) -> Path:
     if args.load_best:
-        return folder, folder.best_model
+        return folder.best_model
     if args.load_checkpoint is not None or args.load_last_checkpoint:
-        return folder, folder.saved_model(args.load_checkpoint)
-    return folder, folder.last_model
+        return folder.saved_model(args.load_checkpoint)
+    return folder.last_model
 
 
 def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: dict[str, Any]) -> Any:
@@ -111,4 +149,5 @@ def _player(args: argparse.Namespace, folder: RunFolder, model: Path, render: di
         env_kwargs={**render, **dict(args.env_kwargs or [])},
         packages=None if args.trust_model else (*ALLOWED_PACKAGES, *args.gym_packages),
         trust_pickle=args.trust_model,
+        onnx=args.onnx,
     )

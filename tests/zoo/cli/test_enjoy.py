@@ -1,4 +1,4 @@
-"""``ppo-plus enjoy`` and ``ppo-plus record``."""
+"""``ppo-plus enjoy``, ``ppo-plus record`` and ``ppo-plus export``."""
 
 import sys
 
@@ -42,6 +42,7 @@ def test_recordings_that_are_not_possible(folder, check_one_line_error, name):
         (["enjoy", "--env", "CartPole-v1", "--exp-id", "-1", "-f", "."], "there is no model CartPole-v1.zip"),
         (["record", "--env", "CartPole-v1", "--exp-id", "3"], "there is no run of CartPole-v1"),
         ("enjoy --env CartPole-v1 --norm-reward".split(), "--norm-reward"),
+        (["export", "."], "RUN .: not the folder of a run"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(folder, check_one_line_error, arguments, message):

@@ -1,0 +1,190 @@
+"""A policy as one module, from raw observations to actions of the environment: what is exported.
+
+Inputs and outputs are dicts of tensors. Their names: ``observation`` or ``observation.KEY``, ``action_masks``,
+``memory.I``, ``episode_start``, ``noise`` (gSDE: ``noise.theta`` and ``noise.eta``); ``action`` or ``action.KEY``, and
+``next_memory.I``.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from ppo_plus.formulas.exploration import NoiseProcess, NoiseState, StateDependentNoise
+from ppo_plus.saving.export.raw import Raw
+from ppo_plus.trees import tree_leaves
+
+Tensors = dict[str, th.Tensor]
+#: The dimension of any size in descriptions of shapes.
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Given(NoiseProcess):
+    """Noise that is an input: ``z`` as ``noise`` in the state, or the state of gSDE."""
+
+    process: NoiseProcess
+
+    def renew(self, carry: NoiseState, *_: Any) -> NoiseState:
+        return carry
+
+    def sample(self, carry: NoiseState, features: th.Tensor, log_std: th.Tensor | None) -> Any:
+        return (carry["noise"], carry) if "noise" in carry else self.process.sample(carry, features, log_std)
+
+    def std(self, log_std: th.Tensor, features: th.Tensor) -> th.Tensor:
+        return self.process.std(log_std, features)
+
+
+class Deployed(nn.Module):
+    """The policy of a model, as a copy on the CPU.
+
+    :param deterministic: the mode; otherwise noise is an input, N(0, 1) per component
+    :raises ValueError: the policy cannot be exported like this
+    """
+
+    def __init__(self, model: Any, raw: Raw, deterministic: bool):
+        super().__init__()
+        # SB3's distributions may have tensors with gradients, which torch does not copy.
+        memo = {id(model.policy.action_dist): copy.copy(model.policy.action_dist)}
+        policy = self.policy = copy.deepcopy(model.policy, memo).to("cpu").requires_grad_(False).eval()
+        self.raw, self.deterministic, self.space = raw, deterministic, policy.action_space
+        if getattr(policy, "autocast", False):
+            raise ValueError(
+                "policy_kwargs: autocast=True computes features in bfloat16, which onnxruntime does not: set "
+                "model.policy.autocast = False, and evaluate the model before you export it"
+            )
+        if not deterministic and not policy.has_params:
+            raise ValueError(
+                f"deterministic=False: the distribution of {type(policy).__name__} is not known, since it overrides "
+                "methods of SB3's policy: leave it out"
+            )
+        self._functions = raw.functions()
+        self._to_env = policy.family.tensors_to_env(th.device("cpu")) if policy.has_params else self._as_sb3
+        self.inputs = list(self._inputs(model))
+        if not deterministic:
+            policy.exploration = Given(policy.exploration)
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Actions of the environment, and the next memory if there is any."""
+        if not self.policy.has_params:
+            return self._named(self.policy._predict(self._observations(inputs), deterministic=True))
+        params, latent, memory = self.distribution(inputs)
+        return self.act(params, latent, inputs) | memory
+
+    def distribution(self, inputs: Tensors) -> tuple[th.Tensor, th.Tensor, Tensors]:
+        """Parameters of the distribution, the actor's last hidden layer, and the next memory."""
+        policy, observations = self.policy, self._observations(inputs)
+        memory: Any = {}
+        if policy.remembers:
+            actor = tuple(part.transpose(0, 1) for name, part in inputs.items() if name.startswith("memory."))
+            memory = policy.init_memory(actor[0].shape[0]) | {"actor": actor}
+        features, memory = policy.encode(observations, memory, inputs.get("episode_start"))
+        _, params, latent = policy.heads(features, policy._masks(observations, inputs.get("action_masks")))
+        following = {f"next_memory.{i}": part.transpose(0, 1) for i, part in enumerate(memory.get("actor", ()))}
+        return params, latent, following
+
+    def act(self, params: th.Tensor, latent: th.Tensor, inputs: Tensors) -> Tensors:
+        """Actions of the environment for parameters of the distribution."""
+        if self.deterministic:
+            return self._named(self.policy.family.mode(params))
+        return self._named(self.policy._explore(params, latent, noise_of(inputs))[0])
+
+    def _observations(self, inputs: Tensors) -> Any:
+        parts = {name.partition(".")[2]: part for name, part in inputs.items() if name.startswith("observation")}
+        for functions in self._functions:
+            parts |= {key: function(parts[key]) for key, function in functions.items() if key in parts}
+        return parts if isinstance(self.raw.space, spaces.Dict) else parts[""]
+
+    def _named(self, actions: th.Tensor) -> Tensors:
+        return named(self.space, self._to_env(actions))
+
+    def _as_sb3(self, actions: th.Tensor) -> th.Tensor:
+        """Actions as SB3's ``predict`` returns them."""
+        space, actions = self.space, actions.reshape(-1, *self.space.shape)
+        if not isinstance(space, spaces.Box):
+            return actions
+        low, high = (th.as_tensor(bound.astype(np.result_type(bound, np.float32))) for bound in (space.low, space.high))
+        if self.policy.squash_output:
+            return low + 0.5 * (actions + 1.0) * (high - low)
+        return actions.to(low.dtype).clamp(low, high)
+
+    def _inputs(self, model: Any) -> Iterator[dict[str, Any]]:
+        """Descriptions of the inputs."""
+        policy = self.policy
+        visible: Any = getattr(policy, "actor_space", self.raw.space)
+        for key, sub in self.raw.parts().items():
+            if not key or key in visible.spaces or key == getattr(policy, "action_mask_key", None):
+                rows = np.empty((1, *sub.shape), sub.dtype)
+                yield tensor_like(f"observation.{key}" if key else "observation", rows, str(sub))
+        if model._expects_masks:
+            rows = np.empty((1, sum(policy.family.choices)), bool)
+            yield tensor_like("action_masks", rows, f"what is allowed, for choices among {policy.family.mask_layout}")
+        if policy.remembers:
+            for i, part in enumerate(policy.init_memory(1)["actor"]):
+                meaning = f"initially 0, then the output next_memory.{i}"
+                yield tensor_like(f"memory.{i}", part.transpose(0, 1), meaning) | {"initial": 0.0}
+            yield tensor_like("episode_start", np.empty(1, bool), "whether an episode begins: resets the memory")
+        if not self.deterministic:
+            meaning = f"N(0, 1) per component, drawn at each step; in training by {policy.exploration}"
+            shapes = {"noise": policy._noise_dims[1:]}
+            if isinstance(policy.exploration, StateDependentNoise):
+                meaning = "N(0, 1) per component; gSDE keeps it until it is drawn again, at the latest for an episode"
+                shapes = {"noise.theta": policy._noise_dims, "noise.eta": policy._noise_dims[1:]}
+            for name, shape in shapes.items():
+                yield tensor_like(name, np.empty((1, *shape), np.float32), meaning)
+
+    def description(self, outputs: Tensors) -> dict[str, Any]:
+        """What a caller needs to know of the files, as JSON: the inputs and outputs, the nesting of the action space
+        with its outputs and their bounds, and the wrappers inside the policy and outside."""
+        meanings = {True: "the memory for the next step", False: "the action, or a part of it"}
+        kinds = {True: "VecNormalize", False: "VecTransposeImage"}
+        return {
+            "format": "ppo_plus policy 1",
+            "inputs": self.inputs,
+            "outputs": [tensor_like(name, part, meanings["memory." in name]) for name, part in outputs.items()],
+            "action": build(self.space, _described),
+            "deterministic": self.deterministic,
+            "wrappers_inside": [kinds[isinstance(each, VecNormalize)] for each in self.raw.wrappers],
+            "wrappers_outside": self.raw.outside,
+            "versions": {"ppo_plus": version("ppo_plus"), "torch": version("torch")},
+        }
+
+
+def noise_of(inputs: Tensors) -> NoiseState:
+    """The state of :class:`Given`, from the inputs."""
+    return {name.removeprefix("noise."): part for name, part in inputs.items() if name.startswith("noise")}
+
+
+def build(space: spaces.Space, leaf: Callable[[str, spaces.Space], Any], name: str = "action") -> Any:
+    """A nesting like that of the space, with ``leaf(name, space)`` for each part that is an output."""
+    if isinstance(space, spaces.Dict):
+        return {key: build(sub, leaf, f"{name}.{key}") for key, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(build(sub, leaf, f"{name}.{i}") for i, sub in enumerate(space.spaces))
+    return leaf(name, space)
+
+
+def named(space: spaces.Space, action: Any) -> dict[str, Any]:
+    """The parts of a nested action by the names of outputs."""
+    return dict(zip(tree_leaves(build(space, lambda name, _: name)), tree_leaves(action), strict=True))
+
+
+def _described(name: str, space: Any) -> dict[str, Any]:
+    """How an output is to be read."""
+    facts = {each: getattr(space, each) for each in ("n", "nvec", "start", "low", "high") if hasattr(space, each)}
+    kind = {"output": name, "type": type(space).__name__, "shape": space.shape, "dtype": space.dtype.name}
+    return kind | {each: np.asarray(value).tolist() for each, value in facts.items()}
+
+
+def tensor_like(name: str, part: Any, meaning: str) -> dict[str, Any]:
+    """The description of an input or output, from an example of it. Memory has the batch in its second dimension."""
+    shape = [*part.shape]
+    shape["memory." in name] = BATCH
+    return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch."), "meaning": meaning}

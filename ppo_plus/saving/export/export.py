@@ -1,0 +1,219 @@
+"""Export of a policy: an ONNX file, a program of ``torch.export`` and a description, checked against ``predict``."""
+
+import json
+import logging
+import warnings
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from torch import nn
+
+from ppo_plus.policy.masking import nothing_allowed
+from ppo_plus.saving.export.deployed import BATCH, Deployed, Tensors, build, named, noise_of
+from ppo_plus.saving.export.exported import METADATA, ExportedPolicy, require_extra
+from ppo_plus.saving.export.operators import log_ndtr
+from ppo_plus.saving.export.raw import Normalization, raw_observations
+from ppo_plus.saving.format.atomic import replacing, write_text
+from ppo_plus.trees import tree_map
+
+OPSET = 18
+#: How far numbers may differ from those of ``predict``: absolutely, or relatively where they or their bounds exceed 1.
+TOLERANCE = 1e-5
+#: The batches of the check, and its steps in each.
+BATCHES, STEPS = (1, 5), 3
+ANY_SIZE = th.export.Dim(BATCH, min=1)
+
+
+def export(model: Any, path: str | Path, deterministic: bool, normalization: Normalization) -> Path:
+    """See :meth:`ppo_plus.PPO_Plus.export`, of which ``model`` is one."""
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise ValueError(f"path={str(path)!r} must end in .onnx: a program .pt2 and a description .json are put beside")
+    version = require_extra().__version__
+    deployed = Deployed(model, raw_observations(model, normalization), deterministic)
+    example = as_tensors(_feeds(deployed, 3, np.random.default_rng(0)))
+    with th.no_grad(), _quiet():
+        outputs = deployed(example)
+        text = json.dumps(deployed.description(outputs) | {"opset": OPSET}, indent=2)
+        shapes = {each["name"]: {each["shape"].index(BATCH): ANY_SIZE} for each in deployed.inputs}
+        names = {"input_names": [*example], "output_names": [*outputs]}
+        try:
+            program, onnx = _translated(deployed, (example,), (shapes,), **names)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"torch cannot export {_refused(deployed, example)}: {reason}. Replace it by layers that torch.onnx "
+                "supports, without branches on values or sizes of tensors"
+            ) from error
+        onnx.model.metadata_props[METADATA] = text
+        data = onnx.model_proto.SerializeToString()
+        largest = _check(deployed, ExportedPolicy(data, model.action_space), program.module())
+    with replacing(path) as file:
+        file.write(data)
+    with replacing(path.with_suffix(".pt2")) as file:
+        th.export.save(program, file, extra_files={f"{METADATA}.json": text})
+    write_text(path.with_suffix(".json"), text)
+    checked = f"{sum(BATCHES) * STEPS} observations in onnxruntime {version}, largest difference {largest:.1g}"
+    print(f"{path} acts as predict does ({checked})")
+    return path
+
+
+def _translated(module: nn.Module, arguments: tuple[Any, ...], shapes: Any, **names: Any) -> tuple[Any, Any]:
+    """A module as a program, and as ONNX."""
+    program = th.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
+    options: Any = {"dynamo": True, "opset_version": OPSET, "external_data": False, "verbose": False}
+    exact = program.run_decompositions({th.ops.aten.special_log_ndtr.default: log_ndtr})
+    return program, th.onnx.export(exact, (), **options, **names)
+
+
+def _refused(deployed: Deployed, example: Tensors) -> str:
+    """The innermost layer that cannot be exported by itself either; without one, the policy."""
+    calls: dict[nn.Module, Any] = {}
+    names = {layer: name for name, layer in deployed.policy.named_modules()}
+    hooks = [layer.register_forward_pre_hook(lambda each, given: calls.update({each: given})) for layer in names]
+    deployed(example)
+    for hook in hooks:
+        hook.remove()
+    n = len(next(iter(example.values())))
+
+    def fails(layer: nn.Module) -> bool:
+        shapes = tree_map(lambda each: {0: ANY_SIZE} if each.shape[:1] == (n,) else {}, calls[layer])
+        try:
+            _translated(layer, calls[layer], shapes)
+        except Exception:
+            return True
+        return False
+
+    found: nn.Module | None = deployed.policy
+    while found is not None:
+        layer, found = found, next(filter(fails, _called(found, calls)), None)
+    return f"the layer {names[layer]} ({type(layer).__name__})" if names[layer] else f"the {type(layer).__name__}"
+
+
+def _called(module: nn.Module, calls: Container[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost layers of a module that were called."""
+    for layer in module.children():
+        yield from [layer] if layer in calls else _called(layer, calls)
+
+
+def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random inputs for a batch of ``n``."""
+    raw, feeds = deployed.raw.sample(n, rng), {}
+    for each in deployed.inputs:
+        kind, _, part = each["name"].partition(".")
+        shape = [n if size == BATCH else size for size in each["shape"]]
+        value = raw[part] if kind == "observation" else rng.standard_normal(shape)
+        if each["dtype"] == "bool":
+            value = value > 0
+        if kind == "action_masks":
+            value[nothing_allowed(value, deployed.policy.family.mask_layout)] = True
+        feeds[each["name"]] = value.astype(each["dtype"])
+    return feeds
+
+
+def _check(deployed: Deployed, exported: ExportedPolicy, program: Any) -> float:
+    """The largest difference to ``predict``.
+
+    :raises RuntimeError: it is too large
+    """
+    rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
+    for n in BATCHES:
+        state = None
+        for _ in range(STEPS):
+            feeds = _feeds(deployed, n, rng)
+            if policy.remembers:
+                state = state or [np.zeros_like(each) for name, each in feeds.items() if name.startswith("memory.")]
+                feeds |= {f"memory.{i}": each for i, each in enumerate(state)}
+            expected, state = predicted(deployed, feeds, state)
+            by_torch = {name: part.numpy() for name, part in program(as_tensors(feeds)).items()}
+            for found in (exported.run(feeds), by_torch):
+                largest = max(largest, difference(deployed, feeds, found, expected))
+    return largest
+
+
+def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> tuple[dict[str, np.ndarray], Any]:
+    """What ``predict`` returns for named inputs, by the names of outputs, and its next state."""
+    policy, inputs = deployed.policy, as_tensors(feeds)
+    parts = {name.partition(".")[2]: each for name, each in feeds.items() if name.startswith("observation")}
+    if not deployed.deterministic:
+        policy._noise = noise_of(inputs)
+    obs = deployed.raw.processed(parts.get("", parts))
+    starts = feeds.get("episode_start")
+    actions, state = policy.predict(obs, state, starts, deployed.deterministic, inputs.get("action_masks"))
+    following = {f"next_memory.{i}": each for i, each in enumerate(state or ())}
+    if not isinstance(actions, list):
+        return {"action": actions} | following, state
+    rows = [named(deployed.space, action) for action in actions]
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]} | following, state
+
+
+def difference(deployed: Deployed, feeds: Any, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
+    larger than 1.
+
+    :raises RuntimeError: it is above :data:`TOLERANCE`, and not a choice that rounding could have led to
+    """
+    largest, bounds = 0.0, {}
+    if deployed.policy.squash_output:
+        bounds = named(deployed.space, build(deployed.space, lambda _, sub: _bound(sub)))
+    for name, theirs in expected.items():
+        ours = found[name]
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+            raise _other(name, f"{ours.dtype} of shape {ours.shape}", f"{theirs.dtype} of shape {theirs.shape}")
+        exact = theirs.astype(np.float64)
+        gap = np.abs(ours - exact) / np.maximum(np.abs(exact), bounds.get(name, 1.0))
+        gap = gap.reshape(len(ours), -1).max(axis=1)
+        if ours.dtype.kind != "f" and gap.any():
+            for other in _nudged(deployed, feeds):
+                gap[(ours == other[name].numpy()).reshape(len(ours), -1).all(axis=1)] = 0.0
+        if not gap.max() <= TOLERANCE:
+            raise _other(name, ours[gap.argmax()], theirs[gap.argmax()])
+        largest = max(largest, float(gap.max()))
+    return largest
+
+
+def _bound(space: spaces.Space) -> float:
+    return max(1.0, *np.abs([space.low, space.high]).flat) if isinstance(space, spaces.Box) else 1.0
+
+
+def _nudged(deployed: Deployed, feeds: dict[str, np.ndarray]) -> Iterator[Tensors]:
+    """Actions for parameters of the distribution that differ by :data:`TOLERANCE`."""
+    if deployed.policy.has_params:
+        inputs, rng = as_tensors(feeds), np.random.default_rng(2)
+        params, latent, _ = deployed.distribution(inputs)
+        size = TOLERANCE * params.abs().clamp(1.0, 1e3)
+        for _ in range(50):
+            yield deployed.act(params + size * th.from_numpy(rng.choice([-1, 1], params.shape)), latent, inputs)
+
+
+def _other(name: str, ours: Any, theirs: Any) -> RuntimeError:
+    return RuntimeError(
+        f"the exported policy acts otherwise than predict: its {name} is {ours}, not {theirs}. Nothing was written: a "
+        "custom network may draw random numbers, or depend on more than its input"
+    )
+
+
+def as_tensors(feeds: dict[str, np.ndarray]) -> Tensors:
+    """Arrays as tensors."""
+    return {name: th.from_numpy(each) for name, each in feeds.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes on its own parts, and without checks of values."""
+    before, distribution = logging.root.manager.disable, th.distributions.Distribution
+    validates = distribution._validate_args
+    logging.disable(logging.WARNING)
+    # Distributions of SB3's policies would branch on their parameters.
+    distribution.set_default_validate_args(False)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+        distribution.set_default_validate_args(validates)

@@ -1,0 +1,322 @@
+"""Exported policies act as ``predict``: over spaces, policies and wrappers, in onnxruntime and as a program."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from envs import ACTIONS, OBSERVATIONS, POLICIES, vec
+from gymnasium import spaces
+from stable_baselines3.common import policies as sb3
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from torch import nn
+
+from ppo_plus import ColoredNoise, PPO_Plus
+from ppo_plus.saving.export import export as room
+from ppo_plus.saving.export.deployed import Deployed
+from ppo_plus.saving.export.raw import raw_observations
+
+ort = pytest.importorskip("onnxruntime", reason="needs the extra export")
+pytest.importorskip("onnxscript", reason="needs the extra export")
+
+
+class Overridden(sb3.ActorCriticPolicy):
+    """A policy written for SB3, which runs by SB3's methods."""
+
+    def forward(self, obs, deterministic=False):
+        return super().forward(obs, deterministic)
+
+
+def make(action="box", observation="box", policy=None, env=None, expects_masks=False, **options):
+    """A model with weights and actions that are not small."""
+    env = env or vec(ACTIONS[action], OBSERVATIONS[observation])
+    policy = policy or POLICIES.get(observation, "MlpPolicy")
+    model = PPO_Plus(policy, env, n_steps=16, batch_size=16, device="cpu", seed=1, **options)
+    with th.no_grad():
+        for weight in model.policy.action_net.parameters():
+            weight.add_(0.3 * th.randn_like(weight))
+    model._expects_masks = expects_masks
+    return model
+
+
+def small(**more):
+    return {"policy_kwargs": {"net_arch": [8], **more}}
+
+
+def normalized(observation="box", **options):
+    env = VecNormalize(vec(ACTIONS["box"], OBSERVATIONS[observation]), **options)
+    env.reset()
+    for _ in range(20):
+        env.step([env.action_space.sample() for _ in range(2)])
+    return env
+
+
+def check(model, path, deterministic=True, normalization="environment", batches=(1, 64), n_steps=4):
+    """Compare the files with the model, by other observations than ``export`` does."""
+    model.export(path, deterministic=deterministic, normalization=normalization)
+    deployed = Deployed(model, raw_observations(model, normalization), deterministic)
+    session = ort.InferenceSession(path)
+    program = th.export.load(path.with_suffix(".pt2")).module()
+    rng = np.random.default_rng(7)
+    names = [each.name for each in session.get_outputs()]
+    for n in batches:
+        state, memory = None, {}
+        for _ in range(n_steps):
+            feeds = room._feeds(deployed, n, rng)
+            # Each has a memory, so that differences would add up.
+            feeds |= memory or {name: 0 * each for name, each in feeds.items() if name.startswith("memory.")}
+            expected, state = room.predicted(deployed, feeds, state)
+            found = dict(zip(names, session.run(names, feeds), strict=True))
+            assert found.keys() == expected.keys()
+            room.difference(deployed, feeds, found, expected)
+            by_torch = {name: part.numpy() for name, part in program(room.as_tensors(feeds)).items()}
+            room.difference(deployed, feeds, by_torch, expected)
+            memory = {name.removeprefix("next_"): each for name, each in found.items() if "memory" in name}
+    return deployed
+
+
+WIDE = spaces.Box(-500.0, 3000.0, (2,))
+#: The others are parts of "mixed".
+TOP_LEVEL = ("box_float64", "discrete_start", "multidiscrete_2d", "multibinary_2d", "tuple")
+CASES = {
+    **{action: lambda action=action: make(action, **small()) for action in TOP_LEVEL},
+    "lstm": lambda: make("box_int", policy="MlpLstmPolicy", policy_kwargs={"lstm_hidden_size": 8, "n_lstm_layers": 2}),
+    "gru, masks": lambda: make("multibinary", policy="MlpGruPolicy", expects_masks=True),
+    "of multibinary_2d": lambda: make(observation="multibinary_2d"),
+    "of normalized dict": lambda: make(observation="dict", env=normalized("dict", norm_obs_keys=["vector"])),
+    "normalized, clipped": lambda: make(env=normalized(clip_obs=0.7), use_sde=True),
+    "squashed": lambda: make("mixed", **small(squash_output=True)),
+    "squashed, wide": lambda: make(env=vec(WIDE), **small(squash_output=True)),
+    "overridden": lambda: make(policy=Overridden, **small()),
+    "overridden, squashed": lambda: make(policy=Overridden, use_sde=True, **small(squash_output=True)),
+    "overridden, choices": lambda: make("multidiscrete", policy=Overridden, **small()),
+}
+NOISE = {
+    "box": lambda: make(**small()),
+    "mixed, masks, squashed": lambda: make("mixed", expects_masks=True, **small(squash_output=True)),
+    "gsde": lambda: make("tuple", use_sde=True, **small()),
+    "colored, lstm": lambda: make(policy="MlpLstmPolicy", exploration=ColoredNoise(0.5, 8)),
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixed") / "policy.onnx"
+    return check(make("mixed", expects_masks=True, **small()), path), path
+
+
+def test_the_files_of_mixed_actions_act_as_predict_with_masks(mixed):
+    deployed, _ = mixed
+    assert "action_masks" in {each["name"] for each in deployed.inputs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_files_act_as_predict(case, tmp_path):
+    check(CASES[case](), tmp_path / "policy.onnx", n_steps=50 if case == "lstm" else 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NOISE)
+def test_noise_is_an_input(case, tmp_path):
+    deployed = check(NOISE[case](), tmp_path / "policy.onnx", deterministic=False)
+    noise = {each["name"]: each["shape"] for each in deployed.inputs if each["name"].startswith("noise")}
+    dims = deployed.policy._noise_dims
+    assert noise == (
+        {"noise.theta": ["batch", *dims], "noise.eta": ["batch", dims[1]]}
+        if case == "gsde"
+        else {"noise": ["batch", dims[1]]}
+    )
+
+
+def pictures(height=36):
+    """Channels last, so that they are transposed."""
+    return vec(ACTIONS["box"], spaces.Dict(image=spaces.Box(0, 255, (height, 36, 3), np.uint8), at=OBSERVATIONS["box"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("around", ["VecNormalize", "VecFrameStack"])
+def test_images_as_the_environment_returns_them(around, tmp_path):
+    env = pictures()
+    env = VecNormalize(env, norm_obs_keys=["at"]) if around == "VecNormalize" else VecFrameStack(env, 2)
+    env.reset()
+    model = make(policy="MultiInputPolicy", env=env)
+    check(model, tmp_path / "policy.onnx")
+    described = json.loads((tmp_path / "policy.json").read_text())
+    channels = 3 if around == "VecNormalize" else 6
+    shapes = {each["name"]: (each["shape"], each["dtype"]) for each in described["inputs"]}
+    assert shapes["observation.image"] == (["batch", 36, 36, channels], "uint8")
+    inside = {"VecNormalize": ["VecNormalize", "VecTransposeImage"], "VecFrameStack": ["VecTransposeImage"]}[around]
+    assert described["wrappers_inside"] == inside
+    assert described["wrappers_outside"] == ([] if around == "VecNormalize" else ["VecFrameStack of 2 frames"])
+
+
+def test_only_what_the_actor_sees_is_an_input(tmp_path):
+    space = spaces.Dict(seen=OBSERVATIONS["box"], secret=OBSERVATIONS["box"], mask=spaces.MultiBinary(3))
+    kwargs = {"actor_keys": ["seen"], "net_arch": [8]}
+    env = vec(ACTIONS["discrete"], space)
+    model = make(policy="MultiInputPolicy", env=env, action_mask_key="mask", policy_kwargs=kwargs)
+    deployed = Deployed(model, raw_observations(model, "environment"), True)
+    assert {each["name"] for each in deployed.inputs} == {"observation.seen", "observation.mask"}
+    masks, seen = np.eye(3, dtype=np.int8), np.zeros((3, 5), np.float32)
+    model.export(tmp_path / "policy.onnx")
+    feeds = {"observation.seen": seen, "observation.mask": masks}
+    (actions,) = ort.InferenceSession(tmp_path / "policy.onnx").run(None, feeds)
+    assert actions.tolist() == [0, 1, 2]
+
+
+def test_the_description_says_how_to_read_actions(mixed):
+    _, path = mixed
+    text = path.with_suffix(".json").read_text()
+    assert ort.InferenceSession(path).get_modelmeta().custom_metadata_map == {"ppo_plus": text}
+    described = json.loads(text)
+    assert described["action"]["kind"] == {
+        "output": "action.kind",
+        "type": "Discrete",
+        "shape": [],
+        "dtype": "int64",
+        "n": 3,
+        "start": -1,
+    }
+    assert described["action"]["how"][1]["far"]["high"] == 5
+    names = {each["name"] for each in described["outputs"]}
+    assert names == {"action.kind", "action.where", "action.how.0", "action.how.1.far", "action.how.1.deep"}
+    assert described["opset"] == room.OPSET and described["deterministic"]
+
+
+def test_a_file_needs_neither_torch_nor_sb3(tmp_path):
+    """The code of the page, where these cannot be imported."""
+    page = Path(__file__).parents[3] / "docs" / "deploying.md"
+    code = page.read_text(encoding="utf-8").partition("<!-- without torch -->\n```python\n")[2].partition("```")[0]
+    assert 10 < len(code.splitlines()) <= 20
+    make(policy="MlpLstmPolicy", env=normalized(), policy_kwargs={"lstm_hidden_size": 8}).export(
+        tmp_path / "policy.onnx"
+    )
+    block = "import sys\nfor name in ('torch', 'stable_baselines3', 'ppo_plus'): sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", block + code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "action" in done.stdout
+
+
+def test_rare_noise_is_as_exact(tmp_path, capsys):
+    """The exporter replaces the logarithm of the normal distribution function."""
+    model = make("discrete", **small())
+    path = model.export(tmp_path / "policy.onnx", deterministic=False)
+    assert f"{path} acts as predict does (18 observations in onnxruntime {ort.__version__}" in capsys.readouterr().out
+    deployed = Deployed(model, raw_observations(model, "environment"), False)
+    noise = np.random.default_rng(0).uniform(-9.0, 9.0, (2000, 3)).astype(np.float32)
+    feeds = {**room._feeds(deployed, 2000, np.random.default_rng(0)), "noise": noise}
+    expected, _ = room.predicted(deployed, feeds, None)
+    (actions,) = ort.InferenceSession(tmp_path / "policy.onnx").run(None, feeds)
+    assert room.difference(deployed, feeds, {"action": actions}, expected) == 0
+
+
+# --- what cannot be exported -----------------------------------------------------------------------------------------
+
+
+class Branching(nn.Module):
+    """Depends on values in a way that no graph can express."""
+
+    def forward(self, features):
+        return features * 2 if features.sum() > 0 else features
+
+
+class Drawing(nn.Module):
+    def forward(self, features):
+        return features + th.randn_like(features)
+
+
+class Extractor(BaseFeaturesExtractor):
+    def __init__(self, space, layer):
+        super().__init__(space, space.shape[0])
+        self.first, self.layer = nn.Linear(space.shape[0], space.shape[0]), layer()
+
+    def forward(self, observations):
+        return self.layer(self.first(observations))
+
+
+def with_layer(layer):
+    kwargs = {"features_extractor_class": Extractor, "features_extractor_kwargs": {"layer": layer}, "net_arch": [8]}
+    return make(policy_kwargs=kwargs)
+
+
+def test_a_layer_that_torch_cannot_export_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"the layer \S*features_extractor.layer \(Branching\)"):
+        with_layer(Branching).export(tmp_path / "policy.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_acts_otherwise_leaves_no_file(tmp_path):
+    with pytest.raises(RuntimeError, match="acts otherwise than predict: its action is"):
+        with_layer(Drawing).export(tmp_path / "policy.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ties_may_be_either_choice(tmp_path):
+    model = make("discrete", **small())
+    with th.no_grad():
+        model.policy.action_net.weight.zero_()
+        model.policy.action_net.bias.copy_(th.tensor([1.0, 1.0, 0.0]))
+    deployed = Deployed(model, raw_observations(model, None), True)
+    feeds = room._feeds(deployed, 3, np.random.default_rng(0))
+    expected, _ = room.predicted(deployed, feeds, None)
+    assert room.difference(deployed, feeds, {"action": np.array([0, 1, 0])}, expected) == 0
+    with pytest.raises(RuntimeError, match="its action is 2, not 0"):
+        room.difference(deployed, feeds, {"action": np.array([0, 1, 2])}, expected)
+    with pytest.raises(RuntimeError, match="int32"):
+        room.difference(deployed, feeds, {"action": np.array([0, 1, 0], np.int32)}, expected)
+
+
+def test_the_statistics_of_a_loaded_model_must_be_known(tmp_path):
+    model = make(env=normalized())
+    model.num_timesteps = 32
+    model.save(tmp_path / "model")
+    loaded = PPO_Plus.load(tmp_path / "model", device="cpu")
+    with pytest.raises(ValueError, match="has no environment.*normalization=None"):
+        raw_observations(loaded, "environment")
+    assert raw_observations(loaded, None).wrappers == []
+    fresh = PPO_Plus.load(tmp_path / "model", env=VecNormalize(vec(ACTIONS["box"])), device="cpu")
+    with pytest.raises(ValueError, match="no statistics yet"):
+        raw_observations(fresh, "environment")
+    with pytest.raises(ValueError, match="normalization='file' must be one of 'environment', None"):
+        raw_observations(loaded, "file")
+
+
+def test_statistics_inside_another_wrapper_are_refused():
+    model = make(env=VecFrameStack(normalized(), 3))
+    with pytest.raises(ValueError, match="VecNormalize is inside VecFrameStack"):
+        raw_observations(model, "environment")
+    assert raw_observations(model, None).outside == ["VecFrameStack of 3 frames", "VecNormalize"]
+    # Statistics that are not used do not matter.
+    assert raw_observations(make(env=VecFrameStack(normalized(norm_obs=False), 3)), "environment").wrappers == []
+
+
+def test_other_mistakes(tmp_path, monkeypatch):
+    model = make(policy=Overridden)
+    for change, message in (({"path": "policy.zip"}, "must end in .onnx"), ({"deterministic": False}, "Overridden")):
+        with pytest.raises(ValueError, match=message):
+            model.export(**{"path": tmp_path / "policy.onnx", **change})
+    model = make(policy_kwargs={"autocast": True})
+    with pytest.raises(ValueError, match="bfloat16"):
+        model.export(tmp_path / "policy.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r'onnxruntime is missing: pip install "ppo_plus\[export\]"'):
+        model.export(tmp_path / "policy.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_export_changes_nothing_in_the_model(tmp_path):
+    model = make(**small(), use_sde=True)
+    before, noise = th.get_rng_state(), model.policy.exploration
+    state, space = np.random.get_state()[1].copy(), model.observation_space.np_random.bit_generator.state
+    model.export(tmp_path / "policy.onnx", deterministic=False)
+    assert th.equal(th.get_rng_state(), before) and (np.random.get_state()[1] == state).all()
+    assert model.observation_space.np_random.bit_generator.state == space
+    assert model.policy.exploration is noise and all(weight.requires_grad for weight in model.policy.parameters())
