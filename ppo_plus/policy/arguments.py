@@ -17,6 +17,9 @@ def check_policy_kwargs(policy_class: type, policy_kwargs: dict[str, Any]) -> No
     _check_names(policy_class, policy_kwargs)
     _check_net_arch(policy_kwargs.get("net_arch"))
     _check_activation(policy_kwargs.get("activation_fn", nn.Tanh))
+    extractor = policy_kwargs.get("features_extractor_class")
+    if extractor is not None and not callable(extractor):
+        raise TypeError(f"policy_kwargs: features_extractor_class={extractor!r} must be a class")
     optimizer_class = policy_kwargs.get("optimizer_class", th.optim.Adam)
     if not callable(optimizer_class):
         raise TypeError(f"policy_kwargs: optimizer_class={optimizer_class!r} must be a class, such as torch.optim.Adam")

@@ -315,7 +315,7 @@ def test_a_class_of_main_is_found_in_its_module(tmp_path):
     for script, code in ((["networks.py"], 0), (["-c", second], 0), (["-c", without], 1)):
         done = subprocess.run([sys.executable, *script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stderr
-    assert "ppo_plus.register(Extractor) before loading" in done.stderr and "networks" not in done.stderr
+    assert "define or import it before loading" in done.stderr and "networks" not in done.stderr
 
 
 # --- arguments that are changed --------------------------------------------------------------------------------------

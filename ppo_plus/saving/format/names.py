@@ -202,8 +202,9 @@ def constructor_arguments(cls: type) -> set[str]:
 def _not_allowed(name: str) -> Refused:
     title = name.rpartition(":")[2]
     return Refused(
-        f"it asks for {name!r}, which is not among what files may ask for: if you trust it, import it and call "
-        f"ppo_plus.register({title[:100]}) before loading, or pass it in custom_objects="
+        f"it asks for {name!r}, which this program does not have or allow: define or import it before loading, and "
+        f"call ppo_plus.register({title[:100]}) if it is a function or of an installed package, or pass it in "
+        "custom_objects="
     )
 
 

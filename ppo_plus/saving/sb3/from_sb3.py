@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from ppo_plus.formulas.schedules import Unknown
 from ppo_plus.require import require_spaces
 from ppo_plus.saving.format.bounds import building, require_activation
-from ppo_plus.saving.format.container import PathOrFile, naming
+from ppo_plus.saving.format.container import PathOrFile, is_container, naming
 from ppo_plus.saving.format.names import Damaged, Refused, require_attributes
 from ppo_plus.saving.model import (
     ALWAYS,
@@ -152,6 +152,9 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     """A saved model, without running the pickles in it unless they are trusted."""
     if not isinstance(path, (str, Path)) and not hasattr(path, "read"):
         raise _no_ppo(path)
+    if is_container(path):
+        with naming(path):
+            raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
     saved = read_sb3_zip(path, custom_objects.keys())
     found = {*saved.data, *saved.unread}
     if not found | {*custom_objects, *given} >= OF_PPO:

@@ -214,9 +214,8 @@ class _Maker:
         """A schedule that SB3 defined within a function: its name and its cells say which, its code is not run."""
         state = call.state[1]
         name = f"{state['__module__']}:{state['__qualname__']}"
-        cells = {
-            cell: content.args[0] for cell, content in zip(call.args[0].args[-2], state["__closure__"], strict=True)
-        }
+        pairs = zip(call.args[0].args[-2], state["__closure__"] or (), strict=True)
+        cells = {cell: content.args[0] for cell, content in pairs}
         if name not in _CLOSURES:
             numbers = [each for each in cells.values() if isinstance(each, (int, float))]
             hint = f": for example ppo_plus.linear({numbers[0]!r})" if "linear" in name and len(numbers) == 1 else ""

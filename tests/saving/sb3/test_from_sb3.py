@@ -491,3 +491,9 @@ def test_a_damaged_file_is_called_so(tmp_path, damage, load):
     path.write_bytes(whole[:n_left])
     with pytest.raises(ValueError, match=r"model\.zip is not a valid saved model \(damaged or truncated\?\)"):
         load(path)
+
+
+def test_a_file_of_ours_names_its_own_load(tmp_path):
+    PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=16, device="cpu").save(tmp_path / "ours")
+    with pytest.raises(ValueError, match="ours.* is not read: PPO_Plus saved it: use PPO_Plus.load"):
+        PPO_Plus.from_sb3(tmp_path / "ours.zip")

@@ -5,6 +5,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from stable_baselines3 import PPO
 
 from ppo_plus import PPO_Plus, linear
 from ppo_plus.saving.statistics import read_statistics
@@ -60,3 +61,10 @@ def test_an_old_model_continues_in_an_environment_of_today(name):
     assert np.isinf(model.observation_space.high).any()
     assert model.learn(64)._n_updates > 0
     model.set_env(gym.make("CartPole-v1"))
+
+
+def test_a_lambda_in_a_zip_is_named(tmp_path):
+    PPO("MlpPolicy", "CartPole-v1", learning_rate=lambda p: 1e-3 * p, device="cpu").save(tmp_path / "model")
+    model = PPO_Plus.from_sb3(tmp_path / "model", env="CartPole-v1", device="cpu")
+    with pytest.raises(ValueError, match=r"learning_rate: the file.*a function of the user's, .*<lambda>"):
+        model.learn(64)
