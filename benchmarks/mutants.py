@@ -739,6 +739,27 @@ TOP = (
         "tests/saving/checkpoint/test_call.py",
     ),
     Fault(
+        "export-tails",
+        "saving/export/operators.py",
+        "tail < 1e-8",
+        "tail < 0.5",
+        "tests/saving/export/test_export.py",
+    ),
+    Fault(
+        "export-unchecked",
+        "saving/export/export.py",
+        "if not gap.max() <= TOLERANCE:",
+        "if not gap.max() <= 1 / TOLERANCE:",
+        "tests/saving/export/test_export.py",
+    ),
+    Fault(
+        "export-statistics-lost",
+        "saving/export/raw.py",
+        "if further is not None and further.norm_obs and normalization is not None:",
+        "if further is not None and further.norm_obs and normalization is None:",
+        "tests/saving/export/test_export.py",
+    ),
+    Fault(
         "log-folder-of-a-file",
         "saving/model.py",
         'folder = data.pop("tensorboard_log", None)',

@@ -45,7 +45,7 @@ def export(model: Any, path: str | Path, deterministic: bool, normalization: Nor
         try:
             program, onnx = _translated(deployed, (example,), (shapes,), **names)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise ValueError(
                 f"torch cannot export {_refused(deployed, example)}: {reason}. Replace it by layers that torch.onnx "
                 "supports, without branches on values or sizes of tensors"
@@ -82,7 +82,7 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
     n = len(next(iter(example.values())))
 
     def fails(layer: nn.Module) -> bool:
-        shapes = tree_map(lambda each: {0: ANY_SIZE} if each.shape[:1] == (n,) else {}, calls[layer])
+        shapes = tree_map(lambda each: {0: ANY_SIZE} if getattr(each, "shape", ())[:1] == (n,) else None, calls[layer])
         try:
             _translated(layer, calls[layer], shapes)
         except Exception:
