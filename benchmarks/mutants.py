@@ -844,13 +844,6 @@ TOP = (
         "tests/saving/format/test_names.py",
     ),
     Fault(
-        "other-exports-kept",
-        "saving/export/export.py",
-        "if not gap.max() <= TOLERANCE:",
-        "if False:",
-        "tests/saving/export/test_export.py",
-    ),
-    Fault(
         "options-of-the-optimizer-lost",
         "saving/model.py",
         "group.update(each)",

@@ -266,15 +266,12 @@ def _first_line(run: Run) -> str:
 
 
 def _summary(run: Run, evaluations: list[EvalAfterUpdates], seconds: float) -> str:
+    trained = f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
+    rewards, what = [episode["r"] for episode in run.model.ep_info_buffer or ()], f"training episodes after {trained}"
     if evaluations and evaluations[0].evaluations_results:
-        rewards, kind = evaluations[0].evaluations_results[-1], "evaluation episodes"
-        steps = evaluations[0].evaluations_timesteps[-1]
+        rewards, steps = evaluations[0].evaluations_results[-1], evaluations[0].evaluations_timesteps[-1]
+        what = f"evaluation episodes after {trained}"
         if steps != run.model.num_timesteps:
-            kind += f" after {steps:,} timesteps; trained"
-    else:
-        rewards, kind = [episode["r"] for episode in run.model.ep_info_buffer or ()], "training episodes"
+            what = f"evaluation episodes after {steps:,} timesteps; trained for {trained}"
     mean = f"{np.mean(rewards):.2f} +/- {np.std(rewards):.2f}" if rewards else "unknown"
-    return (
-        f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {kind} after "
-        f"{run.model.num_timesteps:,} timesteps in {seconds:.0f} s"
-    )
+    return f"{run.experiment.env_id}: mean return {mean} over {len(rewards)} {what}"

@@ -355,3 +355,16 @@ def test_a_resumed_run_keeps_its_vector_environment(tmp_path):
 def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"--resume {tmp_path}: not the folder of a run"):
         open_run(tmp_path)
+
+
+def test_an_interrupted_run_says_when_it_was_evaluated(tmp_path, capsys):
+    class Stop(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps > 300:
+                raise KeyboardInterrupt
+            return True
+
+    assert not train(set_up(SHORT.replace(callback=(Part("Stop", Stop, {}),)), Options(str(tmp_path), 256, 2)))
+    assert re.search(
+        r"2 evaluation episodes after 256 timesteps; trained for 3\d\d timesteps in", capsys.readouterr().out
+    )
