@@ -21,6 +21,9 @@ from ppo_plus.zoo.interrupts import check, uninterrupted
 #: What Optuna raises when a database is unavailable.
 STORAGE_ERRORS = (StorageInternalError, SQLAlchemyError)
 
+#: A part of SQLite's message of a full disk.
+FULL = "disk is full"
+
 #: How often a new database is opened before an error of another process's tables is one of the database.
 N_OPENED = 10
 
@@ -59,6 +62,8 @@ def open_storage(url: str) -> BaseStorage:
         why = reason(error)
         if isinstance(error, ImportError) and url.startswith("postgresql"):
             why = f"its driver is missing: {pip_install(extra='postgres')}, and write postgresql+psycopg://..."
+        if FULL in why:
+            raise OSError(errno.ENOSPC, f"the storage {shown(url)!r} cannot be written: {why}") from None
         raise StorageError(f"cannot use the storage {shown(url)!r}: {why}") from None
 
 
@@ -89,7 +94,7 @@ def named_errors() -> Iterator[None]:
     try:
         yield
     except STORAGE_ERRORS as error:
-        if "disk is full" in reason(error):
+        if FULL in reason(error):
             raise OSError(errno.ENOSPC, f"the storage cannot be written: {reason(error)}") from error
         raise StorageError(f"the storage is unavailable: {reason(error)}") from error
 

@@ -109,6 +109,16 @@ def test_a_damaged_database_is_an_error_of_one_line(tmp_path, table, column, val
     assert "\n" not in str(raised.value)
 
 
+def test_a_new_database_on_a_full_disk(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OperationalError("", {}, Exception("database or disk is full"))
+
+    monkeypatch.setattr(storage_module, "RDBStorage", fail)
+    with pytest.raises(OSError, match="study.db' cannot be written: .*disk is full") as raised:
+        open_storage(f"sqlite:///{tmp_path / 'study.db'}")
+    assert raised.value.errno == errno.ENOSPC
+
+
 def test_a_full_disk_is_one():
     with pytest.raises(OSError, match="disk is full") as raised, named_errors():
         raise StorageInternalError from OperationalError("", {}, Exception("database or disk is full"))
