@@ -17,7 +17,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import onnxruntime
 import torch as th
 
 from ppo_plus import PPO_Plus
@@ -49,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few calls")
     n_rounds, n_calls = (1, 10) if parser.parse_args().quick else (21, 2000)
+    import onnxruntime  # of the extra export
+
     th.set_num_threads(1)
     model = PPO_Plus("MlpPolicy", LikeHalfCheetah(), n_steps=64, device="cpu", seed=0)
     with TemporaryDirectory() as folder:
