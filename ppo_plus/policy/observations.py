@@ -43,6 +43,8 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
         return space if space.start == 0 else spaces.Discrete(space.n)
     if isinstance(space, spaces.MultiDiscrete):
         return space if space.nvec.ndim == 1 and not np.any(space.start) else spaces.MultiDiscrete(space.nvec.flatten())
+    if isinstance(space, spaces.Box) and not space.shape:
+        raise ValueError(f"{name}={space} has no dimension: use gymnasium.wrappers.ReshapeObservation(env, (1,))")
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"

@@ -125,6 +125,7 @@ def test_canonical_space_has_the_size_of_the_network_input(space):
     [
         (spaces.Tuple([spaces.Discrete(2)]), "Tuple.* is not supported: use Box, Discrete"),
         (spaces.Text(3), "Text.* is not supported"),
+        (spaces.Box(-1, 1, ()), r"Box.* has no dimension: use gymnasium.wrappers.ReshapeObservation\(env, \(1,\)\)"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
         (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),
     ],
