@@ -44,7 +44,7 @@ def canonical_space(space: spaces.Space, name: str = "observation_space") -> spa
     if isinstance(space, spaces.MultiDiscrete):
         return space if space.nvec.ndim == 1 and not np.any(space.start) else spaces.MultiDiscrete(space.nvec.flatten())
     if isinstance(space, spaces.Box) and not space.shape:
-        raise ValueError(f"{name}={space} has no dimension: use gymnasium.wrappers.ReshapeObservation(env, (1,))")
+        return spaces.Box(space.low.reshape(1), space.high.reshape(1), dtype=space.dtype)  # type: ignore[arg-type]
     if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return space
     remedy = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
@@ -147,7 +147,11 @@ def make_preprocess(space: spaces.Space, normalize_images: bool = True) -> Prepr
         return partial(_one_hot, sizes.tolist(), th.from_numpy(np.array(space.start)).flatten().long())
     if normalize_images and is_image_space(space):
         return _image
-    return th.Tensor.float
+    return th.Tensor.float if space.shape else _column
+
+
+def _column(observations: th.Tensor) -> th.Tensor:
+    return observations.float().reshape(-1, 1)
 
 
 def to_tensor(

@@ -21,7 +21,6 @@ IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
 # What SB3 can preprocess.
 COMMON = {
     "box": spaces.Box(-1.0, 1.0, (3,)),
-    "box_0d": spaces.Box(-1.0, 1.0, ()),
     "box_2d_float64": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
     "box_int": spaces.Box(-9, 9, (4,), np.int16),
     "image": IMAGE,
@@ -35,6 +34,7 @@ COMMON = {
 }
 # What it cannot.
 BEYOND = {
+    "box_0d": spaces.Box(-1.0, 1.0, ()),
     "discrete_start": spaces.Discrete(4, start=-2),
     "multi_discrete_start": spaces.MultiDiscrete([3, 2], start=[5, -1]),
     "multi_discrete_2d": spaces.MultiDiscrete([[2, 3], [4, 2]]),
@@ -125,7 +125,6 @@ def test_canonical_space_has_the_size_of_the_network_input(space):
     [
         (spaces.Tuple([spaces.Discrete(2)]), "Tuple.* is not supported: use Box, Discrete"),
         (spaces.Text(3), "Text.* is not supported"),
-        (spaces.Box(-1, 1, ()), r"Box.* has no dimension: use gymnasium.wrappers.ReshapeObservation\(env, \(1,\)\)"),
         (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))), "Dict.* is nested: flatten the inner"),
         (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), "Dict.* is nested: flatten the inner"),
     ],
@@ -275,3 +274,9 @@ def test_what_is_not_finite_raises_with_its_name(bad):
     space = spaces.Dict(a=COMMON["box"], b=COMMON["discrete"])
     with pytest.raises(FloatingPointError, match=r"(?s)^observation\['a'\]=array.* is not finite"):
         to_tensor({"a": observation, "b": np.zeros(2)}, space, CPU)
+
+
+def test_a_box_without_a_dimension_is_learned_from():
+    env = RandomEnv(spaces.Discrete(2), spaces.Box(-1.0, 1.0, ()))
+    model = PPO_Plus("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
+    assert model.predict(np.float32(0.5))[0] in (0, 1) and model.predict(np.zeros(3, np.float32))[0].shape == (3,)
