@@ -69,7 +69,7 @@ def test_preprocessing_gives_sb3s_numbers(space, normalize_images):
     assert same(result, preprocess_obs(observations, space, normalize_images))
 
 
-@pytest.mark.parametrize("space", [s for s in BEYOND.values() if not isinstance(s, spaces.Dict)])
+@pytest.mark.parametrize("space", [s for s in BEYOND.values() if not isinstance(s, (spaces.Dict, spaces.Box))])
 def test_choices_become_one_hot_vectors_from_their_start_on(space):
     observations = batch_of(space, 50)
     result = make_preprocess(space)(th.from_numpy(observations))
