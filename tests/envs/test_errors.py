@@ -1,14 +1,13 @@
 """Mistakes of environments are errors that name the environment, what it returned and what is expected."""
 
-import os
 import re
-import signal
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from envs import ACTIONS, OBSERVATIONS, VECTOR, RandomEnv
+from envs import ACTIONS, OBSERVATIONS, VECTOR, Dies, RandomEnv
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
@@ -424,17 +423,9 @@ def test_clip_action_is_named_if_it_removed_the_bounds():
     PPO_Plus("MlpPolicy", env.env)
 
 
-class Dies(RandomEnv):
-    def step(self, action):
-        if self.n_steps == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
 @pytest.mark.slow
 def test_a_worker_of_sb3_that_died_is_named_and_the_others_end():
-    made = [lambda: RandomEnv(ACTIONS["discrete"], VECTOR), lambda: Dies(ACTIONS["discrete"], VECTOR)]
-    env = SubprocVecEnv(made)
+    env = SubprocVecEnv([partial(each, ACTIONS["discrete"], VECTOR) for each in (RandomEnv, Dies)])
     model = PPO_Plus("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu")
     with pytest.raises(RuntimeError, match=r"environment 1 \(exit code -9\) of SubprocVecEnv died at step 3"):
         model.learn(32)

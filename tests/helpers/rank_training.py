@@ -136,7 +136,7 @@ def learned_by_one(case, parts):
     buffer.normalize_advantages = lambda: None
 
     def minibatches(batch_size, data):
-        assert batch_size == model.batch_size and data is rollout
+        assert batch_size == model.batch_size and data.returns is rollout.returns
         for pieces in zip(*next(epochs), strict=True):
             yield data, th.cat([piece + offset for piece, offset in zip(pieces, offsets, strict=False)])
 
