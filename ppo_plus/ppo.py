@@ -398,7 +398,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         if self.device.type != "cpu" and not in_tensors(self.env) and not has_convolutions(self.policy):
             warnings.warn(
                 f"device={str(self.device)!r}: networks without convolutions are usually trained faster on a CPU, "
-                'where training is also compiled, as it is not on a GPU: pass device="cpu", or compare the two',
+                'and training is compiled there, but not on a GPU: pass device="cpu", or compare the two',
                 stacklevel=5,
             )
 

@@ -120,11 +120,9 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     state = state_of(model, exclude or (), include or ())
     _require_rebuildable(model)
     container.write(path, KIND, state)
-    told = (
-        [f"the model is saved {_without(state['missing'])}; or pass it to load, or save(path, pickle=True)"]
-        if state["missing"]
-        else []
-    )
+    told = []
+    if state["missing"]:
+        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load, or save(path, pickle=True)")
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
         told.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")

@@ -31,6 +31,8 @@ class Fault:
     hangs: bool = False
     #: Whether it returned NaN or infinity.
     not_finite: bool = False
+    #: What to do, if a fresh environment would not help.
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

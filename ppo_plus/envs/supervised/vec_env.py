@@ -186,13 +186,11 @@ class SupervisedVecEnv(VecEnv):
         return answer
 
     def _fail(self, i: int, fault: Fault) -> NoReturn:
-        remedy = ". With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
+        remedy = "With restarts=N (--restart-envs N) training continues with a fresh environment, up to N times"
         if self.restarts:
-            remedy = f". All restarts={self.restarts} are used up"
-        if "__main__" in fault.reason:
-            remedy = ""
+            remedy = f"All restarts={self.restarts} are used up"
         kind = NotFiniteFault if fault.not_finite else EnvFault
-        raise kind(f"{self._who(i)} {fault.reason}{remedy}") from fault.cause
+        raise kind(f"{self._who(i)} {fault.reason}. {fault.remedy or remedy}") from fault.cause
 
     def _who(self, i: int) -> str:
         return f"{described(i, self._names[i], self.env_seeds[i], self.n_steps)}:"

@@ -95,11 +95,11 @@ class ProcessWorker:
             answer = self.remote.recv()
             self.is_made = True
         except (EOFError, OSError):
-            answer = Fault(self._death())
+            answer = self._death()
         self.waiting = False
         return answer
 
-    def _death(self) -> str:
+    def _death(self) -> Fault:
         self.process.join(CLOSING)
         code = self.process.exitcode
         if code == -signal.SIGTERM:
@@ -107,11 +107,9 @@ class ProcessWorker:
             time.sleep(1.0)
         name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         if self.is_made:
-            return f"died with its process ({name})"
-        return (
-            f"died with its process ({name}) before it was made. A script that starts processes has to run its code "
-            'within if __name__ == "__main__":'
-        )
+            return Fault(f"died with its process ({name})")
+        remedy = 'A script that starts processes has to run its code within if __name__ == "__main__":'
+        return Fault(f"died with its process ({name}) before it was made", remedy=remedy)
 
     def end(self) -> None:
         """Ask the process to end."""

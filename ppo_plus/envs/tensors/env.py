@@ -66,9 +66,10 @@ class TensorEnv:
     ) -> None:
         self.num_envs = num_envs
         self.observation_space = gym_space(observation_space)
-        self.action_space = bounded(gym_space(action_space))
+        given = gym_space(action_space)
+        self.action_space = bounded(given)
         #: Whether a Box of actions had no bounds.
-        self.unbounded = self.action_space != gym_space(action_space)
+        self.unbounded = self.action_space != given
         self.device = th.device(device)
 
     def reset(self, seed: int | None = None) -> Obs:

@@ -243,7 +243,7 @@ def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | N
     """The checkpoint of the first of some processes, for each of more or fewer."""
     checkpoint = found[0]
     kept = {name: size for each in found for name, size in each["logs"]["kept"].items()}
-    checkpoint["logs"]["kept"] = kept  # each cuts those of its own environments
+    checkpoint["logs"]["kept"] = kept  # each process cuts only the files of its environments
     if ranks.leads:
         return checkpoint
     entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]

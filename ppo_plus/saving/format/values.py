@@ -76,16 +76,16 @@ def unknown_names(value: Any) -> set[str]:
 
 def _names(description: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
     """The names in a description, and what looks them up."""
-    if isinstance(description, dict):
+    if isinstance(description, list):
+        for each in description:
+            yield from _names(each)
+    elif isinstance(description, dict):
         for key, content in description.items():
             if key == "!name":
                 yield content, find
             elif key.startswith("!") and ":" in key and key[1:] not in SPACES:
                 yield key[1:], find_class_of_objects
-    for each in (
-        description.values() if isinstance(description, dict) else description if isinstance(description, list) else ()
-    ):
-        yield from _names(each)
+            yield from _names(content)
 
 
 class _Writer:
