@@ -506,8 +506,8 @@ ROLLOUT = (
     Fault(
         "dtype-of-the-space",
         "rollout/buffer.py",
-        "self.actions = self.actions.astype(np.float32)",
-        "pass",
+        "np.asarray(action, dtype=np.float32)",
+        "np.asarray(action, dtype=self.action_space.dtype)",
         "tests/rollout/test_buffer.py",
     ),
     Fault(
@@ -613,8 +613,8 @@ COMPILING = (
     Fault(
         "pays-one-step-late",
         "compiling/compilation.py",
-        "n_steps >= WORTH_COMPILING",
-        "n_steps > WORTH_COMPILING",
+        "n_steps < WORTH_COMPILING",
+        "n_steps <= WORTH_COMPILING",
         "tests/test_compile.py",
     ),
     Fault(

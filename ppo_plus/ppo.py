@@ -22,7 +22,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ppo_plus.compiling.compilation import Compilation, CompileStatus, is_worth_compiling
+from ppo_plus.compiling.compilation import Compilation, CompileStatus
 from ppo_plus.distributed.ranks import Ranks, use_own_gpu
 from ppo_plus.distributed.shared import SharedTraining
 from ppo_plus.distributed.single import SingleProcess
@@ -109,7 +109,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     :param use_sde: explore by generalized state-dependent exploration (gSDE), on every action space
     :param sde_sample_freq: when gSDE (or any ``exploration`` that holds noise) is renewed: -1 at the start of each
         rollout, n ≥ 1 every n steps, ``"episode"`` for each environment at the start of its episodes
-    :param rollout_buffer_class: a subclass of :class:`ppo_plus.RolloutBuffer` (or of SB3's ``RolloutBuffer``)
+    :param rollout_buffer_class: a subclass of :class:`ppo_plus.RolloutBuffer`
     :param rollout_buffer_kwargs: its further arguments
     :param target_kl: the KL divergence between old and new policy to aim at, in nats, above 0; may change over time.
         ``None``: no target
@@ -470,10 +470,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         is_own = self._n_updates and type(self).train is not PPO_Plus.train
         return self.compilation.status(f"{type(self).__name__}.train" if is_own else None)
 
-    def pays_to_compile(self, total_timesteps: int) -> bool:
-        """Whether ``compile="auto"`` means compiling in a call of ``learn`` with so many timesteps."""
-        return is_worth_compiling(self.compilation.n_planned + self._gradient_steps(total_timesteps), self.device)
-
     def _gradient_steps(self, total_timesteps: float) -> int:
         """Gradient steps that a call of ``learn`` takes with so many timesteps, over all processes."""
         return self.settings.gradient_steps(total_timesteps / self.ranks.size, self.n_envs)
@@ -693,7 +689,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         self.shared.scheduled = numbers
         rule = UpdateRule(policy, self.compute_loss, settings.control, settings.max_grad_norm, self.shared.reduction)
         reads: dict[str, Any] = {"named": [self], "loss": settings.loss}
-        with self.updater.start(rule, numbers, self.device, self.compilation, self._unable(), **reads) as update:
+        with self.updater.start(rule, numbers, self.device, self.compilation, **reads) as update:
             for epoch in self._epochs():
                 for data, indices in epoch:
                     update.step(data, indices)
@@ -711,7 +707,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         settings, buffer = self.settings, self.rollout_buffer
         normalizes = settings.loss.normalize_advantage
         rollout = self.shared.prepare(buffer.on_device(), normalizes)
-        if isinstance(self.policy, WithMemory) and rollout is not None:
+        if isinstance(self.policy, WithMemory):
             rollout = rollout._replace(carry=self.policy.count_starts(rollout.carry, rollout.episode_starts))
         if settings.recompute_advantages:
             rollout = separate(rollout)
@@ -729,12 +725,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         """Normalize advantages over the whole rollout, if that is asked for."""
         if self.settings.normalize_advantage == "rollout":
             self.shared.normalize_advantages(buffer)
-
-    def _unable(self) -> str | None:
-        """Why minibatches cannot be compiled; ``None``: they can, as far as is known."""
-        if self.settings.has_own_buffer:
-            return None
-        return f"{type(self.rollout_buffer).__name__} is not a subclass of ppo_plus.RolloutBuffer"
 
     def _log_update(self, update: Update, numbers: dict[str, Any]) -> None:
         if self.verbose >= 1 and not update.state.running:

@@ -27,7 +27,7 @@ from ppo_plus.policy.adapter import adapt_policy_class
 from ppo_plus.policy.arguments import accepted_names, check_policy_kwargs
 from ppo_plus.policy.recurrent import MlpLstmPolicy
 from ppo_plus.require import nearest, require_int, require_kind, require_number, require_one_of
-from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class, least_bytes
+from ppo_plus.rollout.buffer import RolloutBuffer, least_bytes, own_buffer_class
 from ppo_plus.rollout.tensor_collector import in_tensors
 from ppo_plus.saving.model import ATTRIBUTES
 
@@ -119,7 +119,6 @@ class Settings:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         _check_normalization(self)
-        _check_recomputing(self)
         _check_kl_control(self)
         _check_sequences(self)
 
@@ -161,7 +160,7 @@ class Settings:
     @property
     def buffer_class(self) -> type[RolloutBuffer]:
         """What stores rollouts."""
-        return adapt_buffer_class(self.rollout_buffer_class or RolloutBuffer)
+        return own_buffer_class(self.rollout_buffer_class)
 
     @property
     def remembers(self) -> bool:
@@ -214,19 +213,12 @@ class Settings:
                 "policy_kwargs: squash_output=True scales actions to the bounds of the Box, which has none: give the "
                 "simulator's single_action_space bounds, such as gymnasium.spaces.Box(-1, 1, (n,)), or leave it out"
             )
-        buffer_class = self.buffer_class
-        if in_tensors(env) and not (self.has_own_buffer and buffer_class.add is RolloutBuffer.add):
+        if in_tensors(env) and self.buffer_class.add is not RolloutBuffer.add:
             raise ValueError(
-                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep tensors: derive it from "
-                "ppo_plus.RolloutBuffer, and override put, not add"
+                f"rollout_buffer_class={self.rollout_buffer_class!r} does not keep tensors: override put, not add"
             )
         if self.action_mask_key is not None:
             require_kind("action_mask_key", self.action_mask_key, str, "the name of an observation, or None")
-        if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and not self.has_own_buffer:
-            raise ValueError(
-                f"rollout_buffer_class={self.rollout_buffer_class!r} cannot store actions of {action_space}: derive "
-                "it from ppo_plus.RolloutBuffer"
-            )
 
     def warn_of_unequal_minibatches(self, n_envs: int) -> None:
         """Warn if minibatches are not all of the size that was asked for."""
@@ -245,11 +237,6 @@ class Settings:
             f"times n_envs={n_envs}), so {smallest}: use batch_size={better_batch}, or n_steps={better_steps}",
             stacklevel=4,
         )
-
-    @property
-    def has_own_buffer(self) -> bool:
-        """Whether rollouts are stored by ``ppo_plus.RolloutBuffer``, and not by a class written for SB3."""
-        return issubclass(self.buffer_class, RolloutBuffer)
 
 
 #: The arguments, and those of them that may change over time.
@@ -355,14 +342,6 @@ def _check_normalization(settings: Settings) -> None:
         )
 
 
-def _check_recomputing(settings: Settings) -> None:
-    if settings.recompute_advantages and not settings.has_own_buffer:
-        raise ValueError(
-            f"recompute_advantages=True needs a rollout that stays unchanged, which rollout_buffer_class="
-            f"{settings.rollout_buffer_class!r} shuffles in its place: derive it from ppo_plus.RolloutBuffer"
-        )
-
-
 def _check_kl_control(settings: Settings) -> None:
     control = settings.control
     if control.needs_target and settings.target_kl is None:
@@ -379,11 +358,6 @@ def _check_kl_control(settings: Settings) -> None:
             f"kl_control={settings.kl_control!r} needs the parameters of the action distribution, which "
             f"policy={settings.policy_class!r} does not return, because it overrides methods of SB3's: derive it "
             'from ppo_plus.ActorCriticPolicy, or use kl_control="stop"'
-        )
-    if control.measure == "kl" and not settings.has_own_buffer:
-        raise ValueError(
-            f"kl_control={settings.kl_control!r} needs the stored distribution parameters, which rollout_buffer_class="
-            f"{settings.rollout_buffer_class!r} does not keep: derive it from ppo_plus.RolloutBuffer"
         )
 
 
@@ -409,11 +383,6 @@ def _check_sequences(settings: Settings) -> None:
         raise ValueError(
             f"sequence_length={length} must divide n_steps={settings.n_steps} and batch_size={settings.batch_size}: "
             f"use a divisor of {math.gcd(settings.n_steps, settings.batch_size)}"
-        )
-    if not settings.has_own_buffer:
-        raise ValueError(
-            f"rollout_buffer_class={settings.rollout_buffer_class!r} keeps no sequences, which a policy with memory "
-            "needs: derive it from ppo_plus.RolloutBuffer"
         )
 
 

@@ -555,7 +555,6 @@ def test_gradient_steps_are_counted_over_calls_of_learn(monkeypatch):
         str(model.compiled)
         == "no: 2 gradient steps are planned; compiling starts at 4; compile=True compiles all the same"
     )
-    assert not model.pays_to_compile(64) and model.pays_to_compile(128)
     model.learn(64, reset_num_timesteps=False)
     assert not model.compiled
     model._setup_learn(64, reset_num_timesteps=False)

@@ -10,7 +10,6 @@ from envs import ACTIONS, OBSERVATIONS, RandomEnv, equal_actions, vec
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from models import make_model
-from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
@@ -110,11 +109,6 @@ def test_the_noise_of_gsde_is_that_of_each_part():
         for part, log_std in ((slice(0, 3), None), (slice(3, 5), policy.log_std)):
             own = {name: held[..., part] for name, held in carry.items()}
             th.testing.assert_close(z[:, part], policy.exploration.sample(own, features, log_std)[0])
-
-
-def test_a_buffer_written_for_sb3_raises_an_error_with_its_name():
-    with pytest.raises(ValueError, match="rollout_buffer_class=.*RolloutBuffer.* cannot store actions of Dict"):
-        make(vec(ACTIONS["mixed"]), rollout_buffer_class=SB3RolloutBuffer)
 
 
 def test_squashing_needs_a_box_somewhere():

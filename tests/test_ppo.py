@@ -1218,9 +1218,9 @@ def test_the_environment_may_be_replaced_in_a_rollout(step):
     assert model.num_timesteps == 32
 
 
-def test_integer_actions_are_not_rounded_in_buffers_for_sb3():
+def test_integer_actions_are_not_rounded_in_the_buffer():
     box = spaces.Box(-10, 10, (2,), np.int32)
-    model = make(Recording, env=vec(box), rollout_buffer_class=SB3RolloutBuffer).learn(16)
+    model = make(Recording, env=vec(box)).learn(16)
     assert model.record[0][2]["approx_kl"].item() == pytest.approx(0.0, abs=1e-6)
 
 

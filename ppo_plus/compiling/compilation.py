@@ -42,11 +42,6 @@ class CompileStatus:
         return f"{'yes' if self.compiles else 'no'}: {self.reason}"
 
 
-def is_worth_compiling(n_steps: int, device: th.device) -> bool:
-    """Whether compiling saves time for a number of gradient steps."""
-    return device.type == "cpu" and n_steps >= WORTH_COMPILING
-
-
 class Compilation:
     """Decisions and compiled functions of a model; a saved model keeps the decision, and compiles again."""
 
@@ -93,7 +88,7 @@ class Compilation:
         if device.type != "cpu":
             return CompileStatus(False, f"nothing is compiled on {device}, where compiling has not been tested")
         # What was compiled stays compiled.
-        if requested == "auto" and not self.decision and not is_worth_compiling(n_steps, device):
+        if requested == "auto" and not self.decision and n_steps < WORTH_COMPILING:
             return CompileStatus(False, f"{planned}; compiling starts at {WORTH_COMPILING:,}; {FORCE}")
         reason = obstacle(device)
         if reason is not None:

@@ -71,20 +71,20 @@ def shared_epochs(ranks: Ranks, epochs: Iterable[Iterable[Rows]], normalizes: bo
         yield normalized(ranks, minibatches) if normalizes else minibatches
 
 
-def with_room(rollout: Any) -> Any:
-    """The rollout with a place for its normalized advantages, if there is one as a whole."""
-    return None if rollout is None else rollout._replace(normalized=th.zeros_like(rollout.advantages))
+def with_room(rollout: Batch) -> Batch:
+    """The rollout with a place for its normalized advantages."""
+    return rollout._replace(normalized=th.zeros_like(rollout.advantages))
 
 
 def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
     """Minibatches with advantages that have mean 0 and standard deviation 1 over all processes' parts of each."""
-    parts = [data.advantages if indices is None else data.advantages[indices] for data, indices in minibatches]
+    parts = [data.advantages[indices] for data, indices in minibatches]
     sizes = th.tensor([len(part) for part in parts])
     of = to_device(th.arange(len(parts)).repeat_interleave(sizes), parts[0].device)
     advantages = th.cat(parts).double()
     counted = th.ones_like(advantages)
     if minibatches[0][0].valid is not None:
-        counted = th.cat([data.valid if i is None else data.valid[i] for data, i in minibatches]).double()
+        counted = th.cat([data.valid[i] for data, i in minibatches]).double()
 
     def sums(values: th.Tensor) -> th.Tensor:
         return th.zeros(len(parts), dtype=values.dtype, device=values.device).index_add_(0, of, values)
@@ -100,10 +100,8 @@ def normalized(ranks: Ranks, minibatches: list[Rows]) -> list[Rows]:
     return [_with(data, indices, part) for (data, indices), part in zip(minibatches, values, strict=True)]
 
 
-def _with(data: Batch, indices: th.Tensor | None, values: th.Tensor) -> Rows:
+def _with(data: Batch, indices: th.Tensor, values: th.Tensor) -> Rows:
     """The minibatch with these normalized advantages."""
-    if indices is None:
-        return data._replace(normalized=values), None
     if data.normalized is None:
         # A custom buffer, each of whose minibatches may be of another rollout.
         data = with_room(data)

@@ -10,8 +10,8 @@ import torch as th
 from stable_baselines3.common.utils import explained_variance
 from torch import nn
 
-#: A minibatch: the rollout and the rows of it (``None``: all).
-Rows = tuple[Any, th.Tensor | None]
+#: A minibatch: the rollout and the rows of it.
+Rows = tuple[Any, th.Tensor]
 
 
 class SingleProcess:

@@ -35,45 +35,28 @@ class Layout:
     the first step, the given state is multiplied by 0 instead. Sequences with fewer starts end earlier; what follows is
     not read. A layout is at most twice as long as its sequences.
 
-    :param most: how many episodes start within a sequence, at most; ``None``: it is read from ``starts``
+    :param most: how many episodes start within a sequence after its first step, at most; ``None``: it is read from
+        ``starts``, for which the host waits
     """
 
     def __init__(self, starts: th.Tensor, n_sequences: int, most: int | None = None):
-        if most is not None:
-            self._lay_out(starts.view(n_sequences, -1), most)
-            return
-        # NumPy takes a tenth of the time for a few numbers; the length is read in any case.
-        marks = starts.numpy(force=True).reshape(n_sequences, -1)
         self.n_sequences = n_sequences
+        marks = starts.view(n_sequences, -1)
         #: 0 where the state before the sequence is reset, else 1; shape ``(n_sequences, 1, 1)``.
-        self.keep = th.from_numpy((~marks[:, :1, None]).astype(np.float32)).to(starts.device)
-        #: 1 at reset steps, else 0, shape ``(n_sequences, length, 1)``; ``None`` if there are none.
-        self.resets: th.Tensor | None = None
-        later = marks.copy()
-        later[:, 0] = False
-        n_resets = later.cumsum(axis=1, dtype=np.int64)
-        n_more = int(n_resets[:, -1].max())
-        if n_more:
-            length = marks.shape[1] + n_more
-            rows = n_resets + np.arange(marks.shape[1]) + length * np.arange(n_sequences)[:, None]
-            self._rows = th.from_numpy(rows.reshape(-1)).to(starts.device)
-            resets = np.zeros(n_sequences * length, dtype=np.float32)
-            resets[rows[later] - 1] = 1.0
-            self.resets = th.from_numpy(resets.reshape(n_sequences, length, 1)).to(starts.device)
-
-    def _lay_out(self, marks: th.Tensor, most: int) -> None:
-        """The same on a device, with the length that ``most`` resets need; what is left of it is reset, too."""
-        self.n_sequences, length = len(marks), marks.shape[1] + most
         self.keep = (~marks[:, :1, None]).float()
-        self.resets = None
+        #: 1 at reset steps and after the end of a sequence, else 0, shape ``(n_sequences, length, 1)``; ``None`` if
+        #: there are none.
+        self.resets: th.Tensor | None = None
+        n_before = marks[:, 1:].cumsum(dim=1)
+        if most is None:
+            most = int(n_before[:, -1:].max()) if n_before.numel() else 0
         if most:
-            later = marks.clone()
-            later[:, 0] = False
-            sequences, steps = (th.arange(n, device=marks.device) for n in marks.shape)
-            rows = later.cumsum(dim=1) + steps + length * sequences[:, None]
-            self._rows = rows.reshape(-1)
-            resets = th.ones(len(marks) * length, device=marks.device).index_fill(0, self._rows, 0.0)
-            self.resets = resets.view(len(marks), length, 1)
+            length = marks.shape[1] + most
+            rows = th.arange(marks.shape[1], device=marks.device).repeat(n_sequences, 1)
+            rows[:, 1:] += n_before
+            self._rows = (rows + length * th.arange(n_sequences, device=marks.device)[:, None]).view(-1)
+            resets = th.ones(n_sequences * length, device=marks.device).index_fill(0, self._rows, 0.0)
+            self.resets = resets.view(n_sequences, length, 1)
 
     def pad(self, x: th.Tensor) -> th.Tensor:
         """Sequences one after another, ``(B, F)``, as ``(n_sequences, length, F)``; zeros at reset steps."""

@@ -9,7 +9,6 @@ so code that reads or overrides those keeps working. For environments in tensors
 import copy
 import math
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -287,7 +286,7 @@ class RolloutBuffer:
 
     def minibatches(
         self, batch_size: int | None = None, rollout: Batch | None = None
-    ) -> Iterator[tuple[Batch, th.Tensor | None]]:
+    ) -> Iterator[tuple[Batch, th.Tensor]]:
         """One epoch: every transition once, in an order drawn from NumPy's global generator, as in SB3; of a rollout
         that is kept on another device, from that device's.
 
@@ -323,7 +322,6 @@ class RolloutBuffer:
     def get(self, batch_size: int | None = None) -> Iterator[Batch]:
         """:meth:`minibatches`, each as a batch of its rows."""
         for data, indices in self.minibatches(batch_size):
-            assert indices is not None
             yield pick(data, indices)
 
     def on_device(self) -> Batch:
@@ -383,79 +381,19 @@ def _views(tensors: Any) -> Any:
     return tensors.numpy() if tensors.device.type == "cpu" else tensors
 
 
-class _SB3Methods:
-    """The methods that a rollout buffer written for SB3 lacks."""
+def own_buffer_class(given: Any) -> type[RolloutBuffer]:
+    """The class that stores rollouts; ``None`` and SB3's own classes mean :class:`RolloutBuffer`.
 
-    observations: Any
-    actions: np.ndarray
-    rewards: np.ndarray
-    values: np.ndarray
-    advantages: np.ndarray
-    gamma: float
-    pos: int
-    #: Every transition is learned from.
-    valid: None = None
-    storage = th.device("cpu")
-
-    def reset(self) -> None:
-        super().reset()  # type: ignore[misc]
-        # SB3 uses the dtypes of the spaces, which would truncate sampled actions of an integer Box, and observations of
-        # one that VecNormalize has normalized.
-        self.actions = self.actions.astype(np.float32)
-
-    def add(self, obs: Any, *step: np.ndarray, masks: np.ndarray | None = None) -> None:
-        if masks is not None:
-            raise ValueError(
-                f"rollout_buffer_class={type(self).__mro__[2]!r} does not keep action masks: derive it from "
-                "ppo_plus.RolloutBuffer"
-            )
-        if self.pos == 0:
-            self.observations = _as_incoming(self.observations, obs)
-        *transition, value, log_prob, _ = step
-        super().add(obs, *transition, th.from_numpy(value[:, None]), th.from_numpy(log_prob))  # type: ignore[misc]
-
-    def exclude(self, steps: list[int], envs: list[int]) -> None:
-        raise ValueError(
-            f"rollout_buffer_class={type(self).__mro__[2]!r} cannot exclude the steps at which this vector "
-            "environment only resets: derive it from ppo_plus.RolloutBuffer, or use AutoresetMode.SAME_STEP"
-        )
-
-    def cut(self, steps: list[int], envs: list[int]) -> None:
-        # SB3's minibatches have every step. These have an advantage of 0, and a return that is their value.
-        self.rewards[steps, envs] = self.values[steps, envs]
-
-    def bootstrap_timeouts(self, steps: list[int], envs: list[int], final_values: th.Tensor) -> None:
-        self.rewards[steps, envs] += self.gamma * final_values.numpy(force=True).reshape(-1)
-
-    def normalize_advantages(self) -> None:
-        self.advantages[:] = normalize(th.from_numpy(self.advantages)).numpy()
-
-    def on_device(self) -> None:
-        """Minibatches are made one by one."""
-
-    def minibatches(self, batch_size: int | None = None, rollout: None = None) -> Iterator[tuple[Batch, None]]:
-        return ((Batch(*samples), None) for samples in super().get(batch_size))  # type: ignore[misc]
-
-
-@cache
-def adapt_buffer_class(buffer_class: type) -> type[RolloutBuffer]:
-    """Adapt a rollout buffer class written for SB3; it keeps no ``old_params``.
-
-    :param buffer_class: a subclass of SB3's ``RolloutBuffer``, or of ours (returned unchanged)
-    :raises TypeError: not a rollout buffer class
+    :raises TypeError: it is not derived from :class:`RolloutBuffer`
     """
-    if isinstance(buffer_class, type) and issubclass(buffer_class, RolloutBuffer):
-        return buffer_class
-    if not (isinstance(buffer_class, type) and issubclass(buffer_class, sb3.RolloutBuffer)):
-        raise TypeError(f"rollout_buffer_class={buffer_class!r} must be a subclass of ppo_plus.RolloutBuffer")
-    return type(buffer_class.__name__, (_SB3Methods, buffer_class), {"__module__": buffer_class.__module__})
-
-
-def _as_incoming(stored: Any, rows: Any) -> Any:
-    """The array, or each array of a dict, in a dtype that can store ``rows``."""
-    if isinstance(stored, dict):
-        return {key: _as_incoming(array, rows[key]) for key, array in stored.items()}
-    return stored if np.can_cast(_stored_dtype(rows), stored.dtype, "same_kind") else stored.astype(_stored_dtype(rows))
+    if given in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
+        return RolloutBuffer
+    if not (isinstance(given, type) and issubclass(given, RolloutBuffer)):
+        raise TypeError(
+            f"rollout_buffer_class={given!r} must be derived from ppo_plus.RolloutBuffer, in which you override "
+            "compute_returns_and_advantage as in SB3's"
+        )
+    return given
 
 
 def _stored_dtype(rows: np.ndarray) -> np.dtype:

@@ -68,11 +68,9 @@ def steps_per_sequence(data: Batch) -> int:
     return 1 if data.carry is None else len(data.returns) // len(tree_leaves(data.carry)[0])
 
 
-def n_transitions(data: Batch, indices: th.Tensor | None) -> int:
+def n_transitions(data: Batch, indices: th.Tensor) -> int:
     """How many transitions of a minibatch are learned from."""
-    if data.valid is None:
-        return len(data.returns) if indices is None else len(indices)
-    return int((data.valid if indices is None else data.valid[indices]).sum())
+    return len(indices) if data.valid is None else int(data.valid[indices].sum())
 
 
 def read(data: Any) -> Any:

@@ -35,10 +35,10 @@ from ppo_plus.update.step import FLAGS, Columns, OptimizerStep, apply, functiona
 
 #: What a minibatch returns: the KL control's state, and a record.
 Outcome = tuple[KLState, Columns, th.Tensor]
-#: One minibatch, of the rollout, the KL control's state and the rows of the rollout (``None``: all).
-Minibatch = Callable[[Any, KLState, th.Tensor | None], Outcome]
+#: One minibatch, of the rollout, the KL control's state and the rows of the rollout.
+Minibatch = Callable[[Batch, KLState, th.Tensor], Outcome]
 #: The loss of a minibatch and its gradient, of the coefficients, the rollout and its rows.
-GradientFunction = Callable[[Coefficients, Any, th.Tensor | None], tuple[Losses, Gradient]]
+GradientFunction = Callable[[Coefficients, Batch, th.Tensor], tuple[Losses, Gradient]]
 
 #: Averages the loss and gradient over processes: takes those of this process (``None``: it has no transitions), the
 #: tensors that the gradient belongs to, and the number of transitions.
@@ -94,12 +94,12 @@ class UpdateRule:
         scheduled: Scheduled,
         data: Batch,
         state: KLState,
-        indices: th.Tensor | None,
+        indices: th.Tensor,
     ) -> Outcome:
         """One minibatch; changes the first three arguments in place.
 
         :param others: the policy's buffers, which its layers may change in place, and frozen weights
-        :param indices: which rows of the rollout; ``None`` for all
+        :param indices: which rows of the rollout
         """
         coefficients = self.penalizing(scheduled.coefficients, state)
         losses, grads = self.gradient(vector, others, coefficients, data, coefficients.kl_coef, indices)
@@ -113,17 +113,16 @@ class UpdateRule:
         coefficients: Coefficients,
         data: Batch,
         kl_coef: th.Tensor | None,
-        indices: th.Tensor | None,
+        indices: th.Tensor,
     ) -> tuple[Losses, Gradient]:
         """Loss and gradient of this process's part of a minibatch.
 
         :param kl_coef: the coefficient that changes from one minibatch to the next; the other parameters are those of
             :meth:`__call__`
         """
-        batch = data if indices is None else pick(data, indices)
         with standing_in(self.policy, vector, others) as params:
             coefficients = coefficients._replace(kl_coef=kl_coef)
-            losses, grads = loss_gradient(self.compute_loss, params, coefficients, batch)
+            losses, grads = loss_gradient(self.compute_loss, params, coefficients, pick(data, indices))
         return losses._replace(total=losses.total.detach()), (concatenated(grads, params),)
 
     def head_gradient(self, *args: Any) -> tuple[Losses, Gradient]:
@@ -147,12 +146,10 @@ def prepared(
     weights: Weights,
     scheduled: Scheduled,
     compilation: Compilation,
-    unable: str | None = None,
     **reads: Any,
 ) -> Minibatch:
     """The function that makes the minibatches of one update: compiled if training is and it can be, otherwise eager.
 
-    :param unable: why minibatches cannot be compiled; ``None``: they can, as far as is known
     :param reads: what ``compute_loss`` reads (:func:`~ppo_plus.compiling.constants.constants_of`)
     :raises CompileError: ``compile=True``, and they cannot be compiled
     """
@@ -160,6 +157,7 @@ def prepared(
     optimizer = policy.optimizer
     function: Callable[..., Any] = rule
     gradient: type[CompiledGradient] | None = None
+    unable = None
     if policy.remembers:
         # Compilers gain nothing on the recurrent layers' loops over time, which run eagerly.
         function, gradient = rule.head_gradient, CompiledHeads
@@ -205,7 +203,7 @@ class EagerMinibatch:
         self._gradient = gradient or partial(eager_gradient, rule.compute_loss, weights)
         self._list_others = others_of(rule.policy)
 
-    def __call__(self, data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+    def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         rule, weights = self._rule, self._weights
         others = self._list_others()
         found = None
@@ -227,11 +225,11 @@ class EagerMinibatch:
 
 
 def eager_gradient(
-    compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Any, indices: th.Tensor | None
+    compute_loss: LossFunction, weights: Weights, coefficients: Coefficients, data: Batch, indices: th.Tensor
 ) -> tuple[Losses, Gradient]:
     """Loss and gradient of a minibatch."""
     # No name for the minibatch: images should not stay while there are gradients.
-    return loss_gradient(compute_loss, weights.params, coefficients, data if indices is None else pick(data, indices))
+    return loss_gradient(compute_loss, weights.params, coefficients, pick(data, indices))
 
 
 class CompiledGradient:
@@ -245,16 +243,16 @@ class CompiledGradient:
         self._data: Any = None
         self._bound: Any = None
 
-    def __call__(self, coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
         if self._data is not data:
 
-            def eager(kl_coef: th.Tensor | None, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+            def eager(kl_coef: th.Tensor | None, indices: th.Tensor) -> tuple[Losses, Gradient]:
                 return self._eager(coefficients._replace(kl_coef=kl_coef), data, indices)
 
             self._bind(coefficients, data, plain=eager)
         return self._bound(coefficients.kl_coef, indices)  # type: ignore[no-any-return]
 
-    def _bind(self, coefficients: Coefficients, data: Any, **given: Any) -> None:
+    def _bind(self, coefficients: Coefficients, data: Batch, **given: Any) -> None:
         fixed = coefficients._replace(kl_coef=None), data
         self._data, self._bound = data, self._compiled.bind(self._weights.vector, self._list_others(), *fixed, **given)
 
@@ -265,10 +263,10 @@ class CompiledHeads(CompiledGradient):
     The parameters are those of :class:`CompiledGradient`, with the compiled form of :meth:`UpdateRule.head_gradient`.
     """
 
-    def __call__(self, coefficients: Coefficients, data: Any, indices: th.Tensor | None) -> tuple[Losses, Gradient]:
+    def __call__(self, coefficients: Coefficients, data: Batch, indices: th.Tensor) -> tuple[Losses, Gradient]:
         # The number of valid transitions decides shapes, which a compiled form has fixed; and if compiling has failed,
         # hooks on weights must see the gradient of the weights themselves.
-        if indices is None or data.valid is not None or self._compiled.failure is not None:
+        if data.valid is not None or self._compiled.failure is not None:
             return self._eager(coefficients, data, indices)
         if self._data is not data:
             self._bind(coefficients, data)
@@ -291,13 +289,12 @@ class CompiledMinibatch:
         self._data: Any = None
         self._bound: Any = None
 
-    def __call__(self, data: Any, state: KLState, indices: th.Tensor | None) -> Outcome:
+    def __call__(self, data: Batch, state: KLState, indices: th.Tensor) -> Outcome:
         if self._data is not data:
             # A fresh optimizer may get its state, which is to be traced, with its first step only; and the minibatch to
             # trace is a full one, as the first is.
-            size = len(data.returns) if indices is None else len(indices)
-            self._full_size = max(self._full_size, size)
-            if self._fresh or size < self._full_size:
+            self._full_size = max(self._full_size, len(indices))
+            if self._fresh or len(indices) < self._full_size:
                 outcome = self._eager(data, state, indices)
                 # A step that was skipped has not made the state yet.
                 self._fresh = self._fresh and not bool(outcome[2][FLAGS.index("finite")])
@@ -305,7 +302,7 @@ class CompiledMinibatch:
             self._bind(data)
         return self._bound(state, indices)  # type: ignore[no-any-return]
 
-    def _bind(self, data: Any) -> None:
+    def _bind(self, data: Batch) -> None:
         weights = self._weights
         for target in weights.targets:
             # The compiled form leaves no gradient.

@@ -11,7 +11,7 @@ from stable_baselines3.common.utils import update_learning_rate
 from ppo_plus.compiling.compilation import Compilation
 from ppo_plus.formulas.kl_control import KLControl, KLState, same_control
 from ppo_plus.policy.distributions import to_device
-from ppo_plus.update.batch import read
+from ppo_plus.update.batch import Batch, read
 from ppo_plus.update.flat import packed
 from ppo_plus.update.minibatch import Minibatch, Scheduled, UpdateRule, prepared
 from ppo_plus.update.step import Columns, Records
@@ -52,13 +52,11 @@ class Updater:
         numbers: Mapping[str, Any],
         device: th.device,
         compilation: Compilation,
-        unable: str | None = None,
         **reads: Any,
     ) -> Iterator["Update"]:
         """Start an update, which ends with the block. Inside, the weights stand in a flat vector.
 
         :param numbers: the values of schedules, by name of the argument
-        :param unable: see :func:`~ppo_plus.update.minibatch.prepared`
         :raises FloatingPointError: too many minibatches in a row had a non-finite loss or gradient
         """
         state = self.kl_state(rule.control)
@@ -69,7 +67,7 @@ class Updater:
         scheduled = Scheduled.of(numbers, device)
         target = Scheduled.of(numbers, CPU).target_kl
         with packed(rule.policy.optimizer) as weights:
-            minibatch = prepared(rule, weights, scheduled, compilation, unable, **reads)
+            minibatch = prepared(rule, weights, scheduled, compilation, **reads)
             asks = device.type != "cuda" or any(True for _ in rule.policy.buffers())
             update = Update(minibatch, rule.control, state, target, self, learning_rate, device, asks)
             yield update
@@ -136,11 +134,8 @@ class Update:
         #: The last epoch's mean of what the control measures, 0-d.
         self.kl = target_kl
 
-    def step(self, data: Any, indices: th.Tensor | None) -> None:
-        """Learn from a minibatch.
-
-        :param indices: which rows of it; ``None``: all
-        """
+    def step(self, data: Batch, indices: th.Tensor) -> None:
+        """Learn from a minibatch: the rows of a rollout with these indices."""
         if not self._unread[-1]:
             self.state = KLState(*(to_device(value, self._device) for value in self.state))
         before = None if self._asks or not self._may_stop else th.cuda.get_rng_state(self._device)

@@ -16,13 +16,11 @@ import torch as th
 from envs import RandomEnv, vec
 from faulty_envs import Failing
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize, sync_envs_normalization
 
-from ppo_plus import Checkpoints, PPO_Plus
-from ppo_plus import RolloutBuffer as PPO_RolloutBuffer
+from ppo_plus import Checkpoints, PPO_Plus, RolloutBuffer
 from ppo_plus.distributed.ranks import Ranks, RanksError
 from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.zoo.callbacks import EvalAfterUpdates
@@ -101,14 +99,13 @@ def stopped(ranks):
 
 
 def frozen(ranks):
-    """Statistics that no longer learn, and a buffer class of SB3's."""
+    """Statistics that no longer learn."""
 
     def freeze(locals_, _):
         locals_["env"].training = locals_["self"].num_timesteps < 40
         return True
 
-    kinds = {"rollout_buffer_class": RolloutBuffer, "normalize_advantage": "rollout"}
-    trained = model(**kinds).learn(192, callback=ConvertCallback(freeze))
+    trained = model(normalize_advantage="rollout").learn(192, callback=ConvertCallback(freeze))
     statistics = trained.get_vec_normalize_env().obs_rms
     told = ranks.gather_values((statistics.count, statistics.mean.tolist(), trained._n_updates))
     assert told[0] == told[1] and told[0][0] < 60 and told[0][2] == 3
@@ -172,7 +169,7 @@ def differing_callbacks(ranks):
         model().learn(64, callback=callback)
 
 
-class Copying(PPO_RolloutBuffer):
+class Copying(RolloutBuffer):
     """A buffer of one's own, each of whose minibatches is a rollout by itself."""
 
     def minibatches(self, batch_size, data):
@@ -181,7 +178,7 @@ class Copying(PPO_RolloutBuffer):
 
 
 def foreign_buffer(ranks):
-    trained = [model(rollout_buffer_class=kind).learn(64) for kind in (Copying, PPO_RolloutBuffer)]
+    trained = [model(rollout_buffer_class=kind).learn(64) for kind in (Copying, RolloutBuffer)]
     copied, plain = ([weight.sum().item() for weight in each.policy.parameters()] for each in trained)
     assert copied == plain
     first, second = ranks.gather_values(copied)

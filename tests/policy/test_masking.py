@@ -33,7 +33,6 @@ from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMu
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.wrappers import ActionMasker
-from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy as evaluate_policy_without_masks
 from stable_baselines3.common.monitor import Monitor
@@ -278,11 +277,6 @@ def test_masks_may_come_and_go_between_runs():
     model.set_env(vec(ACTIONS["discrete"], env_class=MaskedEnv))
     model.learn(32)
     assert model.rollout_buffer.masks is not None
-
-
-def test_a_buffer_class_written_for_sb3_takes_no_masks():
-    with pytest.raises(ValueError, match="rollout_buffer_class=.* does not keep action masks"):
-        masked(rollout_buffer_class=SB3RolloutBuffer).learn(32)
 
 
 # --- masks in the structure of the action space -----------------------------------------------------------------------

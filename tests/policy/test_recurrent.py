@@ -13,7 +13,6 @@ from models import SMALL, STRUCTURES, NoTraining, make_recurrent
 from networks import TwoTowers
 from optimizers import scheduled
 from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.buffers import RolloutBuffer as SB3RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 
@@ -442,7 +441,6 @@ def test_steps_that_only_reset_are_not_part_of_the_loss():
         (dict(sequence_length=8, batch_size=12), r"must divide n_steps=16 and batch_size=12: use a divisor of 4"),
         (dict(sequence_length=0), "sequence_length"),
         (dict(sequence_length="auto", n_steps=17), r"n_steps=17 and batch_size=16 have no common divisor"),
-        (dict(rollout_buffer_class=SB3RolloutBuffer), r"rollout_buffer_class=.* keeps no sequences"),
         (dict(memory=dict(lstm_hidden_size=0)), "lstm_hidden_size=0"),
         (dict(memory=dict(n_lstm_layers=0)), "n_lstm_layers=0"),
         (dict(memory=dict(shared_lstm=True)), "shared_lstm=True needs enable_critic_lstm=False"),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common import buffers as sb3
 
-from ppo_plus.rollout.buffer import RolloutBuffer, adapt_buffer_class
+from ppo_plus.rollout.buffer import RolloutBuffer, own_buffer_class
 from ppo_plus.update.batch import Batch
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
@@ -276,9 +276,8 @@ def test_advantages_and_returns_are_sb3s(n_steps):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("buffer_class", [RolloutBuffer, adapt_buffer_class(sb3.RolloutBuffer)], ids=["ours", "sb3"])
-def test_bootstrap_adds_the_discounted_value_at_time_limits(buffer_class):
-    buffer, steps = filled(buffer_class=buffer_class, gamma=0.5)
+def test_bootstrap_adds_the_discounted_value_at_time_limits():
+    buffer, steps = filled(gamma=0.5)
     buffer.bootstrap_timeouts([0, 4], [2, 0], th.tensor([10.0, -20.0]))
     expected = np.stack([step[2] for step in steps])
     expected[0, 2] += 5
@@ -292,9 +291,8 @@ def test_bootstrap_with_no_time_limit_changes_nothing():
     np.testing.assert_array_equal(buffer.rewards, np.stack([step[2] for step in steps]))
 
 
-@pytest.mark.parametrize("buffer_class", [RolloutBuffer, adapt_buffer_class(sb3.RolloutBuffer)], ids=["ours", "sb3"])
-def test_advantages_are_normalized_over_the_whole_rollout(buffer_class):
-    buffer, _ = filled(buffer_class=buffer_class)
+def test_advantages_are_normalized_over_the_whole_rollout():
+    buffer, _ = filled()
     before, returns = buffer.advantages.copy(), buffer.returns.copy()
     buffer.normalize_advantages()
     # float32
@@ -330,9 +328,8 @@ class Rebinding:
 
 
 @pytest.mark.parametrize("style", [InPlace, Rebinding])
-@pytest.mark.parametrize("base", [RolloutBuffer, sb3.RolloutBuffer], ids=["ours", "sb3"])
-def test_a_subclass_may_estimate_advantages_with_numpy(base, style):
-    buffer, _ = filled(buffer_class=adapt_buffer_class(type("MonteCarlo", (style, base), {})))
+def test_a_subclass_may_estimate_advantages_with_numpy(style):
+    buffer, _ = filled(buffer_class=type("MonteCarlo", (style, RolloutBuffer), {}))
     expected, _ = filled(gae_lambda=1.0)
     for seed in (1, 0):
         # Twice, so that the second rollout does not see the first one's.
@@ -343,63 +340,35 @@ def test_a_subclass_may_estimate_advantages_with_numpy(base, style):
             th.testing.assert_close(a.advantages, b.advantages, rtol=1e-5, atol=1e-6)
 
 
-# --- buffer classes written for SB3 -----------------------------------------------------------------------------------
+# --- buffer classes ---------------------------------------------------------------------------------------------------
 
 
-class Theirs(sb3.RolloutBuffer):
-    def __init__(self, *args, bonus=0.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.bonus = bonus
+def test_sb3s_plain_classes_mean_ours():
+    class Ours(RolloutBuffer):
+        pass
 
-    def add(self, obs, action, reward, episode_start, value, log_prob):
-        # What SB3 hands over.
-        assert value.shape == (self.n_envs, 1) and log_prob.shape == (self.n_envs,)
-        assert isinstance(value, th.Tensor) and isinstance(log_prob, th.Tensor)
-        super().add(obs, action, reward + self.bonus, episode_start, value, log_prob)
+    assert own_buffer_class(Ours) is Ours
+    for plain in (None, sb3.RolloutBuffer, sb3.DictRolloutBuffer):
+        assert own_buffer_class(plain) is RolloutBuffer
 
 
-def test_a_buffer_written_for_sb3_has_no_distribution_parameters():
-    adapted = adapt_buffer_class(Theirs)
-    buffer, steps = filled(buffer_class=adapted, bonus=2.0)
-    assert isinstance(buffer, Theirs)
-    np.testing.assert_array_equal(buffer.rewards, np.stack([step[2] for step in steps]) + 2)
-    # Its own batches are complete as they come: there are no rows to pick.
-    batches, rows = zip(*buffer.minibatches(4), strict=True)
-    assert set(rows) == {None}
-    assert all(isinstance(batch, Batch) and batch.old_params is None for batch in batches)
-    assert sum(len(batch.actions) for batch in batches) == 15
-
-
-def test_a_buffer_written_for_sb3_keeps_sampled_integer_actions():
-    buffer = adapt_buffer_class(Theirs)(1, BOX, spaces.Box(-3, 5, (2,), np.int64), device="cpu", n_envs=2)
+def test_sampled_integer_actions_are_kept_as_they_were_drawn():
+    """SB3's buffer has the space's dtype, which would truncate them."""
+    buffer = RolloutBuffer(1, BOX, spaces.Box(-3, 5, (2,), np.int64), n_envs=2)
     (obs, _, *step) = random_steps(1, 2)[0][0]
     sampled = np.array([[0.4, -1.6], [2.5, 7.1]], np.float32)
     buffer.add(obs, sampled, *step)
     np.testing.assert_array_equal(buffer.actions[0], sampled)
 
 
-def test_a_dict_buffer_written_for_sb3_works_here():
-    obs_space = spaces.Dict(a=BOX, b=spaces.Discrete(3))
-    buffer, _ = filled(buffer_class=adapt_buffer_class(sb3.DictRolloutBuffer), obs_space=obs_space)
-    ours, _ = filled(obs_space=obs_space)
-    for a, b in zip(epoch(buffer, 4), epoch(ours, 4), strict=True):
-        assert th.equal(a.observations["a"], b.observations["a"])
+class Theirs(sb3.RolloutBuffer):
+    pass
 
 
-def test_adapting_keeps_our_classes_and_is_done_once():
-    class Ours(RolloutBuffer):
-        pass
-
-    assert adapt_buffer_class(RolloutBuffer) is RolloutBuffer
-    assert adapt_buffer_class(Ours) is Ours
-    adapted = adapt_buffer_class(Theirs)
-    assert adapt_buffer_class(Theirs) is adapted and adapted.__name__ == "Theirs"
-
-
-@pytest.mark.parametrize("other", [sb3.ReplayBuffer, dict])
-def test_a_class_that_is_not_a_rollout_buffer_raises_an_error(other):
-    with pytest.raises(TypeError, match="rollout_buffer_class=.* must be a subclass of ppo_plus.RolloutBuffer"):
-        adapt_buffer_class(other)
+@pytest.mark.parametrize("other", [sb3.ReplayBuffer, dict, Theirs])
+def test_another_class_raises_an_error(other):
+    with pytest.raises(TypeError, match="rollout_buffer_class=.* must be derived from ppo_plus.RolloutBuffer"):
+        own_buffer_class(other)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -433,11 +402,3 @@ def test_masks_are_cleared_before_the_next_rollout():
     buffer, _ = filled_with_masks()
     refill(buffer, *random_steps(5, 3, seed=1))
     assert buffer.masks is None and next(iter(buffer.get())).masks is None
-
-
-def test_a_buffer_written_for_sb3_raises_an_error_for_masks():
-    buffer_class = adapt_buffer_class(sb3.RolloutBuffer)
-    buffer, steps = filled(buffer_class=buffer_class)
-    buffer.reset()
-    with pytest.raises(ValueError, match="rollout_buffer_class=.*RolloutBuffer.* does not keep action masks: derive"):
-        buffer.add(*steps[0], masks=np.ones((3, 4), dtype=bool))

@@ -91,7 +91,7 @@ def test_a_control_may_end_the_update_after_an_epoch():
         for epoch in (1, 2):
             assert not update.stopped
             for _ in range(2):
-                update.step(epoch, None)
+                update.step(epoch, th.arange(32))
             update.end_epoch()
         update.finish()
     assert made == [1, 1, 2, 2] and update.n_epochs == 2 and update.kl == 2 and update.stopped

@@ -6,11 +6,9 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
-from ppo_plus import CompileError, EnvFault
-from ppo_plus.process import worth_threads
+from ppo_plus import EnvFault
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible
 from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment
@@ -56,33 +54,6 @@ def score(experiment: Experiment, plan: Plan, seed: int, report: Report, **super
     if not reporter.returns:
         raise Diverged("no update happened within the budget")
     return float(np.mean(reporter.returns[-plan.last_evals :]))
-
-
-def resolve(experiment: Experiment, plan: Plan, **supervision: Any) -> Experiment:
-    """The experiment with ``"auto"`` replaced by what training with the plan's budget chooses on this machine, so that
-    any later run with these settings gives the same result, bit for bit. The arguments are those of :func:`score`."""
-    found: dict[str, Any] = {}
-    given = experiment.hyperparams
-    with closing(make_envs(experiment)) as envs:
-        model = make_model(experiment, envs)
-    if given.get("compile", "auto") == "auto":
-        found["compile"] = model.pays_to_compile(plan.n_timesteps) and compiles(experiment, **supervision)
-    # A model too small for a second thread gets one on every machine: nothing to record.
-    threads = worth_threads(model.policy, model.settings.transitions_at_once, model.device)
-    if given.get("n_threads", "auto") == "auto" and threads:
-        found["n_threads"] = th.get_num_threads()
-    return experiment.replace(hyperparams={**given, **found})
-
-
-def compiles(experiment: Experiment, **supervision: Any) -> bool:
-    """Whether this machine can compile an experiment. It tries, for one rollout."""
-    compiled = experiment.replace(hyperparams={**experiment.hyperparams, "compile": True})
-    try:
-        with closing(make_envs(experiment, **supervision)) as envs:
-            make_model(compiled, envs).learn(1, log_interval=None)  # type: ignore[arg-type]
-        return True
-    except (CompileError, FloatingPointError):
-        return False
 
 
 class Reporter(BaseCallback):

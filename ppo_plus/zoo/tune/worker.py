@@ -16,13 +16,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ppo_plus import CompileError
 from ppo_plus.envs.supervised.guarded import DISK_FULL
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.hyperparams import shortened
 from ppo_plus.zoo.registry import ALLOWED_PACKAGES
 from ppo_plus.zoo.tune.jobs import CANDIDATE, SEED, Heartbeats, Jobs
-from ppo_plus.zoo.tune.objective import Diverged, resolve, score
+from ppo_plus.zoo.tune.objective import Diverged, score
 from ppo_plus.zoo.tune.stages import BASELINE, ERROR, SCORES, SETTINGS, TASK, Study, stages
 from ppo_plus.zoo.tune.storage import STORAGE_ERRORS, StorageError, named_errors, open_storage, reason
 from ppo_plus.zoo.tune.task import TuningTask
@@ -35,12 +34,8 @@ class StudyStopped(Exception):
     """A run raised an error that its hyperparameters did not cause."""
 
 
-class CannotCompile(Exception):
-    """This machine cannot compile a run that another one has compiled. Other workers continue."""
-
-
 #: Exit codes of a process that works on a study.
-EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, CannotCompile: 1, StorageError: 2}
+EXIT_CODES: dict[type[Exception], int] = {StudyStopped: 1, StorageError: 2}
 
 
 class Worker:
@@ -98,9 +93,6 @@ class Worker:
         except (KeyboardInterrupt, StudyStopped):
             jobs.interrupt(claimed)
             raise
-        except CompileError as error:
-            jobs.interrupt(claimed)
-            raise CannotCompile(f"this machine cannot compile a run of the study: {reason(error)}") from error
         except (*STORAGE_ERRORS, StorageError):
             raise  # the job cannot be put back now, but without heartbeats it is soon free again
         except Exception as error:
@@ -117,7 +109,7 @@ class Worker:
         settings = space.settings(space.sample(trial))
         baseline = claimed.user_attrs.get(BASELINE)
         experiment = self.task.baselines()[baseline] if baseline else self.task.candidate(settings)
-        recorded = resolve(experiment, plan, **self.supervision).replace(n_timesteps=plan.n_timesteps).settings()
+        recorded = experiment.replace(n_timesteps=plan.n_timesteps).settings()
         trial.set_user_attr(SETTINGS, recorded)
         scores = [self._score(trial, recorded, seed, i) for i, seed in enumerate(plan.screening_seeds)]
         trial.set_user_attr(SCORES, scores)

@@ -23,7 +23,6 @@ from faulty_envs import (
     supervised,
 )
 from parametrization import in_turn
-from stable_baselines3.common.buffers import RolloutBuffer as SB3Buffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -338,14 +337,6 @@ def test_the_step_is_left_out_and_the_one_before_is_bootstrapped():
         assert advantages[t] == pytest.approx(expected, abs=1e-5)
     assert buffer.episode_starts[:, 1].tolist() == [1, 0, 0, 0, 0, 1, 0, 0]
     assert sum(len(batch.actions) for batch in buffer.get(8)) == 23
-
-
-def test_a_rollout_buffer_written_for_sb3_learns_nothing_from_it():
-    env, after = supervised("local", *fine_and("raise", 5), restarts=1), AfterRollout()
-    model_in(env, rollout_buffer_class=SB3Buffer).learn(24, callback=after)
-    row = 1 * 8 + 4  # SB3 has flattened it, environment by environment
-    assert after.buffer.advantages.reshape(-1)[row] == 0
-    assert after.buffer.returns.reshape(-1)[row] == after.buffer.values.reshape(-1)[row]
 
 
 @pytest.mark.parametrize("fault", ["nan", "infinite reward", "raise"])

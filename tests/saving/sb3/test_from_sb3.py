@@ -329,14 +329,19 @@ class OwnBuffer(SB3RolloutBuffer):
         self.advantages *= -1
 
 
-@pytest.mark.parametrize("own", [{"policy": OwnPolicy}, {"rollout_buffer_class": OwnBuffer}], ids=["policy", "buffer"])
-def test_custom_classes_are_kept(own, tmp_path):
-    options = {"policy": "MlpPolicy"} | own
-    PPO(env=env_of("discrete"), n_steps=16, batch_size=16, device="cpu", **options).learn(32).save(tmp_path / "model")
+def test_custom_policies_are_kept(tmp_path):
+    PPO(OwnPolicy, env_of("discrete"), n_steps=16, batch_size=16, device="cpu").learn(32).save(tmp_path / "model")
     theirs = PPO.load(tmp_path / "model", env=env_of("discrete"), device="cpu")
     ours = PPO_Plus.from_sb3(tmp_path / "model", env=env_of("discrete"), device="cpu", trust_pickle=True)
     # Both differ from what SB3 does by itself, so an ignored class would be noticed.
     th.testing.assert_close(go_on(ours), go_on(theirs), rtol=0, atol=1e-5)
+
+
+def test_a_buffer_class_written_for_sb3_can_be_replaced():
+    theirs = PPO("MlpPolicy", env_of("discrete"), n_steps=16, batch_size=16, rollout_buffer_class=OwnBuffer)
+    with pytest.raises(TypeError, match="rollout_buffer_class=.*OwnBuffer.* must be derived from ppo_plus"):
+        PPO_Plus.from_sb3(theirs, device="cpu")
+    assert PPO_Plus.from_sb3(theirs, device="cpu", rollout_buffer_class=None).learn(32).num_timesteps == 32
 
 
 # --- and on ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,5 @@
 """The score of a run: evaluations after updates, the last one included."""
 
-import json
-import os
-import subprocess
-import sys
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -12,7 +7,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.tune import objective
-from ppo_plus.zoo.tune.objective import Diverged, resolve, score
+from ppo_plus.zoo.tune.objective import Diverged, score
 from ppo_plus.zoo.tune.plan import Plan
 
 SMALL = Experiment("CartPole-v1", 512, hyperparams={"n_steps": 128, "n_epochs": 1, "compile": False})
@@ -101,49 +96,3 @@ def test_failing_environments_are_restarted_as_often_as_allowed():
         score(failing, PLAN, 0, lambda *_: None, restarts=2)
     with pytest.raises(ValueError, match="boom"):
         score(failing, PLAN, 0, lambda *_: None)
-
-
-def test_an_experiment_says_whether_it_is_compiled(monkeypatch):
-    monkeypatch.setattr(objective, "compiles", lambda _: True)
-    auto = SMALL.replace(hyperparams={"n_steps": 128, "n_epochs": 1})
-    short, long = (resolve(auto, Plan(n, n_evals=1, last_evals=1)) for n in (512, 2**20))
-    assert (short.hyperparams["compile"], long.hyperparams["compile"]) == (False, True)
-    monkeypatch.setattr(objective, "compiles", lambda _: False)
-    assert resolve(auto, Plan(2**20)).hyperparams["compile"] is False
-    given = auto.replace(hyperparams={"compile": True})
-    assert resolve(given, PLAN) == given
-
-
-@pytest.mark.slow
-def test_the_score_does_not_depend_on_the_machines_threads():
-    """Settings that were recorded by a process with one thread score the same in a process with two. Pendulum's returns
-    show any difference."""
-    code = """
-import json, sys
-import torch as th
-from ppo_plus.zoo.experiment import parse_settings
-from tests.zoo.tune.test_objective import PLAN, resolve, run
-settings = json.loads(sys.argv[1])
-experiment = parse_settings("Pendulum-v1", settings)
-recorded = resolve(experiment, PLAN)
-print(json.dumps([th.get_num_threads(), recorded.settings(), run(recorded)]))
-"""
-
-    def process(threads, settings):
-        done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(settings)],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    wide = SMALL.with_hyperparams({"batch_size": 128, "policy_kwargs": {"net_arch": [512, 512]}}).settings()
-    one, recorded, tuned = process(1, wide)
-    two, again, retrained = process(2, recorded)
-    assert (one, two) == (1, 2)
-    assert recorded["n_threads"] == again["n_threads"] == 1
-    assert retrained == tuned
-    assert "n_threads" not in resolve(SMALL, PLAN).hyperparams

@@ -12,7 +12,6 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from ppo_plus.compiling.compiled import CompileError
 from ppo_plus.zoo.experiment import Experiment
 from ppo_plus.zoo.tune.jobs import JOB
 from ppo_plus.zoo.tune.plan import Plan
@@ -20,7 +19,7 @@ from ppo_plus.zoo.tune.stages import BUDGET, ERROR, SCORES, SETTINGS, TASK, Stud
 from ppo_plus.zoo.tune.storage import StorageError, open_storage
 from ppo_plus.zoo.tune.task import TuningTask
 from ppo_plus.zoo.tune.tuner import tune
-from ppo_plus.zoo.tune.worker import CannotCompile, StudyStopped, Worker
+from ppo_plus.zoo.tune.worker import StudyStopped, Worker
 
 ROOT = Path(__file__).parents[3]
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-2, "scale": "log"}}
@@ -166,23 +165,6 @@ def test_a_programming_error_stops_the_study_and_is_not_counted(tmp_path, monkey
             Worker(study).work()
     tune(experiment, SPACE, study, plan, 2, tmp_path)
     assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE] * 2
-
-
-def test_a_machine_that_cannot_compile_leaves_runs_to_others(tmp_path, monkeypatch):
-    study = Study("compiled", open_storage(f"sqlite:///{tmp_path / 'study.db'}"))
-    experiment = Experiment("CartPole-v1", 2048)
-    plan = Plan(2048, n_evals=1, last_evals=1, n_eval_episodes=1, race_seeds=0, confirm_seeds=0)
-
-    def fail(*_):
-        raise CompileError("there is no C++ compiler")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ppo_plus.zoo.tune.worker.score", fail)
-        with pytest.raises(CannotCompile, match="no C.. compiler"):
-            tune(experiment, SPACE, study, plan, 1, tmp_path)
-    assert not study.attributes()[ERROR]
-    Worker(study).work()
-    assert [trial.state for trial in study.screening.trials()] == [TrialState.COMPLETE]
 
 
 @pytest.mark.slow
