@@ -61,20 +61,8 @@ class Unknown:
         return 0.0
 
 
-def constant(value: float) -> Constant:
-    """The schedule that stays at ``value``."""
-    return Constant(value)
-
-
-def linear(start: float, end: float = 0.0) -> Linear:
-    """The schedule that goes from ``start`` to ``end`` in a straight line."""
-    return Linear(start, end)
-
-
-def cosine(start: float, end: float = 0.0) -> Cosine:
-    """The schedule that goes from ``start`` to ``end`` along half a cosine."""
-    return Cosine(start, end)
-
+#: The names by which ``ppo_plus`` has them.
+constant, linear, cosine = Constant, Linear, Cosine
 
 #: Prefixes of schedule strings, as in the zoo's YAML files: ``"lin_3e-4"``, ``"cos_3e-4"``, ``"lin_3e-4_1e-5"``.
 PREFIXES: dict[str, type[Linear] | type[Cosine]] = {"lin": Linear, "cos": Cosine}
