@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.distributed.ranks import Ranks
@@ -68,7 +67,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "logs": {"kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
-        "ranks": ranks.size,
     }
     if ranks.several:
         file = io.BytesIO()
@@ -187,31 +185,28 @@ def _resumed(
     cls: Any, found: list[dict[str, Any]], ranks: Ranks, env: Any, device: th.device | str, kwargs: dict[str, Any]
 ) -> Any:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
-    is_same = len(found) == ranks.size
-    checkpoint = found[ranks.rank if is_same else 0]
-    if checkpoint["call"] is not None:
+    if len(found) != ranks.size:
+        raise ValueError(
+            f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now: start {len(found)} "
+            f"(ppo-plus train: --processes {len(found)})"
+        )
+    checkpoint = found[ranks.rank]
+    call = checkpoint["call"]
+    if call is not None:
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    call = checkpoint["call"]
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:
         _put_policy_extras(model.policy, checkpoint["policy"])
-        if is_same:
-            reason = env_state.set_state(model.env, checkpoint["env"])
-            if model._last_obs is not None:
-                with decoding("its observations"):
-                    check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
-                if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
-                    raise Damaged("it has observations of environments that had not been reset")
-        else:
-            reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
-            if "batch_size" not in kwargs:
-                model.batch_size = _divided(model.batch_size * len(found), ranks.size)
-            env_state.set_statistics(model.env, checkpoint["env"])
-            checkpoint = _for_another_number(found, ranks, model.seed)
+        reason = env_state.set_state(model.env, checkpoint["env"])
+        if model._last_obs is not None:
+            with decoding("its observations"):
+                check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
+            if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
+                raise Damaged("it has observations of environments that had not been reset")
     except (ValueError, NotResumableError):
-        raise  # other environments, or another number of processes
+        raise  # other environments
     except Exception as error:
         raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
@@ -223,34 +218,9 @@ def _resumed(
         model.collector.interrupt()
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
-    call = checkpoint["call"]
     if call is not None:
         model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
     return model
-
-
-def _divided(batch_size: int, n_processes: int) -> int:
-    """Each process's share of a minibatch, whose total size is unchanged."""
-    if batch_size % n_processes:
-        raise ValueError(
-            f"minibatches of {batch_size} transitions cannot be divided among {n_processes} processes: use a "
-            f"number of processes that divides {batch_size}"
-        )
-    return batch_size // n_processes
-
-
-def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | None) -> dict[str, Any]:
-    """The checkpoint of the first of some processes, for each of more or fewer."""
-    checkpoint = found[0]
-    kept = {name: size for each in found for name, size in each["logs"]["kept"].items()}
-    checkpoint["logs"]["kept"] = kept  # each process cuts only the files of its environments
-    if ranks.leads:
-        return checkpoint
-    entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
-    utils.set_random_seed(derived_seed(entropy))
-    call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    generators = process_state.get_generators()
-    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "generators": generators}
 
 
 class Checkpoints(BaseCallback):
@@ -293,12 +263,13 @@ class Checkpoints(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
-        resumed, ranks = self.model.call.resumed, self.model.ranks  # type: ignore[attr-defined]
+        resumed = self.model.call.resumed  # type: ignore[attr-defined]
         self._begins = resumed is None
         if resumed is not None and resumed["logs"]["folder"].resolve() == self.folder.resolve():
             with container.naming(self.folder, "checkpoint"):
-                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"], resumed["ranks"] == ranks.size)
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and ranks.leads else None
+                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"])
+        leads = self.model.ranks.leads  # type: ignore[attr-defined]
+        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "

@@ -22,7 +22,6 @@ FORM = {
     "logs": {"kept": {str: int}},
     "num_timesteps": int,
     "rank": int,
-    "ranks": int,
 }
 
 
