@@ -678,8 +678,8 @@ TOP = (
     Fault(
         "callback-class",
         "settings.py",
-        "elif isinstance(callback, type):",
-        "elif isinstance(callback, BaseCallback):",
+        "is_function = callable(callback) and not isinstance(callback, type)",
+        "is_function = callable(callback)",
         "tests/test_settings.py",
     ),
     Fault(
