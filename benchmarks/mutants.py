@@ -864,20 +864,6 @@ TOP = (
         "yield OPTIONS",
         "tests/compiling/test_torch_private.py",
     ),
-    Fault(
-        "optimizer-shared",
-        "saving/sb3/from_sb3.py",
-        "copy.deepcopy(saved.parameters)",
-        "saved.parameters",
-        "tests/saving/sb3/test_from_sb3.py",
-    ),
-    Fault(
-        "old-starts-lost",
-        "saving/sb3/from_sb3.py",
-        'data.get("_last_obs"), data.get("_last_episode_starts")',
-        'data.get("_last_obs"), None',
-        "tests/saving/sb3/test_from_sb3.py",
-    ),
 )
 ZOO = (
     Fault(

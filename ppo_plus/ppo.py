@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch as th
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -885,7 +885,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
+        path: str | pathlib.Path | io.BufferedIOBase,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         trust_pickle: bool = False,
@@ -897,17 +897,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         It takes the same actions, and training continues: weights, optimizer state, hyperparameters and counters are
         copied; ``value_clip`` is SB3's, ``"plain"``.
 
-        :param path_or_model: a saved model, or a model
-        :param env: the environment to train in; by default the model's, if it has one
+        :param path: a saved model
+        :param env: the environment to train in
         :param device: the device to compute on
         :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
             running anything if possible, and else has to be passed in ``kwargs``
         :param custom_objects: attributes in place of those in the file, as in SB3's ``load``
         :param kwargs: arguments to change on the way
-        :raises TypeError: neither, or there is no such argument
+        :raises TypeError: another model, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        return from_sb3(cls, path_or_model, env, device, kwargs, custom_objects, trust_pickle)
+        return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.

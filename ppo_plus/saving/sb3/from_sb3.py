@@ -1,8 +1,5 @@
 """Loading models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
-import copy
-import warnings
-from collections import deque
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +7,6 @@ from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from ppo_plus.formulas.schedules import Unknown
@@ -28,12 +24,11 @@ from ppo_plus.saving.model import (
 )
 from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
 
-#: Attributes of the episodes.
-EPISODES = {"_last_obs", "_last_episode_starts", "_last_lstm_states"}
 #: Attributes that are not copied: they belong to the new model's environment, device and networks.
-OWN = EPISODES | {"policy_class", "n_envs", "lr_schedule", "collector", "updater", "compilation"}
-#: Attributes that nobody misses if they cannot be read.
-NOT_NEEDED = EPISODES | {"collector", "lr_schedule", "_last_original_obs"}
+OWN = {
+    *("_last_obs", "_last_episode_starts", "_last_lstm_states", "policy_class", "n_envs", "lr_schedule"),
+    *("collector", "updater", "compilation"),
+}
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What trains the policy classes of sb3-contrib's modules.
@@ -46,7 +41,7 @@ _THEIRS = ("stable_baselines3.", "sb3_contrib.")
 
 def from_sb3(
     cls: Any,
-    path_or_model: PathOrFile | BaseAlgorithm,
+    path: PathOrFile,
     env: GymEnv | None,
     device: th.device | str,
     kwargs: dict[str, Any],
@@ -55,50 +50,31 @@ def from_sb3(
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
     given = changes(cls, kwargs)
-    own_env: Any = None
-    bound: Any = nullcontext()
-    if isinstance(path_or_model, BaseAlgorithm):
-        names = {each.__name__ for each in type(path_or_model).__mro__ if each.__module__.startswith(_THEIRS)}
-        if names.isdisjoint({"PPO", *TRAINERS.values()}):
-            raise _no_ppo(path_or_model)
-        saved, own_env = SavedBySB3(vars(path_or_model), {}, path_or_model.get_parameters()), path_or_model.get_env()
-    else:
-        saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
-        forget_log_folder(saved.data, {*given, *(custom_objects or ())}, env)
-        if not trust_pickle:
-            bound = building(saved.parameters.get("policy"))
-            if "policy_kwargs" not in {*given, *(custom_objects or ())}:
-                require_activation(saved.data.get("policy_kwargs"))
-    data = saved.data
+    saved = _read(cls, path, custom_objects or {}, given, trust_pickle)
+    data, parameters = saved.data, saved.parameters
+    forget_log_folder(data, {*given, *(custom_objects or ())}, env)
+    if not trust_pickle and "policy_kwargs" not in {*given, *(custom_objects or ())}:
+        require_activation(data.get("policy_kwargs"))
     trainer, name = _trainer_and_name(data["policy_class"])
-    if env is None:
-        env = own_env
-    else:
+    if env is not None:
         env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
         require_spaces(env, data["observation_space"], data["action_space"])
         data = data | {"observation_space": env.observation_space, "action_space": env.action_space}
     model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    for each in data.keys() - OWN.union(model._excluded_save_params()):
-        # Containers are copied, so that the two models share nothing that either changes.
-        vars(model)[each] = copy.copy(data[each]) if isinstance(data[each], (dict, deque)) else data[each]
+    vars(model).update({each: data[each] for each in data.keys() - OWN.union(model._excluded_save_params())})
     model.policy_class = model.policy_aliases.get(name, data["policy_class"])
     model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
-    if model.env is own_env and trainer != "RecurrentPPO":
-        # Otherwise episodes start again: the memory of sb3-contrib's policies is not loaded.
-        model._last_obs, model._last_episode_starts = data.get("_last_obs"), data.get("_last_episode_starts")
     buffer_class = model.rollout_buffer_class
-    if buffer_class is not None and buffer_class.__module__.startswith(_THEIRS):
+    if buffer_class is not None and buffer_class.__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
         model.rollout_buffer_class = None
     model.value_clip = "plain"
     vars(model).update(given)
     # Seeding again with the old seed would replay the random numbers of the beginning.
     seed = model.seed
     model.seed = kwargs.get("seed")
-    with bound:
+    with nullcontext() if trust_pickle else building(parameters.get("policy")):
         model._setup_model()
     model.seed = seed
-    # Copies: torch's optimizers would share the very same state.
-    parameters = copy.deepcopy(saved.parameters)
     if trainer == "MaskablePPO":
         model._expects_masks = True
         if isinstance(data["action_space"], spaces.MultiBinary):
@@ -142,9 +118,10 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
     raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
-def _no_ppo(path_or_model: Any) -> TypeError:
+def _no_ppo(path: Any) -> TypeError:
     return TypeError(
-        f"{path_or_model!r} is neither an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, nor the path of one"
+        f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
+        "model that one of them has saved"
     )
 
 
@@ -187,9 +164,6 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
                 "(--trust-model)"
             )
     schedules = {name: Unknown(reason) for name, reason in saved.unread.items() if name in cls.scheduled}
-    lost = sorted(saved.unread.keys() - NOT_NEEDED - given.keys() - schedules.keys())
-    if lost:
-        warnings.warn(f"{path} is read without {', '.join(lost)}: trust_pickle=True reads them", stacklevel=4)
     data = {**saved.data, **schedules, **custom_objects, **{name: given[name] for name in ALWAYS if name in given}}
     with naming(path):
         require_counts(data)
