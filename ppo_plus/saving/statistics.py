@@ -1,6 +1,5 @@
 """Normalization statistics as a file that cannot run code, and those that SB3 pickled."""
 
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,19 +36,15 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
     container.write(path, KIND, {name: getattr(normalize, each, None) for name, each in STATISTICS.items()})
 
 
-def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
-    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``.
+def read_statistics(path: Path) -> dict[str, Any]:
+    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``;
+    nothing in it is run.
 
-    :param trust_pickle: unpickle SB3's, which runs code in it. Without it, the file is read without running anything
     :raises Refused: it is damaged or something else, or cannot be read without running it
     """
     if container.is_container(path):
         written = container.read(path, KIND)
         found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
-    elif trust_pickle:
-        with path.open("rb") as file:
-            with naming(path, "VecNormalize"), decoding():
-                found = vars(pickle.load(file))
     else:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
@@ -68,17 +63,16 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
     return found
 
 
-def load_statistics(path: str | Path, venv: VecEnv, trust_pickle: bool = False) -> VecNormalize:
+def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``VecNormalize.load``; nothing in
     the file is run.
 
     :param path: what ``ppo-plus train`` or :class:`~ppo_plus.EvalAfterUpdates` wrote (``…_vecnormalize.zip``), or SB3's
         ``VecNormalize.save``
     :param venv: the environments, not normalized
-    :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
-    saved = read_statistics(Path(path), trust_pickle)
+    saved = read_statistics(Path(path))
     options = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
     put_statistics(normalize, saved, Path(path))
