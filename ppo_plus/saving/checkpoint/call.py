@@ -11,6 +11,7 @@ of an environment among the attributes, as in ``EvalCallback``, is saved if poss
 """
 
 import copy
+import pickle
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
     changed = {
         name: value
         for name, value in _plain_attributes(callback).items()
-        if name not in configured or not _equal(value, configured[name])
+        if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
     return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
@@ -191,8 +192,8 @@ def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
 
 
 def _name(callback: BaseCallback) -> str:
-    """The name in a file: ``saved_as`` if the class has it, so that it may be renamed."""
-    return getattr(callback, "saved_as", type(callback).__qualname__)
+    """The name in a file."""
+    return type(callback).__qualname__
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:
@@ -209,16 +210,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.kind in "biufc"
     return value is None or isinstance(value, (int, float, th.Tensor))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are the same, NaN included."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple, deque)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, (np.ndarray, th.Tensor)):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-    return bool(a == b or (a != a and b != b))

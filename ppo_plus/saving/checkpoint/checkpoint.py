@@ -240,7 +240,6 @@ class Checkpoints(BaseCallback):
     :raises ValueError: an argument is out of range
     """
 
-    saved_as = "Checkpoints"
     #: See :class:`ppo_plus.saving.checkpoint.call.Call`.
     comes_first = in_all_processes = True
 

@@ -184,16 +184,6 @@ def test_arguments_and_texts_stay_as_configured():
     assert (other.patience, other.folder, other.n_calls) == (3, "here", 5)
 
 
-def test_a_callback_may_have_a_name_for_files():
-    class Renamed(Speaking):
-        saved_as = "Speaking"
-
-    speaking, renamed = Speaking(), Renamed()
-    speaking.hidden = 3
-    assert restored(renamed, states(watching(speaking))) == []
-    assert renamed.hidden == 3
-
-
 @pytest.mark.parametrize("name", ["model", "logger", "locals", "parent"])
 def test_attributes_that_sb3_sets_are_not_state(name):
     counter = Counter()
