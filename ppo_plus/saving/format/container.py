@@ -34,14 +34,8 @@ PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
 
 
 def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
-    """Write a value to a file, completely or not at all.
-
-    :param path_or_file: its path, or an open file
-    :param kind: its kind, such as ``"model"``; :func:`read` asks for it
-    :param value: see :func:`~ppo_plus.saving.format.values.describe`
-    :raises Undescribable: something in it has no description
-    :raises OSError: it cannot be written
-    """
+    """Write a value of a kind, such as ``"model"``, completely or not at all; raises :class:`OSError`, and as
+    :func:`~ppo_plus.saving.format.values.describe`."""
     description, arrays = describe(value, kind)
     packages = {"python": platform.python_version()} | {name: str(import_module(name).__version__) for name in PACKAGES}
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
@@ -55,8 +49,6 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 def read(path_or_file: PathOrFile, kind: str) -> Any:
     """The value in a file; nothing in it is run.
 
-    :param path_or_file: its path, or an open file
-    :param kind: the kind that it should be
     :raises Damaged: it is damaged, or not such a file
     :raises Refused: it is of another kind or version, or asks for what files may not have
     :raises OSError: it cannot be opened
@@ -140,7 +132,7 @@ def _members(file: BinaryIO) -> tuple[bytes, bytes]:
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
     """The description, checked to be one of this kind and of a known version."""
-    head: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    head: dict[str, Any] = json.loads(text.decode())
     title, number = head["format"], head["version"]
     known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
     if not known or "value" not in head or not isinstance(head["packages"], dict):
@@ -154,14 +146,3 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
             f"and this ppo_plus reads version {VERSION}: {remedy}"
         )
     return head
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
