@@ -176,7 +176,7 @@ PRIVATE: dict[str, set[str]] = {
     "_last_episode_starts": {"ppo", "saving.sb3.from_sb3"},
     "_last_lstm_states": {"saving.sb3.from_sb3"},
     "_last_obs": {"ppo", "saving.checkpoint.checkpoint", "saving.model", "saving.sb3.from_sb3"},
-    "_last_original_obs": {"saving.model", "saving.sb3.from_sb3"},
+    "_last_original_obs": {"saving.model"},
     "_log_success_callback": {"zoo.callbacks"},
     "_maybe_recommend_cpu": {"ppo"},
     "_modules": {"compiling.constants", "saving.format.values"},

@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _translated(module: nn.Module, arguments: tuple[Any, ...], shapes: Any, **na
 
 
 def _refused(deployed: Deployed, example: Tensors) -> str:
-    """The innermost layer that cannot be exported by itself either; without one, the policy."""
+    """A layer that cannot be exported by itself either, though the layers in it can; without one, the policy."""
     calls: dict[nn.Module, Any] = {}
     names = {layer: name for name, layer in deployed.policy.named_modules()}
     hooks = [layer.register_forward_pre_hook(lambda each, given: calls.update({each: given})) for layer in names]
@@ -89,16 +89,9 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
             return True
         return False
 
-    found: nn.Module | None = deployed.policy
-    while found is not None:
-        layer, found = found, next(filter(fails, _called(found, calls)), None)
+    # A layer is called before those in it.
+    layer = next(filter(fails, reversed(calls)), deployed.policy)
     return f"the layer {names[layer]} ({type(layer).__name__})" if names[layer] else f"the {type(layer).__name__}"
-
-
-def _called(module: nn.Module, calls: Container[nn.Module]) -> Iterator[nn.Module]:
-    """The outermost layers of a module that were called."""
-    for layer in module.children():
-        yield from [layer] if layer in calls else _called(layer, calls)
 
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
