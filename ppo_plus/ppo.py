@@ -55,11 +55,10 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.export.raw import Normalization
-from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
+from ppo_plus.saving.format.container import is_container
 from ppo_plus.saving.model import changes, layout, load_model, load_parameters, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.sb3.zip import saved_by
 from ppo_plus.settings import (
     NAMES,
     SB3_ARGUMENTS,
@@ -807,7 +806,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         path: str | pathlib.Path | io.BufferedIOBase,
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
-        pickle: bool = False,
     ) -> None:
         """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file is
         replaced only once the new one is complete.
@@ -818,15 +816,9 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
         :param include: attributes to keep that would be left out
-        :param pickle: save as SB3 does, with everything; to load the file you have to trust it
         :raises OSError: it cannot be written
         """
-        if isinstance(path, (str, pathlib.Path)):
-            path = path_to_save(path)
-        if not pickle:
-            return save_model(self, path, exclude, include)
-        with opened_to_write(path) as file:
-            super().save(file, exclude, include)
+        save_model(self, path, exclude, include)
 
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
@@ -972,7 +964,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param custom_objects: attributes in place of those in the file
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
-        :param trust_pickle: read files with pickles as SB3 does, which runs their code
+        :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change on the way; ``tensorboard_log`` is not in the file for them
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
@@ -980,6 +972,4 @@ class PPO_Plus(OnPolicyAlgorithm):
         kwargs, objects = changes(cls, kwargs), custom_objects or {}
         if is_container(path):
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if not trust_pickle or "value_clip" not in saved_by(path, custom_objects).data:
-            return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)

@@ -623,11 +623,9 @@ def test_load_raises_an_error_for_other_spaces(tmp_path):
 def test_load_and_resume_take_only_known_names(tmp_path):
     model = PPO_Plus("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32)
     model.save(tmp_path / "model")
-    model.save(tmp_path / "pickled", pickle=True)
     model.save_checkpoint(tmp_path)
     loads = [
         partial(PPO_Plus.load, tmp_path / "model"),
-        partial(PPO_Plus.load, tmp_path / "pickled", trust_pickle=True),
         partial(PPO_Plus.resume, tmp_path, env="CartPole-v1"),
     ]
     for load in loads:

@@ -103,14 +103,14 @@ def base_of(cls: type[Any]) -> type[Any]:
     return next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
 
 
-def _places(cls: type[Any]) -> dict[str, dict[str, str]]:
+def places_of(cls: type[Any]) -> dict[str, dict[str, str]]:
     """Where a model has what is in the parts of a file: by part, and by name in the file."""
     return {"arguments": {name: name for name in ALWAYS} | argument_attributes(base_of(cls)), "state": STATE}
 
 
 def _not_attributes(model: Any) -> set[str]:
     """The attributes that are made from others, belong to this process, or are in other parts of a file."""
-    places = [place for part in _places(type(model)).values() for place in part.values()]
+    places = [place for part in places_of(type(model)).values() for place in part.values()]
     left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
     return {each.partition(".")[0] for each in [*places, *left_out]}
 
@@ -119,10 +119,10 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, exclude or (), include or ())
     _require_rebuildable(model)
-    container.write(path, KIND, state)
+    container.write(container.path_to_save(path), KIND, state)
     told = []
     if state["missing"]:
-        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load, or save(path, pickle=True)")
+        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
         told.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
@@ -159,7 +159,7 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
     what has no description is left out."""
     present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
-    for part, names in _places(type(model)).items():
+    for part, names in places_of(type(model)).items():
         found = {name: place for name, place in names.items() if place.partition(".")[0] in present}
         saved[part] = {name: attrgetter(place)(model) for name, place in found.items()}
     others = present - (_not_attributes(model) - {*include})
@@ -202,7 +202,7 @@ def load_model(
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
-    places = _places(cls)["arguments"] | argument_attributes(cls)
+    places = places_of(cls)["arguments"] | argument_attributes(cls)
     with naming(path, "saved model"), passed(custom_objects.values()):
         saved = _restored(cls, head["value"], arrays, {*custom_objects, *changes})
         needed = {*places.values()} - {*custom_objects, *changes, *cls.scheduled}
@@ -244,7 +244,7 @@ def _restored(
     with decoding("the model"):
         saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
         saved |= {"missing": dict(saved["missing"]), "replaced": {}}
-        for part, names in {**_places(cls), "attributes": {}}.items():
+        for part, names in {**places_of(cls), "attributes": {}}.items():
             saved[part] = {}
             for name, _ in written[part].items():
                 is_replaced = names.get(name, name) in unwanted
@@ -409,7 +409,7 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         raise Damaged("it does not describe a model")
     require_attributes(cls, saved["attributes"])
     found: dict[str, Any] = {}
-    for part, places in _places(cls).items():
+    for part, places in places_of(cls).items():
         unknown = saved[part].keys() - places.keys()
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")

@@ -422,7 +422,6 @@ def test_undescribable_arguments_have_to_be_passed(tmp_path):
         "saved without learning_rate and policy_kwargs: learning_rate (test_undescribable_arguments" in message
         and "; policy_kwargs['features_extractor_kwargs']" in message
         and "is a lambda" in message
-        and "pickle=True" in message
     )
     assert (
         "policy_kwargs['features_extractor_kwargs']['f'] (test_undescribable_arguments" in message
@@ -447,20 +446,6 @@ def test_undescribable_custom_attributes_are_left_out():
     with pytest.warns(UserWarning, match="saved without mine"):
         model.save(file)
     assert not hasattr(PPO_Plus.load(file), "mine")
-
-
-# --- pickles, if wanted ----------------------------------------------------------------------------------------------
-
-
-def test_a_pickled_model_has_to_be_trusted(tmp_path):
-    model = make(learning_rate=lambda progress: 1e-3).learn(32)
-    model.save(tmp_path / "model", pickle=True)
-    for file in (tmp_path / "model", tmp_path / "model.zip"):
-        with pytest.raises(ValueError, match="PPO_Plus saved it with pickle=True.*trust_pickle=True"):
-            PPO_Plus.load(file)
-    loaded = PPO_Plus.load(tmp_path / "model", device="cpu", trust_pickle=True)
-    assert loaded.lr_schedule(1.0) == 1e-3 and loaded.num_timesteps == 32
-    assert th.equal(loaded.policy.action_net.weight, model.policy.action_net.weight)
 
 
 def test_trust_changes_nothing_for_a_file_without_pickles(no_pickle):

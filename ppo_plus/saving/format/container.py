@@ -8,7 +8,6 @@ is compressed, so reading takes no more memory than a few times the file; the ar
 import io
 import json
 import platform
-import warnings
 import zipfile
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
@@ -108,15 +107,11 @@ def opened_to_write(path_or_file: PathOrFile) -> Any:
     return replacing(path_or_file) if isinstance(path_or_file, (str, Path)) else nullcontext(path_or_file)
 
 
-def path_to_save(path: str | Path) -> Path:
-    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
-    path = Path(path)
-    if not path.suffix:
-        path = path.with_name(f"{path.name}.zip")
-    if path.is_dir():
-        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
-        path = path.with_name(f"{path.name}_2")
-    return path
+def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
+    """A path with SB3's suffix if it has none, and an open file as it is."""
+    if isinstance(path_or_file, (str, Path)) and not Path(path_or_file).suffix:
+        return Path(path_or_file).with_name(f"{Path(path_or_file).name}.zip")
+    return path_or_file
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:

@@ -54,9 +54,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     lost = sorted(_lost(model))
     if lost:
         warnings.warn(f"SB3's PPO acts as the model, but it learns without {', '.join(lost)}", stacklevel=3)
-    if isinstance(path, str) or not hasattr(path, "write"):
-        path = path_to_save(path)  # type: ignore[arg-type]
-    with opened_to_write(path) as file:
+    with opened_to_write(path_to_save(path)) as file:
         exported.save(file)
 
 

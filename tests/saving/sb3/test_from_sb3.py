@@ -185,14 +185,6 @@ def test_optimizer_state_is_loaded(case):
         assert all(th.equal(found["state"][index][name], value) for name, value in state.items())
 
 
-def test_random_numbers_do_not_begin_again():
-    theirs = trained()
-    np.random.seed(11)
-    taken(theirs)
-    found = np.random.random()
-    assert found == np.random.RandomState(11).random_sample()
-
-
 def test_hyperparameters_and_counters_are_loaded():
     theirs = trained("options")
     ours = taken(theirs)
