@@ -11,12 +11,11 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -30,14 +29,14 @@ from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.checkpoint.form import require_form
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.names import Damaged, Refused, decoding
+from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
-#: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
+#: A further part, if there are several processes: the checkpoints of the others by rank.
 OTHERS = "others"
 NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
@@ -74,7 +73,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
             container.write(file, KIND, checkpoint)
         _, *others = ranks.gather_values(file.getvalue())
         if ranks.leads:
-            checkpoint[OTHERS] = [np.frombuffer(each, np.uint8) for each in others]
+            checkpoint[OTHERS] = [container.read(io.BytesIO(each), KIND) for each in others]
     return checkpoint
 
 
@@ -128,63 +127,41 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
     return subfolder
 
 
-def read(folder: str | Path) -> dict[str, Any]:
-    """The newest valid checkpoint in a folder, of the first process; raises :class:`Damaged` if none is valid."""
-    return _newest(folder, lambda path, found: found[0])  # type: ignore[no-any-return]
+def read(path: Path) -> list[dict[str, Any]]:
+    """The checkpoints in a file, of all processes by rank; the names of their logs are relative to its folder."""
+    checkpoint = container.read(path, KIND)
+    with container.naming(path, "checkpoint"), decoding("the parts of other processes"):
+        require_form(checkpoint)
+        found = [checkpoint, *checkpoint.pop(OTHERS, ())]
+        for each in found:
+            require_form(each)
+            each["logs"]["folder"] = path.parent
+        return found
 
 
-def _newest(folder: str | Path, use: Callable[[Path, list[dict[str, Any]]], Any]) -> Any:
-    """What is made of the newest file that is valid, and of the checkpoints in it, of all processes by rank."""
+def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+    """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
     *newer, oldest = found
     for path in newer:
         try:
-            return use(path, _read(path, path.parent))
+            return _resumed(cls, path, env, device, kwargs)
         except Damaged as error:
-            warnings.warn(f"{error}; resuming from the one before", stacklevel=4)
-    return use(oldest, _read(oldest, oldest.parent))
+            warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
+    return _resumed(cls, oldest, env, device, kwargs)
 
 
-def _read(file: Any, folder: Path) -> list[dict[str, Any]]:
-    """The checkpoints in a file, by rank; the names of their logs are relative to its present folder."""
-    checkpoint = container.read(file, KIND)
-    with container.naming(file, "checkpoint"), decoding("the parts of other processes"):
-        require_form(checkpoint)
-        others = [_read(io.BytesIO(each.tobytes()), folder) for each in checkpoint.pop(OTHERS, ())]
-        return [{**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}, *(other for other, *_ in others)]
+def _resumed(cls: Any, path: Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+    found = read(path)
+    with container.naming(path, "checkpoint"):
+        return _continued(cls, found, env, device, kwargs)
 
 
-def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
-    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder."""
-    data: bytes | Exception = b""
-    if ranks.leads:
-        try:
-            data = _newest(folder, lambda path, found: path.read_bytes())
-        except (OSError, Refused) as error:
-            data = error
-    data = ranks.lead(data)
-    if isinstance(data, Exception):
-        raise data
-    return _read(io.BytesIO(data), Path(folder).parent if Path(folder).is_file() else Path(folder))
-
-
-def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
-    """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
-    ranks = Ranks.present()
-
-    def resumed(path: str | Path, found: list[dict[str, Any]]) -> Any:
-        with container.naming(path, "checkpoint"):
-            return _resumed(cls, found, ranks, env, device, kwargs)
-
-    return resumed(folder, _read_in_all_processes(folder, ranks)) if ranks.several else _newest(folder, resumed)
-
-
-def _resumed(
-    cls: Any, found: list[dict[str, Any]], ranks: Ranks, env: Any, device: th.device | str, kwargs: dict[str, Any]
-) -> Any:
+def _continued(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
+    ranks = Ranks.present()
     if len(found) != ranks.size:
         raise ValueError(
             f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now: start {len(found)} "
@@ -210,7 +187,7 @@ def _resumed(
     except Exception as error:
         raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=6)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=5)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
@@ -263,12 +240,11 @@ class Checkpoints(BaseCallback):
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
         resumed = self.model.call.resumed  # type: ignore[attr-defined]
-        self._begins = resumed is None
         if resumed is not None and resumed["logs"]["folder"].resolve() == self.folder.resolve():
             with container.naming(self.folder, "checkpoint"):
                 process_state.cut(self.folder, self.logs, resumed["logs"]["kept"])
         leads = self.model.ranks.leads  # type: ignore[attr-defined]
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and leads else None
+        subfolder = set_aside(self.folder, self.num_timesteps) if resumed is None and leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
@@ -285,13 +261,6 @@ class Checkpoints(BaseCallback):
             self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
-            if self._begins and ranks.leads and self.latest["env"]["reason"] is not None:
-                warnings.warn(
-                    "a run that resumes from these checkpoints will start new episodes: "
-                    f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
-                    stacklevel=2,
-                )
-            self._begins = False
         if is_due:
             # Even if writing fails, so that it is not tried in every rollout.
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
