@@ -143,13 +143,10 @@ def _require_rebuildable(model: Any) -> None:
     other = next((name for name in {**now, **built} if built.get(name) != now.get(name)), None)
     if other is None:
         return
-    remedy = "make it in a policy class (docs/customizing.md), or undo the change before saving"
-    if "_orig_mod." in other:
-        place = f"policy.{other.partition('_orig_mod.')[0]}".rstrip(".")
-        remedy = f"undo torch.compile before saving, {place} = {place}._orig_mod, or use PPO_Plus(..., compile=True)"
     raise ValueError(
         f"the policy's {other!r} has been added, removed or resized since the policy was built, so that load could not "
-        f"build the policy again: {remedy}"
+        "build the policy again: make it in a policy class (docs/customizing.md), or undo the change (such as "
+        "torch.compile) before saving"
     )
 
 
@@ -237,21 +234,20 @@ def load_parameters(path: PathOrFile) -> dict[str, Any]:
 def _restored(
     cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: Collection[str]
 ) -> dict[str, Any]:
-    """The value of :func:`state_of` from its description. Arguments that are given are under ``"replaced"``, if they
-    can be read."""
-    # Another control has no use for the memory of this one.
-    unwanted = {*given, STATE["kl_memory"]} if "kl_control" in given else {*given}
+    """The value of :func:`state_of` from its description; arguments that are given need not be readable."""
     with decoding("the model"):
         saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
-        saved |= {"missing": dict(saved["missing"]), "replaced": {}}
+        saved["missing"] = dict(saved["missing"])
         for part, names in {**places_of(cls), "attributes": {}}.items():
             saved[part] = {}
             for name, _ in written[part].items():
-                is_replaced = names.get(name, name) in unwanted
+                if name == "kl_memory" and "kl_control" in given:
+                    continue  # another control has no use for it
                 try:
-                    saved["replaced" if is_replaced else part][name] = _part(written[part], name, arrays)
+                    saved[part][name] = _part(written[part], name, arrays)
                 except Refused as error:
-                    if not is_replaced and (isinstance(error, Damaged) or name not in cls.scheduled):
+                    is_damaged = isinstance(error, Damaged) or name not in cls.scheduled
+                    if is_damaged and names.get(name, name) not in given:
                         raise
                     saved["missing"][name] = str(error)
     return saved
@@ -315,7 +311,7 @@ def assemble(
         model._setup_model()
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
-        put_parameters(model, saved["parameters"], {**places, **saved.get("replaced", {})}, changes, device)
+        put_parameters(model, saved["parameters"], places, changes, device)
         if model.use_sde:
             model.policy.reset_noise()
     return model
@@ -346,11 +342,9 @@ def put_parameters(
     changes: Mapping[str, Any],
     device: th.device | str,
 ) -> None:
-    """Give a model the weights and the optimizer's state of a file.
+    """Give a model the weights and the optimizer's state of a file, which has these arguments, of which some were
+    changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
 
-    :param arguments: those in the file, by attribute
-    :param changes: those of them that were changed. New options of the optimizer replace those in the file; another
-        optimizer starts with a new state
     :raises ValueError: a changed argument is an initial value, or does not fit the weights
     """
     model.built_layout = layout(model.policy)
@@ -358,11 +352,7 @@ def put_parameters(
     before = arguments.get("policy_kwargs", now)
     changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
     for name in sorted(INITIAL & changed & now.keys()):
-        remedy = (
-            f", and set model.policy.log_std.data.fill_({now[name]!r}) after loading"
-            if hasattr(model.policy, "log_std")
-            else ""
-        )
+        remedy = f", or set model.policy.log_std.data.fill_({now[name]!r}) after loading" if "std" in name else ""
         raise ValueError(
             f"policy_kwargs: {name}={now[name]!r} is what training starts from, and this model is trained: leave it "
             f"out{remedy}"
