@@ -374,12 +374,10 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
 
 def check_env(env: Any) -> None:
     """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
-    if isinstance(env, type) or not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
     if not isinstance(env, (gym.Env, VecEnv)):
         raise TypeError(
-            f"env={env!r} must be derived from gymnasium.Env; one of the old gym can be converted: pip install shimmy, "
-            "then shimmy.GymV21CompatibilityV0(env=env), or GymV26CompatibilityV0 where reset() takes a seed"
+            f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment; shimmy's "
+            "GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
         )
     check_spaces(env)
 

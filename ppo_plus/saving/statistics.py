@@ -12,6 +12,7 @@ from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.sb3.pickles import Call, parse, value_of
+from ppo_plus.trees import tree_map
 
 KIND = "statistics"
 #: The statistics, and how they were used: the names in a file, and the attributes of ``VecNormalize``.
@@ -84,9 +85,13 @@ def put_statistics(normalize: VecNormalize, found: dict[str, Any], path: Path) -
     :func:`load_statistics`."""
     saved = SimpleNamespace(**found)
     with naming(path, "VecNormalize"), decoding():
-        if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
-            there, here = saved.observation_space, normalize.observation_space
-            raise Refused(f"the statistics are of observations {there}, not {here}")
+        if saved.norm_obs:
+            shapes = [
+                tree_map(lambda rms: (rms.mean.shape, rms.var.shape), each.obs_rms) for each in (saved, normalize)
+            ]
+            if shapes[0] != shapes[1]:
+                there, here = saved.observation_space, normalize.observation_space
+                raise Refused(f"the statistics are of observations {there}, not {here}")
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
@@ -100,9 +105,3 @@ def require_finite(normalize: Any, path: Path) -> None:
             f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
             "which makes every observation NaN. Fix the environment and train again"
         )
-
-
-def _shapes(moments: Any) -> Any:
-    if isinstance(moments, dict):
-        return {key: _shapes(each) for key, each in moments.items()}
-    return moments.mean.shape, moments.var.shape

@@ -110,10 +110,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np
 
 
 def _check(deployed: Deployed, exported: ExportedPolicy, program: Any) -> float:
-    """The largest difference to ``predict``.
-
-    :raises RuntimeError: it is too large
-    """
+    """The largest difference to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     for n in BATCHES:
         state = None

@@ -26,13 +26,7 @@ def require_extra() -> Any:
 
 
 class ExportedPolicy:
-    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote.
-
-    :param file: its path, or its bytes
-    :param action_space: the environment's
-    :raises ImportError: onnxruntime is not installed
-    :raises ValueError: another file
-    """
+    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
 
     def __init__(self, file: Path | bytes, action_space: spaces.Space):
         runtime = require_extra()
@@ -76,10 +70,7 @@ class ExportedPolicy:
         return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
 
     def raw(self, env: Any) -> VecEnv:
-        """Environments without the wrappers that are inside the policy, so that they return what it takes.
-
-        :raises ValueError: they are not in these wrappers
-        """
+        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
         inside = [*self.description["wrappers_inside"]]
         kinds = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
         while inside and isinstance(env, (kinds[inside[-1]], *HARMLESS)):

@@ -76,16 +76,14 @@ class _Writer:
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
         self.names: set[tuple[str, Callable[[str], Any]]] = set()
-        self._open: list[int] = []
+        self._depth = 0
 
     def write(self, value: Any, path: str) -> Any:
-        if id(value) in self._open:
-            raise _undescribable(path, value, "contains itself: take the reference out")
-        if len(self._open) >= MAX_DEPTH:
-            raise _undescribable(path, value, f"is nested more than {MAX_DEPTH} deep: make it flatter")
-        self._open.append(id(value))
+        if self._depth >= MAX_DEPTH:
+            raise _undescribable(path, value, f"contains itself, or is nested more than {MAX_DEPTH} deep")
+        self._depth += 1
         written = self._write(value, path)
-        self._open.pop()
+        self._depth -= 1
         return written
 
     def _write(self, value: Any, path: str) -> Any:
