@@ -56,7 +56,7 @@ from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.export.raw import Normalization
 from ppo_plus.saving.format.container import is_container
-from ppo_plus.saving.model import changes, layout, load_model, load_parameters, save_model
+from ppo_plus.saving.model import changes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
 from ppo_plus.settings import (
@@ -823,9 +823,9 @@ class PPO_Plus(OnPolicyAlgorithm):
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's, also for a file that :meth:`save` wrote."""
+        """As SB3's, for a dict such as ``get_parameters`` returns."""
         if not isinstance(load_path_or_dict, dict):
-            load_path_or_dict = load_parameters(load_path_or_dict)
+            raise TypeError(f"load_path_or_dict={load_path_or_dict!r} must be a dict: pass load(path).get_parameters()")
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")

@@ -31,7 +31,6 @@ from ppo_plus.saving.format.names import (
     require_attributes,
 )
 from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names
-from ppo_plus.saving.sb3.zip import read_sb3_zip
 
 KIND = "model"
 #: What a model is never without: the names in a file, which are those of attributes too.
@@ -206,13 +205,7 @@ def load_model(
         lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
-        # Others are classes that the file names within its arguments.
-        objects = {
-            name: each
-            for name, each in custom_objects.items()
-            if name in {*places.values(), *head["value"]["attributes"]}
-        }
-        model = assemble(cls, saved, env, device, force_reset, changes, objects)
+        model = assemble(cls, saved, env, device, force_reset, changes, custom_objects)
     n_envs = saved["state"].get("n_envs")
     if env is not None and not force_reset and model.n_envs != n_envs:
         raise ValueError(
@@ -220,15 +213,6 @@ def load_model(
             f"env has {model.n_envs}: pass as many, or leave it out"
         )
     return model
-
-
-def load_parameters(path: PathOrFile) -> dict[str, Any]:
-    """The states of networks and optimizers in a file, for ``set_parameters``; parameters and errors as for loading."""
-    if not container.is_container(path):
-        return read_sb3_zip(path).parameters
-    head, arrays = container.read_parts(path, KIND)
-    with naming(path, "saved model"), decoding("the model"):
-        return dict(_part(head["value"], "parameters", arrays))
 
 
 def _restored(
@@ -278,7 +262,10 @@ def assemble(
 ) -> Any:
     """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
-    given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
+    given = {name: changes[name] for name in ALWAYS if name in changes}
+    # Others are classes that the file names within its arguments.
+    known = {*ALWAYS, *argument_attributes(cls).values(), *saved["attributes"]}
+    given |= {name: each for name, each in (custom_objects or {}).items() if name in known}
     forget_log_folder(places, {*changes, *given}, env)
     unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
     data = unknown | {place: value for place, value in places.items() if "." not in place} | given
