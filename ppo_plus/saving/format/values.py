@@ -13,7 +13,7 @@ import functools
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +96,7 @@ class _Writer:
             return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
         if kind in _FORMS:
             return {f"!{_FORMS[kind].tag}": _FORMS[kind].write(self, value, path)}
-        if isinstance(value, type) or _is_function(value):
+        if isinstance(value, (type, FunctionType)):
             return {"!name": self.named(value, path, find)}
         state = object_state(value)
         if state is None:
@@ -116,9 +116,6 @@ class _Writer:
 
     def items(self, value: Any, path: str) -> list[Any]:
         return [self.write(each, f"{path}[{i}]") for i, each in enumerate(value)]
-
-    def unordered(self, value: Any, path: str) -> list[Any]:
-        return sorted(self.items(value, path), key=repr)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
         written = []
@@ -251,8 +248,8 @@ _FORMS: dict[type, _Form] = {
     th.dtype: _text("torch.dtype", str, lambda text: _TORCH_TYPES[text]),
     th.device: _text("device", str, th.device),
     tuple: _made_of(_Writer.items, tuple),
-    set: _made_of(_Writer.unordered, set),
-    frozenset: _made_of(_Writer.unordered, frozenset),
+    set: _made_of(_Writer.items, set),
+    frozenset: _made_of(_Writer.items, frozenset),
     dict: _made_of(_Writer.pairs, dict),
     OrderedDict: _made_of(_Writer.pairs, OrderedDict),
     deque: _Form(
@@ -279,11 +276,6 @@ def _is_json(value: Any) -> bool:
     if type(value) is int:
         return abs(value) <= _PLAIN_INT
     return value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value))
-
-
-def _is_function(value: Any) -> bool:
-    owner = getattr(value, "__self__", None)  # a method of an object carries the object with it
-    return isinstance(value, (FunctionType, BuiltinFunctionType)) and (owner is None or isinstance(owner, ModuleType))
 
 
 def _class_of_objects(name: str) -> type:
