@@ -1,13 +1,8 @@
 """A call of ``learn``: its progress and the state of its callbacks, and how an interrupted one is resumed.
 
-A callback may have two methods for its state::
-
-    def get_state(self) -> dict: ...        # numbers, strings, arrays, tensors, and lists, tuples and dicts of them
-    def set_state(self, state) -> None: ... # called after training has started again
-
-Otherwise the state is those attributes that have changed since training began and are numbers, arrays or containers of
-these. The configuration is the new callback's: arguments of its constructor, texts, paths and other objects. The state
-of an environment among the attributes, as in ``EvalCallback``, is saved if possible.
+The state of a callback is what its ``get_state()`` returns, for ``set_state(state)``. Without these methods, it is the
+attributes that have changed since training began and are numbers, arrays or containers of these, and the state of
+environments among the attributes. The configuration is the new callback's: arguments, texts, paths and other objects.
 """
 
 import copy

@@ -144,22 +144,18 @@ def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwar
     found = [Path(folder)] if Path(folder).is_file() else files(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
-    *newer, oldest = found
-    for path in newer:
+    for path in found:
         try:
-            return _resumed(cls, path, env, device, kwargs)
+            checkpoints = read(path)
+            with container.naming(path, "checkpoint"):
+                return _resumed(cls, checkpoints, env, device, kwargs)
         except Damaged as error:
+            if path == found[-1]:
+                raise
             warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
-    return _resumed(cls, oldest, env, device, kwargs)
 
 
-def _resumed(cls: Any, path: Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
-    found = read(path)
-    with container.naming(path, "checkpoint"):
-        return _continued(cls, found, env, device, kwargs)
-
-
-def _continued(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
+def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
     ranks = Ranks.present()
     if len(found) != ranks.size:
@@ -187,7 +183,7 @@ def _continued(cls: Any, found: list[dict[str, Any]], env: Any, device: th.devic
     except Exception as error:
         raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=5)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=4)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
