@@ -200,14 +200,10 @@ class Settings:
         size, batch_size = self.n_steps * n_envs, self.batch_size
         if size % batch_size == 0:
             return
-        # Sequences must go on fitting into both.
-        length = self.steps_per_sequence or 1
-        divisors = [each for each in _divisors(size) if each % length == 0 and each > 1]
-        better = min(divisors, key=lambda each: abs(each - batch_size), default=1)
         smallest = f"minibatches have {size}" if size < batch_size else f"the last of an epoch has {size % batch_size}"
         warnings.warn(
             f"batch_size={batch_size} does not divide the {size} transitions of a rollout (n_steps={self.n_steps} "
-            f"times n_envs={n_envs}), so {smallest}: use batch_size={better}",
+            f"times n_envs={n_envs}), so {smallest}: use a batch_size that divides {size}",
             stacklevel=4,
         )
 
@@ -215,12 +211,6 @@ class Settings:
 #: The arguments, and those of them that may change over time.
 NAMES = tuple(each.name for each in fields(Settings) if each.init)
 SCHEDULED = frozenset(each.name for each in fields(Settings) if "schedule" in each.metadata)
-
-
-def _divisors(n: int) -> list[int]:
-    """In ascending order."""
-    small = [each for each in range(1, math.isqrt(n) + 1) if n % each == 0]
-    return sorted({*small, *(n // each for each in small)})
 
 
 def _schedule(settings: Settings, argument: Field[Any]) -> Bounded | None:

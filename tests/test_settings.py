@@ -25,13 +25,12 @@ def make(env=None, policy="MlpPolicy", **kwargs):
 @pytest.mark.parametrize(
     ("n_envs", "n_steps", "batch_size", "message"),
     [
-        (1, 32, 64, "minibatches have 32: use batch_size=32"),
-        (1, 100, 64, "the last of an epoch has 36: use batch_size=50"),
-        (2, 50, 64, "the last of an epoch has 36: use batch_size=50"),
-        (3, 32, 64, "the last of an epoch has 32: use batch_size=48"),
-        # A prime number has no divisors but itself.
-        (1, 13, 4, "the last of an epoch has 1: use batch_size=13"),
-        (1, 1, 64, "minibatches have 1: use batch_size=1"),
+        (1, 32, 64, "minibatches have 32"),
+        (1, 100, 64, "the last of an epoch has 36"),
+        (2, 50, 64, "the last of an epoch has 36"),
+        (3, 32, 64, "the last of an epoch has 32"),
+        (1, 13, 4, "the last of an epoch has 1"),
+        (1, 1, 64, "minibatches have 1"),
     ],
 )
 def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, message):
@@ -40,28 +39,9 @@ def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, m
         model = make(env, n_steps=n_steps, batch_size=batch_size, n_epochs=1, normalize_advantage=False)
         model.learn(1)
     (said,) = (each for each in caught if "batch_size=" in str(each.message))
-    assert str(said.message).endswith(message)
+    assert f"{message}: use a batch_size that divides {n_envs * n_steps}" in str(said.message)
     # It points to the line that made the model.
     assert said.filename == __file__
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"n_steps": 32, "batch_size": 64},
-        {"n_steps": 100, "batch_size": 64},
-        {"n_steps": 48, "batch_size": 20, "policy": "MlpGruPolicy"},
-        {"n_steps": 48, "batch_size": 32, "policy": "MlpGruPolicy", "sequence_length": 8},
-    ],
-    ids=str,
-)
-def test_following_the_advice_ends_the_warning(sizes):
-    with pytest.warns(UserWarning) as caught:
-        make(**sizes)
-    advice = str(caught[0].message).rpartition(": use batch_size=")[2]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make(**sizes | {"batch_size": int(advice)})
 
 
 def test_a_model_that_is_loaded_does_not_warn_again(tmp_path):

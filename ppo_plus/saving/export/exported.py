@@ -9,7 +9,6 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 
 from ppo_plus.saving.export.deployed import BATCH, build
-from ppo_plus.saving.export.raw import HARMLESS
 
 #: The key of the description in the metadata of an ONNX file.
 METADATA = "ppo_plus"
@@ -71,12 +70,8 @@ class ExportedPolicy:
 
     def raw(self, env: Any) -> VecEnv:
         """Environments without the wrappers that are inside the policy, so that they return what it takes."""
-        inside = [*self.description["wrappers_inside"]]
-        kinds = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
-        while inside and isinstance(env, (kinds[inside[-1]], *HARMLESS)):
-            if isinstance(env, kinds[inside[-1]]):
-                inside.pop()
-            env = env.venv  # type: ignore[union-attr]
-        if inside:
-            raise ValueError(f"the policy contains {inside[-1]}, but env={env!r} is not in one")
+        for name in reversed(self.description["wrappers_inside"]):
+            if not isinstance(env, {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}[name]):
+                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
+            env = env.venv
         return env
