@@ -762,8 +762,8 @@ TOP = (
     Fault(
         "log-folder-of-a-file",
         "saving/model.py",
-        'folder = data.pop("tensorboard_log", None)',
-        'folder = data.get("tensorboard_log")',
+        'folder = places.pop("tensorboard_log", None)',
+        'folder = places.get("tensorboard_log")',
         "tests/saving/test_model.py",
     ),
     Fault(

@@ -266,7 +266,14 @@ def assemble(
     # Others are classes that the file names within its arguments.
     known = {*ALWAYS, *argument_attributes(cls).values(), *saved["attributes"]}
     given |= {name: each for name, each in (custom_objects or {}).items() if name in known}
-    forget_log_folder(places, {*changes, *given}, env)
+    # Where a model writes is for the caller to say.
+    folder = places.pop("tensorboard_log", None)
+    if folder is not None and env is not None and "tensorboard_log" not in {*changes, *given}:
+        warnings.warn(
+            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
+            "says: pass tensorboard_log= to log there again",
+            stacklevel=4,
+        )
     unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
     data = unknown | {place: value for place, value in places.items() if "." not in place} | given
     if saved["class"] not in map(name_of, cls.__mro__):
@@ -302,24 +309,6 @@ def assemble(
         if model.use_sde:
             model.policy.reset_noise()
     return model
-
-
-def require_counts(data: Mapping[str, Any]) -> None:
-    """:raises Damaged: a count of a model is none"""
-    for name in sorted(COUNTS & data.keys()):
-        if not isinstance(data[name], (int, float, np.number)) or not 0 <= data[name] < math.inf:
-            raise Damaged(f"its {name}={data[name]!r:.50} is not a count")
-
-
-def forget_log_folder(data: dict[str, Any], given: Collection[str], env: Any) -> None:
-    """Take TensorBoard's folder out of the arguments in a file: where a model writes is for the caller to say."""
-    folder = data.pop("tensorboard_log", None)
-    if folder is not None and env is not None and "tensorboard_log" not in given:
-        warnings.warn(
-            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
-            "says: pass tensorboard_log= to log there again",
-            stacklevel=5,
-        )
 
 
 def put_parameters(
@@ -391,7 +380,9 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
-    require_counts(found)
+    for name in sorted(COUNTS & found.keys()):
+        if not isinstance(found[name], (int, float, np.number)) or not 0 <= found[name] < math.inf:
+            raise Damaged(f"its {name}={found[name]!r:.50} is not a count")
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:

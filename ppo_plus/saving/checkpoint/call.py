@@ -113,10 +113,10 @@ class Call:
         """Restore states of callbacks, which are matched by class and order."""
         waiting = list(self.callbacks or ())
         for state in states:
-            callback = next((each for each in waiting if _name(each) == state["class"]), None)
+            callback = next((each for each in waiting if type(each).__qualname__ == state["class"]), None)
             if callback is not None:
                 waiting.remove(callback)
-                with decoding(f"the state of callback {_name(callback)}"):
+                with decoding(f"the state of callback {type(callback).__qualname__}"):
                     _put(callback, state)
             elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
                 warnings.warn(
@@ -145,21 +145,26 @@ def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
 
 def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-        return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
+        return {
+            "class": type(callback).__qualname__,
+            "own": copy.deepcopy(callback.get_state()),
+            "changed": {},
+            "envs": {},
+        }
     changed = {
         name: value
         for name, value in _plain_attributes(callback).items()
         if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
-    return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
+    return {"class": type(callback).__qualname__, "own": None, "changed": changed, "envs": envs}
 
 
 def _put(callback: Any, state: dict[str, Any]) -> None:
     if state["own"] is not None:
         callback.set_state(state["own"])
         return
-    title, changed = _name(callback), state["changed"]
+    title, changed = type(callback).__qualname__, state["changed"]
     require_attributes(type(callback), changed)
     if GIVEN & changed.keys():
         raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
@@ -184,11 +189,6 @@ def _put(callback: Any, state: dict[str, Any]) -> None:
 
 def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
     return {name: each for name, each in vars(callback).items() if name not in GIVEN and isinstance(each, VecEnv)}
-
-
-def _name(callback: BaseCallback) -> str:
-    """The name in a file."""
-    return type(callback).__qualname__
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:

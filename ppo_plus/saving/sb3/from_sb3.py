@@ -1,17 +1,19 @@
 """Loading models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.saving.format.container import PathOrFile, is_container, naming
+from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
 from ppo_plus.saving.format.names import Refused, decoding, name_of
 from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, changes, places_of
-from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
+from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip
 
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
@@ -107,16 +109,11 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
     if trust_pickle and saved.unread:
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
-        data = saved.data
-        try:
-            data = saved_by(path, custom_objects).data | data
-        except (ImportError, Refused):
-            if lacking:
-                raise
-        saved = saved._replace(
-            data=data, unread={name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
-        )
-        lacking = {}
+        data: dict[str, Any] = {}
+        with nullcontext() if lacking else suppress(Exception), opened(path) as file:
+            data = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
+        unread = {name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
+        saved, lacking = saved._replace(data=data | saved.data, unread=unread), {}
     if lacking:
         with naming(path):
             raise Refused(

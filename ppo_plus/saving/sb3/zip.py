@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import torch as th
-from stable_baselines3.common.save_util import load_from_zip_file
 
 from ppo_plus.saving.format.container import PathOrFile, naming, opened
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
@@ -28,20 +27,6 @@ class SavedBySB3(NamedTuple):
     data: dict[str, Any]
     unread: dict[str, str]
     parameters: dict[str, Any]
-
-
-def saved_by(path_or_file: PathOrFile, custom_objects: dict[str, Any] | None = None) -> SavedBySB3:
-    """A saved model, read by SB3, which runs the pickles in it; raises :class:`Damaged` if it is none."""
-    with opened(path_or_file) as file, naming(path_or_file, "saved model"):
-        try:
-            data, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)
-        except (OSError, ImportError):
-            raise  # it cannot be read, or a package that it needs is not installed
-        except Exception as error:
-            raise Damaged(str(error)) from error
-        if not data or not parameters:
-            raise Damaged("no weights or no attributes")  # if an archive was cut, an inner one may look like all of it
-        return SavedBySB3(data, {}, parameters)
 
 
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
