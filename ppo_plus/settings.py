@@ -113,7 +113,6 @@ class Settings:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-        _check_normalization(self)
         _check_kl_control(self)
         _check_sequences(self)
 
@@ -178,10 +177,11 @@ class Settings:
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
         """:raises ValueError: the arguments do not fit the environments"""
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
-        if self.normalize_advantage and self.n_steps * n_envs < 2:
+        by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
+        if self.normalize_advantage and (n_transitions if by_rollout else min(n_transitions, self.batch_size)) < 2:
             raise ValueError(
-                f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
-                "use more steps or environments, or normalize_advantage=False"
+                f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
+                "normalize: use at least 2 transitions, or normalize_advantage=False"
             )
         if in_tensors(env) and self.policy_kwargs.get("squash_output") and env.unwrapped.env.unbounded:
             raise ValueError(
@@ -287,16 +287,6 @@ def _check_exploration(settings: Settings) -> None:
         raise TypeError(f"exploration={settings.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
     if settings.use_sde:
         raise ValueError(f"use_sde=True and exploration={settings.exploration!r} exclude each other: leave one out")
-
-
-def _check_normalization(settings: Settings) -> None:
-    if not settings.normalize_advantage:
-        return
-    if settings.batch_size < 2 and settings.normalize_advantage != "rollout":
-        raise ValueError(
-            f"batch_size={settings.batch_size} leaves nothing to normalize: use at least 2, "
-            'normalize_advantage="rollout" or normalize_advantage=False'
-        )
 
 
 def _check_kl_control(settings: Settings) -> None:

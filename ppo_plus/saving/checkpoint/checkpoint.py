@@ -8,7 +8,6 @@ that no rollout has to be saved.
 import copy
 import io
 import math
-import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -38,7 +37,6 @@ SHARE = 0.01
 KIND = "checkpoint"
 #: A further part, if there are several processes: the checkpoints of the others by rank.
 OTHERS = "others"
-NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
@@ -106,12 +104,12 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
 
 def files(folder: str | Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
-    return sorted((path for path in Path(folder).glob("checkpoint_*.zip") if NAME.fullmatch(path.name)), reverse=True)
+    return sorted(Path(folder).glob(f"checkpoint_{'[0-9]' * 12}.zip"), reverse=True)
 
 
 def steps_of(path: Path) -> int:
     """The number of timesteps at which a checkpoint from :func:`files` was taken."""
-    return int(NAME.fullmatch(path.name)[1])  # type: ignore[index]
+    return int(path.stem.removeprefix("checkpoint_"))
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:

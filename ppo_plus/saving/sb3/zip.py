@@ -5,7 +5,6 @@ import io
 import json
 import zipfile
 from collections.abc import Collection
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import torch as th
@@ -15,8 +14,8 @@ from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
-#: Members that PPO leaves empty.
-VARIABLES = ("pytorch_variables", "tensors")
+#: The members of interest.
+MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
@@ -34,22 +33,17 @@ def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> Sav
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
             members = _members(file)
-        data, unread = _attributes(members.pop("data"), skipped)
+        data, unread = _attributes(members.pop("data", b""), skipped)
         return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
 
 
 def _members(file: Any) -> dict[str, bytes]:
-    """The members of interest by name, those of weights without their suffix ``.pth``."""
     size = file.seek(0, io.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
         _check_members(infos, size)
-        paths = [PurePosixPath(info.filename) for info in infos]
-        weights = [path for path in paths if path.suffix == ".pth" and len(path.parts) == 1]
-        wanted = {path.stem: str(path) for path in weights if path.stem not in VARIABLES}
-        if not wanted:
-            raise Damaged("it has no weights")
-        return {name: archive.read(path) for name, path in {**wanted, "data": "data"}.items()}
+        names = {info.filename for info in infos}
+        return {name: archive.read(path) for name, path in MEMBERS.items() if path in names}
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
