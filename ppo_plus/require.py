@@ -108,12 +108,8 @@ class NotFiniteError(FloatingPointError):
 
 
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
-    """Raise :class:`NotFiniteError` if an environment returned a number that is not finite in single precision.
-
-    :param values: array ``(n_envs, ...)``, or a dict of them
-    :param step: how many steps each environment has taken
-    :param env: the environment that ``values`` come from, if it is a single one
-    """
+    """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
+    ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
     if isinstance(values, dict):
         for key, value in values.items():
             require_finite(f"{what}[{key!r}]", value, step, env)

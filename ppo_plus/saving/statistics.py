@@ -74,7 +74,7 @@ def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     saved = read_statistics(Path(path))
-    options = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+    options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
     put_statistics(normalize, saved, Path(path))
     return normalize

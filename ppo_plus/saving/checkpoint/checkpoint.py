@@ -40,8 +40,8 @@ OTHERS = "others"
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
-    """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
-    together, and the first gets the states of all; raises :class:`RuntimeError` if a rollout is not finished."""
+    """The present state of a model as a checkpoint. Several processes call this together, and the first gets the states
+    of all."""
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
@@ -269,10 +269,7 @@ class Checkpoints(BaseCallback):
         return True
 
     def write(self) -> Path | None:
-        """Write the latest state, also in the middle of a rollout, or after an error.
-
-        :return: the file; ``None`` if it could not be written
-        """
+        """Write the latest state, also in the middle of a rollout, or after an error; ``None`` if that fails."""
         if self.latest is None:
             return None
         try:

@@ -144,10 +144,7 @@ def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> t
 
 def difference(deployed: Deployed, feeds: Any, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
-    larger than 1.
-
-    :raises RuntimeError: it is above :data:`TOLERANCE`, and not a choice that rounding could have led to
-    """
+    larger than 1. Raises :class:`RuntimeError` above :data:`TOLERANCE`, unless rounding could have led to a choice."""
     largest, bounds = 0.0, {}
     if deployed.policy.squash_output:
         bounds = named(deployed.space, build(deployed.space, lambda _, sub: _bound(sub)))

@@ -46,19 +46,14 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
 
 def read(path_or_file: PathOrFile, kind: str) -> Any:
-    """The value in a file; nothing in it is run.
-
-    :raises Damaged: it is damaged, or not such a file
-    :raises Refused: it is of another kind or version, or asks for what files may not have
-    :raises OSError: it cannot be opened
-    """
+    """The value in a file; nothing in it is run. Raises :class:`Damaged`, :class:`Refused` and :class:`OSError`."""
     head, arrays = read_parts(path_or_file, kind)
     with naming(path_or_file):
         return restore(head["value"], arrays)
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
-    """The description in a file, with its head, and the arrays; parameters and errors as for :func:`read`."""
+    """The description in a file, with its head, and the arrays; errors as for :func:`read`."""
     with naming(path_or_file):
         with opened(path_or_file) as file, decoding("the archive"):
             text, data = _members(file)

@@ -113,7 +113,8 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
         with nullcontext() if lacking else suppress(Exception), opened(path) as file:
             data = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
         unread = {name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
-        saved, lacking = saved._replace(data=data | saved.data, unread=unread), {}
+        lacking = {name: lacking[name] for name in lacking.keys() & unread.keys()}
+        saved = saved._replace(data=data | saved.data, unread=unread)
     if lacking:
         with naming(path):
             raise Refused(
