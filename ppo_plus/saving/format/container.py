@@ -46,7 +46,7 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
 
 def read(path_or_file: PathOrFile, kind: str) -> Any:
-    """The value in a file; nothing in it is run. Raises :class:`Damaged`, :class:`Refused` and :class:`OSError`."""
+    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``."""
     head, arrays = read_parts(path_or_file, kind)
     with naming(path_or_file):
         return restore(head["value"], arrays)
