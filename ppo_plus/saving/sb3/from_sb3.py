@@ -44,7 +44,7 @@ def from_sb3(
         data["rollout_buffer_class"] = None
     data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
     if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
-        with decoding("its weights"):
+        with naming(path, "saved model"), decoding("its weights"):
             _join_logits(saved.parameters)
     model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
     for part, places in places_of(cls).items():
