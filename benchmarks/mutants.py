@@ -678,8 +678,8 @@ TOP = (
     Fault(
         "callback-class",
         "settings.py",
-        "elif isinstance(callback, type):",
-        "elif isinstance(callback, BaseCallback):",
+        "is_function = callable(callback) and not isinstance(callback, type)",
+        "is_function = callable(callback)",
         "tests/test_settings.py",
     ),
     Fault(
@@ -706,8 +706,8 @@ TOP = (
     Fault(
         "value-clip-of-sb3",
         "saving/sb3/from_sb3.py",
-        'model.value_clip = "plain"',
-        "pass",
+        '"value_clip": "plain", ',
+        "",
         "tests/saving/sb3/test_from_sb3.py",
     ),
     Fault(
@@ -762,8 +762,8 @@ TOP = (
     Fault(
         "log-folder-of-a-file",
         "saving/model.py",
-        'folder = data.pop("tensorboard_log", None)',
-        'folder = data.get("tensorboard_log")',
+        'folder = places.pop("tensorboard_log", None)',
+        'folder = places.get("tensorboard_log")',
         "tests/saving/test_model.py",
     ),
     Fault(
@@ -790,7 +790,7 @@ TOP = (
     Fault(
         "configuration-kept",
         "saving/checkpoint/call.py",
-        "if name not in configured or not _equal(value, configured[name])",
+        "if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])",
         "if True",
         "tests/saving/checkpoint/test_call.py",
     ),
@@ -863,20 +863,6 @@ TOP = (
         'yield OPTIONS | {"cpp.simdlen": width, "cpp.vec_isa_ok": True}',
         "yield OPTIONS",
         "tests/compiling/test_torch_private.py",
-    ),
-    Fault(
-        "optimizer-shared",
-        "saving/sb3/from_sb3.py",
-        "copy.deepcopy(saved.parameters)",
-        "saved.parameters",
-        "tests/saving/sb3/test_from_sb3.py",
-    ),
-    Fault(
-        "old-starts-lost",
-        "saving/sb3/from_sb3.py",
-        'data.get("_last_obs"), data.get("_last_episode_starts")',
-        'data.get("_last_obs"), None',
-        "tests/saving/sb3/test_from_sb3.py",
     ),
 )
 ZOO = (

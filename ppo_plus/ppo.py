@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch as th
 from stable_baselines3.common import utils
-from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy as SB3ActorCriticPolicy
@@ -55,11 +55,10 @@ from ppo_plus.saving.checkpoint import checkpoint
 from ppo_plus.saving.checkpoint.call import Call, calling
 from ppo_plus.saving.export.export import export
 from ppo_plus.saving.export.raw import Normalization
-from ppo_plus.saving.format.container import is_container, opened_to_write, path_to_save
-from ppo_plus.saving.model import changes, layout, load_model, load_parameters, save_model
+from ppo_plus.saving.format.container import is_container
+from ppo_plus.saving.model import changes, layout, load_model, save_model
 from ppo_plus.saving.sb3.from_sb3 import from_sb3
 from ppo_plus.saving.sb3.to_sb3 import to_sb3
-from ppo_plus.saving.sb3.zip import saved_by
 from ppo_plus.settings import (
     NAMES,
     SB3_ARGUMENTS,
@@ -807,7 +806,6 @@ class PPO_Plus(OnPolicyAlgorithm):
         path: str | pathlib.Path | io.BufferedIOBase,
         exclude: Iterable[str] | None = None,
         include: Iterable[str] | None = None,
-        pickle: bool = False,
     ) -> None:
         """Save the model, in a file that cannot run code; the other arguments are SB3's. An earlier file is
         replaced only once the new one is complete.
@@ -818,22 +816,16 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param path: where; without a suffix, ``.zip`` is added. Or an open file
         :param exclude: attributes to leave out
         :param include: attributes to keep that would be left out
-        :param pickle: save as SB3 does, with everything; to load the file you have to trust it
         :raises OSError: it cannot be written
         """
-        if isinstance(path, (str, pathlib.Path)):
-            path = path_to_save(path)
-        if not pickle:
-            return save_model(self, path, exclude, include)
-        with opened_to_write(path) as file:
-            super().save(file, exclude, include)
+        save_model(self, path, exclude, include)
 
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's, also for a file that :meth:`save` wrote."""
+        """As SB3's, for a dict such as ``get_parameters`` returns."""
         if not isinstance(load_path_or_dict, dict):
-            load_path_or_dict = load_parameters(load_path_or_dict)
+            raise TypeError(f"load_path_or_dict={load_path_or_dict!r} must be a dict: pass load(path).get_parameters()")
         unknown = load_path_or_dict.keys() - {*self._get_torch_save_params()[0]}
         if unknown:  # SB3 would follow the name through attributes
             raise ValueError(f"the parameters have {min(unknown)[:100]!r}, which {type(self).__name__} does not have")
@@ -885,7 +877,7 @@ class PPO_Plus(OnPolicyAlgorithm):
     @classmethod
     def from_sb3(
         cls: type[SelfPPO_Plus],
-        path_or_model: str | pathlib.Path | io.BufferedIOBase | BaseAlgorithm,
+        path: str | pathlib.Path | io.BufferedIOBase,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         trust_pickle: bool = False,
@@ -897,17 +889,17 @@ class PPO_Plus(OnPolicyAlgorithm):
         It takes the same actions, and training continues: weights, optimizer state, hyperparameters and counters are
         copied; ``value_clip`` is SB3's, ``"plain"``.
 
-        :param path_or_model: a saved model, or a model
-        :param env: the environment to train in; by default the model's, if it has one
+        :param path: a saved model
+        :param env: the environment to train in
         :param device: the device to compute on
         :param trust_pickle: unpickle the file, which runs code in it. Without it, what the model needs is read without
             running anything if possible, and else has to be passed in ``kwargs``
         :param custom_objects: attributes in place of those in the file, as in SB3's ``load``
         :param kwargs: arguments to change on the way
-        :raises TypeError: neither, or there is no such argument
+        :raises TypeError: another model, or there is no such argument
         :raises ValueError: the file is damaged, or needs to be trusted
         """
-        return from_sb3(cls, path_or_model, env, device, kwargs, custom_objects, trust_pickle)
+        return from_sb3(cls, path, env, device, kwargs, custom_objects, trust_pickle)
 
     def save_checkpoint(self, folder: str | pathlib.Path) -> pathlib.Path:
         """Write all that training needs to resume exactly, which :meth:`resume` reads.
@@ -972,7 +964,7 @@ class PPO_Plus(OnPolicyAlgorithm):
         :param custom_objects: attributes in place of those in the file
         :param print_system_info: print with which versions it was saved
         :param force_reset: start new episodes, if an environment is given
-        :param trust_pickle: read files with pickles as SB3 does, which runs their code
+        :param trust_pickle: read SB3's files with pickles as SB3 does, which runs their code
         :param kwargs: arguments to change on the way; ``tensorboard_log`` is not in the file for them
         :raises TypeError: there is no such argument
         :raises ValueError: the file is damaged, lacks something, or would have to be trusted
@@ -980,6 +972,4 @@ class PPO_Plus(OnPolicyAlgorithm):
         kwargs, objects = changes(cls, kwargs), custom_objects or {}
         if is_container(path):
             return load_model(cls, path, env, device, objects, print_system_info, force_reset, kwargs)
-        if not trust_pickle or "value_clip" not in saved_by(path, custom_objects).data:
-            return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        return from_sb3(cls, path, env, device, kwargs, objects, trust_pickle)

@@ -62,11 +62,8 @@ def torch_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Let cuDNN compute in single precision in the block, instead of in TensorFloat-32, torch's default there.
-
-    A rollout and an update use other kernels for the same layers, since batches have other sizes. With the 10 bits of
-    TensorFloat-32, the ratio of the first minibatch would differ from 1 by some 0.001.
-    """
+    """Let cuDNN compute in single precision in the block, instead of in TensorFloat-32, torch's default there. Rollouts
+    and updates use other kernels, so that with its 10 bits the first ratio would differ from 1 by some 0.001."""
     cudnn: Any = th.backends.cudnn
     try:
         before = [(cudnn, "allow_tf32", cudnn.allow_tf32)]
@@ -89,8 +86,7 @@ def keep_freed_memory() -> None:
 
     Linux's allocator (glibc) returns large free areas to the system, and requests them again page by page, which takes
     much of the time of convolutions and recurrent layers. From now on it maps only blocks above 32 MiB by themselves
-    and keeps up to 1 GiB (``mallopt(3)``). Other allocators are left alone, and so are settings of the user's, in the
-    environment variables ``MALLOC_...`` and ``GLIBC_TUNABLES``.
+    and keeps up to 1 GiB (``mallopt(3)``), unless the user has set its environment variables.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return

@@ -16,11 +16,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
-    """An integer of at least ``low``, or ``None`` if ``or_none``.
-
-    :raises TypeError: not an integer
-    :raises ValueError: too low
-    """
+    """An integer of at least ``low``, or ``None`` if ``or_none``; else :class:`TypeError` or :class:`ValueError`."""
     if or_none and value is None:
         return
     allowed = f"at least {low}{', or None' if or_none else ''}"
@@ -33,11 +29,8 @@ def require_int(name: str, value: Any, low: int, or_none: bool = False) -> None:
 def require_number(
     name: str, value: Any, low: float, high: float = math.inf, above: bool = False, or_none: bool = False
 ) -> None:
-    """A number within ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``.
-
-    :raises TypeError: not a number
-    :raises ValueError: out of range, or NaN
-    """
+    """A number within ``[low, high]``, or ``(low, high]`` if ``above``, or ``None`` if ``or_none``; else
+    :class:`TypeError` or :class:`ValueError`."""
     if or_none and value is None:
         return
     allowed = f"in {'(' if above else '['}{low:g}, {high:g}]{', or None' if or_none else ''}"
@@ -75,10 +68,7 @@ def same_space(space: Any, other: Any) -> bool:
 
 
 def require_spaces(env: Any, observation_space: Any, action_space: Any) -> None:
-    """Check that an environment, wrapped as for learning, fits the spaces of an existing model.
-
-    :raises ValueError: its spaces are others
-    """
+    """:raises ValueError: an environment, wrapped as for learning, does not fit the spaces of an existing model"""
     for kind, space in (("observation", observation_space), ("action", action_space)):
         other = getattr(env, f"{kind}_space")
         if not same_space(space, other):
@@ -118,14 +108,8 @@ class NotFiniteError(FloatingPointError):
 
 
 def require_finite(what: str, values: Any, step: int, env: int | None = None) -> None:
-    """Raise an error if an environment returned a number that is not finite in single precision.
-
-    :param what: what the numbers are, for the message
-    :param values: array ``(n_envs, ...)``, or a dict of them
-    :param step: how many steps each environment has taken, for the message
-    :param env: the environment that ``values`` come from, if it is a single one
-    :raises NotFiniteError: a number is not finite
-    """
+    """Raise :class:`NotFiniteError` if environments returned a number that is not finite in single precision: an array
+    ``(n_envs, ...)`` or a dict of them, or the values of one ``env``, after so many steps of each."""
     if isinstance(values, dict):
         for key, value in values.items():
             require_finite(f"{what}[{key!r}]", value, step, env)

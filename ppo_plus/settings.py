@@ -12,7 +12,6 @@ from typing import Any, ParamSpec
 import gymnasium as gym
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import get_device
@@ -45,11 +44,7 @@ P = ParamSpec("P")
 
 
 def _scheduled(low: float = 0.0, above: bool = False, optional: bool = False) -> Any:
-    """A field for an argument that may change over time.
-
-    :param above: whether values must be above ``low`` at the start
-    :param optional: whether the argument may be ``None``
-    """
+    """A field for an argument that may change over time, at least (at the start: above) ``low``, or ``None``."""
     return field(metadata={"schedule": (low, above), "optional": optional})
 
 
@@ -118,18 +113,12 @@ class Settings:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-        _check_normalization(self)
         _check_kl_control(self)
         _check_sequences(self)
 
     @classmethod
     def of(cls, model: Any, before: "Settings | None" = None) -> "Settings":
-        """The arguments as a model's attributes have them now.
-
-        :param model: a :class:`~ppo_plus.PPO_Plus`
-        :param before: the settings at the last time, which are returned if no attribute has been assigned since
-        :raises ValueError, TypeError: see :class:`Settings`
-        """
+        """The arguments as a model's attributes have them now: ``before`` if none has been assigned since."""
         given = {name: getattr(model, ATTRIBUTES.get(name, name)) for name in NAMES}
         if before is not None and all(value is getattr(before, name) for name, value in given.items()):
             return before
@@ -145,10 +134,7 @@ class Settings:
                 )
 
     def check_unchanged(self, before: "Settings") -> None:
-        """Check that the arguments are unchanged that the model is built with.
-
-        :raises ValueError: one of them has been assigned
-        """
+        """:raises ValueError: an argument that the model is built with has been assigned"""
         for name in (each.name for each in fields(self) if each.metadata.get("fixed")):
             value, built = getattr(self, name), getattr(before, name)
             if value is not built:
@@ -183,30 +169,19 @@ class Settings:
         return self.batch_size // (self.steps_per_sequence or 1)
 
     def gradient_steps(self, total_timesteps: float, n_envs: int) -> int:
-        """Gradient steps that training takes.
-
-        :param total_timesteps: as for ``learn``
-        """
+        """Gradient steps that training takes."""
         n_transitions = self.n_steps * n_envs
         n_minibatches = math.ceil(n_transitions / self.batch_size)
         return math.ceil(total_timesteps / n_transitions) * self.n_epochs * n_minibatches
 
     def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space, env: Any, n_envs: int) -> None:
-        """Check how the arguments go together with the environments.
-
-        :param env: the vectorized environment, or ``None``
-        :raises ValueError: they do not
-        """
+        """:raises ValueError: the arguments do not fit the environments"""
         _check_memory(self.n_steps, n_envs, observation_space, action_space)
-        if self.n_steps == 1 and getattr(env, "autoreset", None) == AutoresetMode.NEXT_STEP:
+        by_rollout, n_transitions = self.normalize_advantage == "rollout", self.n_steps * n_envs
+        if self.normalize_advantage and (n_transitions if by_rollout else min(n_transitions, self.batch_size)) < 2:
             raise ValueError(
-                f"n_steps=1 makes rollouts of nothing but resets where env={env!r} takes a step to reset: use at least "
-                "2, or gymnasium.vector.AutoresetMode.SAME_STEP"
-            )
-        if self.normalize_advantage and self.n_steps * n_envs < 2:
-            raise ValueError(
-                f"n_steps={self.n_steps} times n_envs={n_envs} must be at least 2 to normalize advantages: "
-                "use more steps or environments, or normalize_advantage=False"
+                f"batch_size={self.batch_size} with n_steps={self.n_steps} times n_envs={n_envs} leaves nothing to "
+                "normalize: use at least 2 transitions, or normalize_advantage=False"
             )
         if in_tensors(env) and self.policy_kwargs.get("squash_output") and env.unwrapped.env.unbounded:
             raise ValueError(
@@ -225,16 +200,10 @@ class Settings:
         size, batch_size = self.n_steps * n_envs, self.batch_size
         if size % batch_size == 0:
             return
-        # Sequences must go on fitting into both.
-        length = self.steps_per_sequence or 1
-        divisors = [each for each in _divisors(size) if each % length == 0 and each > 1]
-        better_batch = min(divisors, key=lambda each: abs(each - batch_size), default=1)
-        unit = math.lcm(batch_size // math.gcd(batch_size, n_envs), length)
-        better_steps = max(round(self.n_steps / unit), 1) * unit
         smallest = f"minibatches have {size}" if size < batch_size else f"the last of an epoch has {size % batch_size}"
         warnings.warn(
             f"batch_size={batch_size} does not divide the {size} transitions of a rollout (n_steps={self.n_steps} "
-            f"times n_envs={n_envs}), so {smallest}: use batch_size={better_batch}, or n_steps={better_steps}",
+            f"times n_envs={n_envs}), so {smallest}: use a batch_size that divides {size}",
             stacklevel=4,
         )
 
@@ -242,12 +211,6 @@ class Settings:
 #: The arguments, and those of them that may change over time.
 NAMES = tuple(each.name for each in fields(Settings) if each.init)
 SCHEDULED = frozenset(each.name for each in fields(Settings) if "schedule" in each.metadata)
-
-
-def _divisors(n: int) -> list[int]:
-    """In ascending order."""
-    small = [each for each in range(1, math.isqrt(n) + 1) if n % each == 0]
-    return sorted({*small, *(n // each for each in small)})
 
 
 def _schedule(settings: Settings, argument: Field[Any]) -> Bounded | None:
@@ -312,13 +275,7 @@ def _check_memory(n_steps: int, n_envs: int, observation_space: spaces.Space, ac
 
 def _check_exploration(settings: Settings) -> None:
     if settings.sde_sample_freq not in ("episode", -1):
-        try:
-            require_int("sde_sample_freq", settings.sde_sample_freq, 1)
-        except (TypeError, ValueError) as error:
-            raise type(error)(
-                f"sde_sample_freq={settings.sde_sample_freq!r} must be how long noise is held: an integer, at least 1 "
-                'for so many steps, -1 for a rollout, or "episode"'
-            ) from None
+        require_int('sde_sample_freq (or -1, or "episode")', settings.sde_sample_freq, 1)
     if settings.sde_sample_freq == "episode" and not adapt_policy_class(settings.policy_class).compilable:
         raise ValueError(
             f'sde_sample_freq="episode" does not reach policy={settings.policy_class!r}, which overrides methods of '
@@ -330,16 +287,6 @@ def _check_exploration(settings: Settings) -> None:
         raise TypeError(f"exploration={settings.exploration!r} must be a NoiseProcess, such as ColoredNoise(0.5)")
     if settings.use_sde:
         raise ValueError(f"use_sde=True and exploration={settings.exploration!r} exclude each other: leave one out")
-
-
-def _check_normalization(settings: Settings) -> None:
-    if not settings.normalize_advantage:
-        return
-    if settings.batch_size < 2 and settings.normalize_advantage != "rollout":
-        raise ValueError(
-            f"batch_size={settings.batch_size} leaves nothing to normalize: use at least 2, "
-            'normalize_advantage="rollout" or normalize_advantage=False'
-        )
 
 
 def _check_kl_control(settings: Settings) -> None:
@@ -407,29 +354,20 @@ def known_names_only(init: Callable[P, None]) -> Callable[P, None]:
 
 def check_env(env: Any) -> None:
     """:raises TypeError: no environment. :raises ValueError: its spaces are not supported"""
-    if isinstance(env, type):
-        raise TypeError(f"env={env!r} is a class: pass an environment, {env.__name__}()")
-    if not hasattr(env, "observation_space") or not hasattr(env, "action_space"):
-        raise TypeError(f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment")
     if not isinstance(env, (gym.Env, VecEnv)):
         raise TypeError(
-            f"env={env!r} must be derived from gymnasium.Env; one of the old gym can be converted: pip install shimmy, "
-            "then shimmy.GymV21CompatibilityV0(env=env), or GymV26CompatibilityV0 where reset() takes a seed"
+            f"env={env!r} must be a Gymnasium environment, a VecEnv, or the id of an environment; shimmy's "
+            "GymV21CompatibilityV0(env=env) and GymV26CompatibilityV0 convert those of the old gym"
         )
     check_spaces(env)
 
 
 def check_device(device: th.device | str) -> None:
-    """Warns where, as SB3 has it, "cuda" without a GPU means the CPU.
-
-    :raises ValueError: torch does not know the device
-    """
+    """Warns where, as in SB3, "cuda" without a GPU means the CPU; raises :class:`ValueError` for unknown devices."""
     try:
         found = get_device(device)
-        th.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f'device={device!r} cannot be used ({reason}): use "cpu", "cuda" or "auto"') from None
+    except RuntimeError as error:
+        raise ValueError(f'device={device!r} is not known to torch: use "cpu", "cuda" or "auto"') from error
     if device != "auto" and found.type != th.device(device).type:
         warnings.warn(
             f"device={str(device)!r}: torch finds no GPU here, so training runs on the CPU. Install a torch that "
@@ -440,13 +378,9 @@ def check_device(device: th.device | str) -> None:
 
 def check_callback(callback: Any) -> None:
     """:raises TypeError: nothing that :meth:`PPO_Plus.learn` can call"""
-    if isinstance(callback, list):
-        wrong = [each for each in callback if not isinstance(each, BaseCallback)]
-        if wrong:
-            raise TypeError(f"callback={callback!r} must be a list of callback objects, which {wrong[0]!r} is not")
-    elif isinstance(callback, type):
-        raise TypeError(f"callback={callback!r} is a class: pass a callback, {callback.__name__}(...)")
-    elif callback is not None and not isinstance(callback, BaseCallback) and not callable(callback):
+    is_function = callable(callback) and not isinstance(callback, type)
+    callbacks = callback if isinstance(callback, list) else [callback]
+    if callback is not None and not is_function and not all(isinstance(each, BaseCallback) for each in callbacks):
         raise TypeError(
             f"callback={callback!r} must be a callback such as EvalCallback(eval_env), a list of callbacks, or a "
             "function of locals and globals"

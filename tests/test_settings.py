@@ -25,13 +25,12 @@ def make(env=None, policy="MlpPolicy", **kwargs):
 @pytest.mark.parametrize(
     ("n_envs", "n_steps", "batch_size", "message"),
     [
-        (1, 32, 64, "minibatches have 32: use batch_size=32, or n_steps=64"),
-        (1, 100, 64, "the last of an epoch has 36: use batch_size=50, or n_steps=128"),
-        (2, 50, 64, "the last of an epoch has 36: use batch_size=50, or n_steps=64"),
-        (3, 32, 64, "the last of an epoch has 32: use batch_size=48, or n_steps=64"),
-        # A prime number has no divisors but itself.
-        (1, 13, 4, "the last of an epoch has 1: use batch_size=13, or n_steps=12"),
-        (1, 1, 64, "minibatches have 1: use batch_size=1, or n_steps=64"),
+        (1, 32, 64, "minibatches have 32"),
+        (1, 100, 64, "the last of an epoch has 36"),
+        (2, 50, 64, "the last of an epoch has 36"),
+        (3, 32, 64, "the last of an epoch has 32"),
+        (1, 13, 4, "the last of an epoch has 1"),
+        (1, 1, 64, "minibatches have 1"),
     ],
 )
 def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, message):
@@ -40,28 +39,9 @@ def test_another_minibatch_size_gives_one_warning(n_envs, n_steps, batch_size, m
         model = make(env, n_steps=n_steps, batch_size=batch_size, n_epochs=1, normalize_advantage=False)
         model.learn(1)
     (said,) = (each for each in caught if "batch_size=" in str(each.message))
-    assert str(said.message).endswith(message)
+    assert f"{message}: use a batch_size that divides {n_envs * n_steps}" in str(said.message)
     # It points to the line that made the model.
     assert said.filename == __file__
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"n_steps": 32, "batch_size": 64},
-        {"n_steps": 100, "batch_size": 64},
-        {"n_steps": 48, "batch_size": 20, "policy": "MlpGruPolicy"},
-        {"n_steps": 48, "batch_size": 32, "policy": "MlpGruPolicy", "sequence_length": 8},
-    ],
-    ids=str,
-)
-def test_following_either_advice_ends_the_warning(sizes):
-    with pytest.warns(UserWarning) as caught:
-        make(**sizes)
-    for name, value in re.findall(r"(batch_size|n_steps)=(\d+)", str(caught[0].message).rpartition(": use ")[2]):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            make(**sizes | {name: int(value)})
 
 
 def test_a_model_that_is_loaded_does_not_warn_again(tmp_path):
@@ -153,8 +133,8 @@ class OldGym:
     ("env", "advice"),
     [
         (None, "env=None: pass an environment"),
-        (RandomEnv, r"env=<class .*> is a class: pass an environment, RandomEnv\(\)"),
-        (OldGym(), r"must be derived from gymnasium.Env; .* shimmy.GymV21CompatibilityV0\(env=env\)"),
+        (RandomEnv, r"env=<class .*> must be a Gymnasium environment"),
+        (OldGym(), r"must be a Gymnasium environment, .*GymV21CompatibilityV0\(env=env\)"),
         (lambda: RandomEnv(ACTIONS["discrete"]), "must be a Gymnasium environment"),
     ],
 )
@@ -164,7 +144,7 @@ def test_a_wrong_type_of_environment_is_a_type_error(env, advice):
 
 
 def test_a_wrong_type_of_new_environment_is_a_type_error():
-    with pytest.raises(TypeError, match="is a class: pass an environment"):
+    with pytest.raises(TypeError, match="must be a Gymnasium environment"):
         make().set_env(RandomEnv)
 
 
@@ -190,9 +170,9 @@ def test_an_existing_device_gives_no_warning(device):
     [
         ("eval", r"callback='eval' must be a callback such as EvalCallback\(eval_env\)"),
         (5, "callback=5 must be a callback"),
-        (EvalCallback, r"is a class: pass a callback, EvalCallback\(...\)"),
+        (EvalCallback, r"callback=<class .*> must be a callback such as EvalCallback\(eval_env\)"),
         ((CallbackList([]),), "must be a callback such as"),
-        ([CallbackList([]), "eval"], "must be a list of callback objects, which 'eval' is not"),
+        ([CallbackList([]), "eval"], "'eval'.* must be a callback such as .*, a list of callbacks"),
     ],
 )
 def test_a_wrong_type_of_callback_is_an_error_before_any_step(callback, advice):

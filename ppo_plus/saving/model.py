@@ -31,7 +31,6 @@ from ppo_plus.saving.format.names import (
     require_attributes,
 )
 from ppo_plus.saving.format.values import Undescribable, describe, restore, unknown_names
-from ppo_plus.saving.sb3.zip import read_sb3_zip
 
 KIND = "model"
 #: What a model is never without: the names in a file, which are those of attributes too.
@@ -103,14 +102,14 @@ def base_of(cls: type[Any]) -> type[Any]:
     return next(each for each in cls.__mro__ if name_of(each) == "ppo_plus:PPO_Plus")
 
 
-def _places(cls: type[Any]) -> dict[str, dict[str, str]]:
+def places_of(cls: type[Any]) -> dict[str, dict[str, str]]:
     """Where a model has what is in the parts of a file: by part, and by name in the file."""
     return {"arguments": {name: name for name in ALWAYS} | argument_attributes(base_of(cls)), "state": STATE}
 
 
 def _not_attributes(model: Any) -> set[str]:
     """The attributes that are made from others, belong to this process, or are in other parts of a file."""
-    places = [place for part in _places(type(model)).values() for place in part.values()]
+    places = [place for part in places_of(type(model)).values() for place in part.values()]
     left_out = {*model._excluded_save_params(), *NOT_SAVED, *model._get_torch_save_params()[0]}
     return {each.partition(".")[0] for each in [*places, *left_out]}
 
@@ -119,10 +118,10 @@ def save_model(model: Any, path: PathOrFile, exclude: Iterable[str] | None, incl
     """Save a :class:`~ppo_plus.PPO_Plus`; see :meth:`ppo_plus.PPO_Plus.save`."""
     state = state_of(model, exclude or (), include or ())
     _require_rebuildable(model)
-    container.write(path, KIND, state)
+    container.write(container.path_to_save(path), KIND, state)
     told = []
     if state["missing"]:
-        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load, or save(path, pickle=True)")
+        told.append(f"the model is saved {_without(state['missing'])}; or pass it to load")
     if unknown := sorted({name for part in ("arguments", "attributes") for name in unknown_names(state[part])}):
         titles = ", ".join(name.rpartition(":")[2] for name in unknown)
         told.append(f"load needs {' and '.join(unknown)}: call ppo_plus.register({titles}) before it")
@@ -143,13 +142,10 @@ def _require_rebuildable(model: Any) -> None:
     other = next((name for name in {**now, **built} if built.get(name) != now.get(name)), None)
     if other is None:
         return
-    remedy = "make it in a policy class (docs/customizing.md), or undo the change before saving"
-    if "_orig_mod." in other:
-        place = f"policy.{other.partition('_orig_mod.')[0]}".rstrip(".")
-        remedy = f"undo torch.compile before saving, {place} = {place}._orig_mod, or use PPO_Plus(..., compile=True)"
     raise ValueError(
         f"the policy's {other!r} has been added, removed or resized since the policy was built, so that load could not "
-        f"build the policy again: {remedy}"
+        "build the policy again: make it in a policy class (docs/customizing.md), or undo the change (such as "
+        "torch.compile) before saving"
     )
 
 
@@ -159,7 +155,7 @@ def state_of(model: Any, exclude: Iterable[str] = (), include: Iterable[str] = (
     what has no description is left out."""
     present = vars(model).keys() - {*exclude}
     saved: dict[str, Any] = {"class": name_of(type(model))}
-    for part, names in _places(type(model)).items():
+    for part, names in places_of(type(model)).items():
         found = {name: place for name, place in names.items() if place.partition(".")[0] in present}
         saved[part] = {name: attrgetter(place)(model) for name, place in found.items()}
     others = present - (_not_attributes(model) - {*include})
@@ -202,20 +198,14 @@ def load_model(
     head, arrays = container.read_parts(path, KIND)
     if print_system_info:
         print("== SAVED MODEL SYSTEM INFO ==", *map(": ".join, head["packages"].items()), sep="\n")
-    places = _places(cls)["arguments"] | argument_attributes(cls)
+    places = places_of(cls)["arguments"] | argument_attributes(cls)
     with naming(path, "saved model"), passed(custom_objects.values()):
         saved = _restored(cls, head["value"], arrays, {*custom_objects, *changes})
         needed = {*places.values()} - {*custom_objects, *changes, *cls.scheduled}
         lacking = {name: reason for name, reason in saved["missing"].items() if places.get(name) in needed}
         if lacking:
             raise Refused(f"it was saved {_without(lacking)}. Pass {', '.join(f'{name}=' for name in lacking)}")
-        # Others are classes that the file names within its arguments.
-        objects = {
-            name: each
-            for name, each in custom_objects.items()
-            if name in {*places.values(), *head["value"]["attributes"]}
-        }
-        model = assemble(cls, saved, env, device, force_reset, changes, objects)
+        model = assemble(cls, saved, env, device, force_reset, changes, custom_objects)
     n_envs = saved["state"].get("n_envs")
     if env is not None and not force_reset and model.n_envs != n_envs:
         raise ValueError(
@@ -225,33 +215,23 @@ def load_model(
     return model
 
 
-def load_parameters(path: PathOrFile) -> dict[str, Any]:
-    """The states of networks and optimizers in a file, for ``set_parameters``; parameters and errors as for loading."""
-    if not container.is_container(path):
-        return read_sb3_zip(path).parameters
-    head, arrays = container.read_parts(path, KIND)
-    with naming(path, "saved model"), decoding("the model"):
-        return dict(_part(head["value"], "parameters", arrays))
-
-
 def _restored(
     cls: Any, written: dict[str, Any], arrays: Mapping[str, th.Tensor], given: Collection[str]
 ) -> dict[str, Any]:
-    """The value of :func:`state_of` from its description. Arguments that are given are under ``"replaced"``, if they
-    can be read."""
-    # Another control has no use for the memory of this one.
-    unwanted = {*given, STATE["kl_memory"]} if "kl_control" in given else {*given}
+    """The value of :func:`state_of` from its description; arguments that are given need not be readable."""
     with decoding("the model"):
         saved = {name: _part(written, name, arrays) for name in ("class", "missing", "parameters")}
-        saved |= {"missing": dict(saved["missing"]), "replaced": {}}
-        for part, names in {**_places(cls), "attributes": {}}.items():
+        saved["missing"] = dict(saved["missing"])
+        for part, names in {**places_of(cls), "attributes": {}}.items():
             saved[part] = {}
             for name, _ in written[part].items():
-                is_replaced = names.get(name, name) in unwanted
+                if name == "kl_memory" and "kl_control" in given:
+                    continue  # another control has no use for it
                 try:
-                    saved["replaced" if is_replaced else part][name] = _part(written[part], name, arrays)
+                    saved[part][name] = _part(written[part], name, arrays)
                 except Refused as error:
-                    if not is_replaced and (isinstance(error, Damaged) or name not in cls.scheduled):
+                    is_damaged = isinstance(error, Damaged) or name not in cls.scheduled
+                    if is_damaged and names.get(name, name) not in given:
                         raise
                     saved["missing"][name] = str(error)
     return saved
@@ -282,8 +262,18 @@ def assemble(
 ) -> Any:
     """The model of a file, made in SB3's order; raises :class:`Damaged` if it describes none."""
     places = _by_place(cls, saved)
-    given = {**{name: changes[name] for name in ALWAYS if name in changes}, **(custom_objects or {})}
-    forget_log_folder(places, {*changes, *given}, env)
+    given = {name: changes[name] for name in ALWAYS if name in changes}
+    # Others are classes that the file names within its arguments.
+    known = {*ALWAYS, *argument_attributes(cls).values(), *saved["attributes"]}
+    given |= {name: each for name, each in (custom_objects or {}).items() if name in known}
+    # Where a model writes is for the caller to say.
+    folder = places.pop("tensorboard_log", None)
+    if folder is not None and env is not None and "tensorboard_log" not in {*changes, *given}:
+        warnings.warn(
+            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
+            "says: pass tensorboard_log= to log there again",
+            stacklevel=4,
+        )
     unknown = {name: Unknown(str(reason)) for name, reason in saved["missing"].items() if name in cls.scheduled}
     data = unknown | {place: value for place, value in places.items() if "." not in place} | given
     if saved["class"] not in map(name_of, cls.__mro__):
@@ -315,28 +305,10 @@ def assemble(
         model._setup_model()
         if saved["parameters"].keys() != {*model._get_torch_save_params()[0]}:
             raise Damaged(f"it has other networks than {cls.__name__}")
-        put_parameters(model, saved["parameters"], {**places, **saved.get("replaced", {})}, changes, device)
+        put_parameters(model, saved["parameters"], places, changes, device)
         if model.use_sde:
             model.policy.reset_noise()
     return model
-
-
-def require_counts(data: Mapping[str, Any]) -> None:
-    """:raises Damaged: a count of a model is none"""
-    for name in sorted(COUNTS & data.keys()):
-        if not isinstance(data[name], (int, float, np.number)) or not 0 <= data[name] < math.inf:
-            raise Damaged(f"its {name}={data[name]!r:.50} is not a count")
-
-
-def forget_log_folder(data: dict[str, Any], given: Collection[str], env: Any) -> None:
-    """Take TensorBoard's folder out of the arguments in a file: where a model writes is for the caller to say."""
-    folder = data.pop("tensorboard_log", None)
-    if folder is not None and env is not None and "tensorboard_log" not in given:
-        warnings.warn(
-            f"the model was saved with tensorboard_log={str(folder)[:200]!r}, and no loaded model writes where a file "
-            "says: pass tensorboard_log= to log there again",
-            stacklevel=5,
-        )
 
 
 def put_parameters(
@@ -346,11 +318,9 @@ def put_parameters(
     changes: Mapping[str, Any],
     device: th.device | str,
 ) -> None:
-    """Give a model the weights and the optimizer's state of a file.
+    """Give a model the weights and the optimizer's state of a file, which has these arguments, of which some were
+    changed. New options of the optimizer replace those in the file; another optimizer starts with a new state.
 
-    :param arguments: those in the file, by attribute
-    :param changes: those of them that were changed. New options of the optimizer replace those in the file; another
-        optimizer starts with a new state
     :raises ValueError: a changed argument is an initial value, or does not fit the weights
     """
     model.built_layout = layout(model.policy)
@@ -358,11 +328,7 @@ def put_parameters(
     before = arguments.get("policy_kwargs", now)
     changed = {name for name in {**before, **now} if not _same(before.get(name), now.get(name))}
     for name in sorted(INITIAL & changed & now.keys()):
-        remedy = (
-            f", and set model.policy.log_std.data.fill_({now[name]!r}) after loading"
-            if hasattr(model.policy, "log_std")
-            else ""
-        )
+        remedy = f", or set model.policy.log_std.data.fill_({now[name]!r}) after loading" if "std" in name else ""
         raise ValueError(
             f"policy_kwargs: {name}={now[name]!r} is what training starts from, and this model is trained: leave it "
             f"out{remedy}"
@@ -409,12 +375,14 @@ def _by_place(cls: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
         raise Damaged("it does not describe a model")
     require_attributes(cls, saved["attributes"])
     found: dict[str, Any] = {}
-    for part, places in _places(cls).items():
+    for part, places in places_of(cls).items():
         unknown = saved[part].keys() - places.keys()
         if unknown:
             raise Damaged(f"it has an unknown {part} {str(min(unknown))[:100]!r}")
         found |= {places[name]: value for name, value in saved[part].items()}
-    require_counts(found)
+    for name in sorted(COUNTS & found.keys()):
+        if not isinstance(found[name], (int, float, np.number)) or not 0 <= found[name] < math.inf:
+            raise Damaged(f"its {name}={found[name]!r:.50} is not a count")
     if "compile_decision" in saved["state"]:
         decision = saved["state"]["compile_decision"]
         if not isinstance(decision, list) or list(map(type, decision)) != [bool, str, bool]:

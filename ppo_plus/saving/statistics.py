@@ -1,6 +1,5 @@
 """Normalization statistics as a file that cannot run code, and those that SB3 pickled."""
 
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from ppo_plus.saving.format import container
 from ppo_plus.saving.format.container import naming
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.sb3.pickles import Call, parse, value_of
+from ppo_plus.trees import tree_map
 
 KIND = "statistics"
 #: The statistics, and how they were used: the names in a file, and the attributes of ``VecNormalize``.
@@ -37,19 +37,15 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
     container.write(path, KIND, {name: getattr(normalize, each, None) for name, each in STATISTICS.items()})
 
 
-def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
-    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``.
+def read_statistics(path: Path) -> dict[str, Any]:
+    """The statistics in a file that :func:`write_statistics` or SB3 wrote, by the attributes of ``VecNormalize``;
+    nothing in it is run.
 
-    :param trust_pickle: unpickle SB3's, which runs code in it. Without it, the file is read without running anything
     :raises Refused: it is damaged or something else, or cannot be read without running it
     """
     if container.is_container(path):
         written = container.read(path, KIND)
         found = {STATISTICS.get(name, ""): each for name, each in written.items()} if isinstance(written, dict) else {}
-    elif trust_pickle:
-        with path.open("rb") as file:
-            with naming(path, "VecNormalize"), decoding():
-                found = vars(pickle.load(file))
     else:
         data = path.read_bytes()
         with naming(path, "VecNormalize"):
@@ -68,18 +64,17 @@ def read_statistics(path: Path, trust_pickle: bool = False) -> dict[str, Any]:
     return found
 
 
-def load_statistics(path: str | Path, venv: VecEnv, trust_pickle: bool = False) -> VecNormalize:
+def load_statistics(path: str | Path, venv: VecEnv) -> VecNormalize:
     """Environments in a ``VecNormalize`` with saved statistics and options, as SB3's ``VecNormalize.load``; nothing in
     the file is run.
 
     :param path: what ``ppo-plus train`` or :class:`~ppo_plus.EvalAfterUpdates` wrote (``…_vecnormalize.zip``), or SB3's
         ``VecNormalize.save``
     :param venv: the environments, not normalized
-    :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
-    saved = read_statistics(Path(path), trust_pickle)
-    options = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+    saved = read_statistics(Path(path))
+    options = {*STATISTICS.values()} - {"observation_space", "obs_rms", "ret_rms"}
     normalize = VecNormalize(venv, **{name: saved[name] for name in options if name in saved})
     put_statistics(normalize, saved, Path(path))
     return normalize
@@ -90,9 +85,13 @@ def put_statistics(normalize: VecNormalize, found: dict[str, Any], path: Path) -
     :func:`load_statistics`."""
     saved = SimpleNamespace(**found)
     with naming(path, "VecNormalize"), decoding():
-        if saved.norm_obs and _shapes(saved.obs_rms) != _shapes(normalize.obs_rms):
-            there, here = saved.observation_space, normalize.observation_space
-            raise Refused(f"the statistics are of observations {there}, not {here}")
+        if saved.norm_obs:
+            shapes = [
+                tree_map(lambda rms: (rms.mean.shape, rms.var.shape), each.obs_rms) for each in (saved, normalize)
+            ]
+            if shapes[0] != shapes[1]:
+                there, here = saved.observation_space, normalize.observation_space
+                raise Refused(f"the statistics are of observations {there}, not {here}")
     require_finite(saved, path)
     normalize.ret_rms = saved.ret_rms
     if saved.norm_obs:
@@ -106,9 +105,3 @@ def require_finite(normalize: Any, path: Path) -> None:
             f"the statistics of VecNormalize for {path} are not finite: an environment has returned NaN or infinity, "
             "which makes every observation NaN. Fix the environment and train again"
         )
-
-
-def _shapes(moments: Any) -> Any:
-    if isinstance(moments, dict):
-        return {key: _shapes(each) for key, each in moments.items()}
-    return moments.mean.shape, moments.var.shape

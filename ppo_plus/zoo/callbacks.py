@@ -33,7 +33,6 @@ class EvalAfterUpdates(EvalCallback):
     :param kwargs: arguments of ``EvalCallback``; ``best_model_save_path`` gets the statistics as well
     """
 
-    saved_as = "EvalAfterUpdates"
     #: See :attr:`ppo_plus.saving.checkpoint.call.Call.in_all_processes`.
     in_all_processes = True
 
@@ -128,8 +127,6 @@ class EvalAfterUpdates(EvalCallback):
 class SavedModels(BaseCallback):
     """Saves the model and its normalization statistics when :class:`EvalAfterUpdates` evaluates: after the first update
     past each multiple of ``save_freq`` environment steps, over all environments together."""
-
-    saved_as = "SavedModels"
 
     def __init__(self, save_freq: int, folder: Path):
         super().__init__()

@@ -75,7 +75,7 @@ def make_player(
     env = make_envs(experiment, n_envs, seed, evaluation=True, **(env_kwargs or {}))
     # rl_zoo3 saves one file of statistics for all models of a run.
     shared = folder.settings / "vecnormalize.pkl" if folder.arguments().get("algo") != ALGO else None
-    load_statistics(model, env, shared, trust_pickle)
+    load_statistics(model, env, shared)
     if onnx is not None:
         return _exported_player(ExportedPolicy(onnx, env.action_space), env, deterministic)
     loaded = PPO_Plus.load(

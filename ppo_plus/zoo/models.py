@@ -38,7 +38,7 @@ def load_model(
     :param env: its training environments; they get the statistics saved with the model
     :param trust_pickle: unpickle SB3's files, which runs code, if they cannot be read otherwise
     """
-    load_statistics(path, env, trust_pickle=trust_pickle)
+    load_statistics(path, env)
     changes = {**deepcopy(experiment.hyperparams), "seed": experiment.seed, **arguments}
     return PPO_Plus.load(path, env=env, device=experiment.device, trust_pickle=trust_pickle, **changes)
 
@@ -65,18 +65,17 @@ def write_statistics(normalize: VecNormalize, path: Path) -> None:
         pickle.dump(normalize, file)
 
 
-def load_statistics(path: Path, env: VecEnv, source: Path | None = None, trust_pickle: bool = False) -> None:
+def load_statistics(path: Path, env: VecEnv, source: Path | None = None) -> None:
     """Load the statistics that were saved with a model into environments, if these normalize.
 
     :param source: the statistics' file; ``None``: the one next to the model
-    :param trust_pickle: unpickle SB3's file, which runs code, if it cannot be read otherwise
     :raises ValueError: the file is damaged, or its statistics are not finite, or do not fit the observations
     """
     normalize = unwrap_vec_normalize(env)
     if normalize is None:
         return
     source = source or statistics_path(path)
-    statistics.put_statistics(normalize, statistics.read_statistics(source, trust_pickle), source)
+    statistics.put_statistics(normalize, statistics.read_statistics(source), source)
 
 
 def statistics_path(path: Path) -> Path:

@@ -411,15 +411,6 @@ def test_callbacks_count_each_episode_once(mode):
     assert model.num_timesteps == 2 * 4 * 3 + resets
 
 
-@pytest.mark.parametrize("wrap", [as_vec_env, lambda env: VecNormalize(as_vec_env(env))], ids=["bare", "normalized"])
-def test_rollouts_of_nothing_but_resets_raise_an_error(wrap):
-    arguments = dict(n_steps=1, batch_size=2, normalize_advantage=False, device="cpu")
-    with pytest.raises(ValueError, match="n_steps=1 makes rollouts of nothing but resets"):
-        PPO_Plus("MlpPolicy", wrap(SyncVectorEnv([ThreeSteps] * 2)), **arguments)
-    env = SyncVectorEnv([ThreeSteps] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    PPO_Plus("MlpPolicy", wrap(env), **arguments).learn(10)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_seeds_and_options_are_used_once(mode):
     env = GymVectorEnv(vector(2, mode))

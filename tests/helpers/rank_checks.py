@@ -253,6 +253,7 @@ def resumed(ranks):
     for path in checkpoint.files(folder) if ranks.leads else []:
         if checkpoint.steps_of(path) > 256:
             path.unlink()
+    ranks.gather_values(None)
     other = PPO_Plus.resume(folder, again)
     assert other.num_timesteps == 256
     other.learn(1024, callback=Checkpoints(folder))

@@ -84,6 +84,13 @@ def test_a_saved_policy_remembers_its_arguments(tmp_path):
 # --- predict -------------------------------------------------------------------------------------------------------
 
 
+def saved(model):
+    file = io.BytesIO()
+    model.save(file)
+    file.seek(0)
+    return file
+
+
 @pytest.mark.parametrize("observation", ["box", "image", "dict"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_a_taken_over_recurrent_ppo_acts_alike(structure, observation):
@@ -95,11 +102,8 @@ def test_a_taken_over_recurrent_ppo_acts_alike(structure, observation):
     kwargs = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu")
     policy_kwargs = STRUCTURES[structure] | dict(lstm_hidden_size=8, ortho_init=False)
     source = RecurrentPPO(policy, vec(ACTIONS["box"], space), policy_kwargs=policy_kwargs, **kwargs).learn(32)
-    file = io.BytesIO()
-    source.save(file)
-    file.seek(0)
-    env = vec(ACTIONS["box"], space)
-    for model in (PPO_Plus.from_sb3(source), PPO_Plus.from_sb3(file, env=env, sequence_length=4)):
+    file, env = saved(source), vec(ACTIONS["box"], space)
+    for model in (PPO_Plus.from_sb3(file), PPO_Plus.from_sb3(file, env=env, sequence_length=4)):
         assert type(model.policy).__name__ == policy
         states = [None, None]
         for starts in ([True, True], [False, False], [False, True]):
@@ -122,7 +126,7 @@ def test_a_custom_recurrent_policy_raises_an_error():
         pass
 
     with pytest.raises(ValueError, match=r"is a RecurrentPPO custom policy: derive it from ppo_plus.MlpLstmPolicy"):
-        PPO_Plus.from_sb3(RecurrentPPO(Own, "CartPole-v1", n_steps=16))
+        PPO_Plus.from_sb3(saved(RecurrentPPO(Own, "CartPole-v1", n_steps=16)), trust_pickle=True)
 
 
 @pytest.mark.parametrize(("policy", "n_parts"), [("MlpLstmPolicy", 2), ("MlpGruPolicy", 1)])

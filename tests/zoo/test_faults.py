@@ -109,7 +109,7 @@ def test_a_failure_is_named_and_resumes_with_restarts_allowed(fault, error, mess
     resume = f" train --resume {run.relative_to(package)} --gym-packages failing_environments"
     # The state of before the rollout that failed.
     (steps,) = re.findall(rf"^resume from (0|64) timesteps: .*{resume}$", capsys.readouterr().out, re.MULTILINE)
-    assert checkpoint.read(run / "checkpoints")["num_timesteps"] == int(steps)
+    assert checkpoint.read(checkpoint.files(run / "checkpoints")[0])[0]["num_timesteps"] == int(steps)
 
     main([*resume.split(), "--restart-envs", "2", "--no-progress"])
     said = [line for line in capsys.readouterr().err.splitlines() if "restarted" in line]

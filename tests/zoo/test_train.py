@@ -172,7 +172,7 @@ def test_interruptions_and_errors_leave_the_latest_checkpoint(tmp_path, monkeypa
     monkeypatch.setattr(made.model, "train", fail_later)
     with suppress(FloatingPointError):
         train(made)
-    found = [checkpoint.read(path)["num_timesteps"] for path in checkpoint.files(made.folder.checkpoints)]
+    found = [checkpoint.read(path)[0]["num_timesteps"] for path in checkpoint.files(made.folder.checkpoints)]
     assert found == [256, 0]
 
 
@@ -295,7 +295,7 @@ def test_a_signal_prints_the_command_to_resume(number, code, tmp_path):
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == code
-    steps = checkpoint.read(run / "checkpoints")["num_timesteps"]
+    steps = checkpoint.read(checkpoint.files(run / "checkpoints")[0])[0]["num_timesteps"]
     assert re.search(rf"^resume from {steps:,} timesteps: .* train --resume {run}$", output, re.MULTILINE)
     assert steps > 0
 

@@ -23,9 +23,8 @@ If one has neither, :func:`get_state` says so, and :func:`set_state` puts back w
 import copy
 from typing import Any
 
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from ppo_plus.envs.normalization import MOMENTS
 from ppo_plus.envs.resumable.known_envs import VEC_ENVS, VEC_WRAPPERS, class_name
 from ppo_plus.envs.resumable.plain_values import (
     NotResumableError,
@@ -104,13 +103,6 @@ def set_state(vec_env: VecEnv, state: State) -> str | None:
             for i, env in enumerate(state["envs"]):
                 reasons += layer.env_method("set_episode_state", env, indices=i)
     return next((reason for reason in reasons if reason is not None), None)
-
-
-def set_statistics(vec_env: VecEnv, state: State) -> None:
-    """Put back what does not depend on the number of environments: the moments of a ``VecNormalize``."""
-    for layer, title, kept in zip(_vec_layers(vec_env), state["layers"], state["vec_layers"], strict=False):
-        if isinstance(layer, VecNormalize) and _title(layer) == title:
-            set_attributes(layer, MOMENTS, kept)
 
 
 def _vec_layers(vec_env: VecEnv) -> list[Any]:

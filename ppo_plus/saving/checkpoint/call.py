@@ -1,16 +1,12 @@
 """A call of ``learn``: its progress and the state of its callbacks, and how an interrupted one is resumed.
 
-A callback may have two methods for its state::
-
-    def get_state(self) -> dict: ...        # numbers, strings, arrays, tensors, and lists, tuples and dicts of them
-    def set_state(self, state) -> None: ... # called after training has started again
-
-Otherwise the state is those attributes that have changed since training began and are numbers, arrays or containers of
-these. The configuration is the new callback's: arguments of its constructor, texts, paths and other objects. The state
-of an environment among the attributes, as in ``EvalCallback``, is saved if possible.
+The state of a callback is what its ``get_state()`` returns, for ``set_state(state)``. Without these methods, it is the
+attributes that have changed since training began and are numbers, arrays or containers of these, and the state of
+environments among the attributes. The configuration is the new callback's: arguments, texts, paths and other objects.
 """
 
 import copy
+import pickle
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -117,10 +113,10 @@ class Call:
         """Restore states of callbacks, which are matched by class and order."""
         waiting = list(self.callbacks or ())
         for state in states:
-            callback = next((each for each in waiting if _name(each) == state["class"]), None)
+            callback = next((each for each in waiting if type(each).__qualname__ == state["class"]), None)
             if callback is not None:
                 waiting.remove(callback)
-                with decoding(f"the state of callback {_name(callback)}"):
+                with decoding(f"the state of callback {type(callback).__qualname__}"):
                     _put(callback, state)
             elif state["own"] or state["envs"] or state["changed"].keys() - COUNTS:
                 warnings.warn(
@@ -149,21 +145,26 @@ def calling(model: Any, total_timesteps: float) -> Iterator[Call]:
 
 def _state(callback: Any, configured: dict[str, Any]) -> dict[str, Any]:
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-        return {"class": _name(callback), "own": copy.deepcopy(callback.get_state()), "changed": {}, "envs": {}}
+        return {
+            "class": type(callback).__qualname__,
+            "own": copy.deepcopy(callback.get_state()),
+            "changed": {},
+            "envs": {},
+        }
     changed = {
         name: value
         for name, value in _plain_attributes(callback).items()
-        if name not in configured or not _equal(value, configured[name])
+        if name not in configured or pickle.dumps(value) != pickle.dumps(configured[name])
     }
     envs = {name: get_state(env) for name, env in _envs(callback).items()}
-    return {"class": _name(callback), "own": None, "changed": changed, "envs": envs}
+    return {"class": type(callback).__qualname__, "own": None, "changed": changed, "envs": envs}
 
 
 def _put(callback: Any, state: dict[str, Any]) -> None:
     if state["own"] is not None:
         callback.set_state(state["own"])
         return
-    title, changed = _name(callback), state["changed"]
+    title, changed = type(callback).__qualname__, state["changed"]
     require_attributes(type(callback), changed)
     if GIVEN & changed.keys():
         raise Refused(f"it sets {min(GIVEN & changed.keys())} of {title}")
@@ -190,11 +191,6 @@ def _envs(callback: BaseCallback) -> dict[str, VecEnv]:
     return {name: each for name, each in vars(callback).items() if name not in GIVEN and isinstance(each, VecEnv)}
 
 
-def _name(callback: BaseCallback) -> str:
-    """The name in a file: ``saved_as`` if the class has it, so that it may be renamed."""
-    return getattr(callback, "saved_as", type(callback).__qualname__)
-
-
 def _plain_attributes(callback: BaseCallback) -> dict[str, Any]:
     attributes = vars(callback).items()
     return {name: copy.deepcopy(value) for name, value in attributes if name not in GIVEN and _is_plain(value)}
@@ -209,16 +205,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.kind in "biufc"
     return value is None or isinstance(value, (int, float, th.Tensor))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are the same, NaN included."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple, deque)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, (np.ndarray, th.Tensor)):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-    return bool(a == b or (a != a and b != b))

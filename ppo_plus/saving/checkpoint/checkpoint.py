@@ -8,17 +8,14 @@ that no rollout has to be saved.
 import copy
 import io
 import math
-import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch as th
-from stable_baselines3.common import utils
 from stable_baselines3.common.callbacks import BaseCallback
 
 from ppo_plus.distributed.ranks import Ranks
@@ -31,21 +28,20 @@ from ppo_plus.saving.checkpoint import process_state
 from ppo_plus.saving.checkpoint.call import Call
 from ppo_plus.saving.checkpoint.form import require_form
 from ppo_plus.saving.format import container
-from ppo_plus.saving.format.names import Damaged, Refused, decoding
+from ppo_plus.saving.format.names import Damaged, decoding
 from ppo_plus.saving.format.values import Undescribable
 from ppo_plus.saving.model import argument_attributes, assemble, state_of
 
 #: The largest part of the training time that capturing the state in memory may take.
 SHARE = 0.01
 KIND = "checkpoint"
-#: A further part, if there are several processes: the checkpoints of the others by rank, each as the bytes of a file.
+#: A further part, if there are several processes: the checkpoints of the others by rank.
 OTHERS = "others"
-NAME = re.compile(r"checkpoint_(\d+)\.zip")
 
 
 def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict[str, Any]:
-    """The present state of a model as a checkpoint; nothing in it changes with the model. Several processes call this
-    together, and the first gets the states of all; raises :class:`RuntimeError` if a rollout is not finished."""
+    """The present state of a model as a checkpoint. Several processes call this together, and the first gets the states
+    of all."""
     if not model.call.between_rollouts:
         raise RuntimeError(
             "state can only be captured between two rollouts: save a checkpoint in a callback's on_rollout_start, or "
@@ -68,7 +64,6 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
         "logs": {"kept": process_state.sizes(folder, logs)},
         "num_timesteps": model.num_timesteps,
         "rank": ranks.rank,
-        "ranks": ranks.size,
     }
     if ranks.several:
         file = io.BytesIO()
@@ -76,7 +71,7 @@ def take(model: Any, folder: str | Path = ".", logs: Sequence[str] = ()) -> dict
             container.write(file, KIND, checkpoint)
         _, *others = ranks.gather_values(file.getvalue())
         if ranks.leads:
-            checkpoint[OTHERS] = [np.frombuffer(each, np.uint8) for each in others]
+            checkpoint[OTHERS] = [container.read(io.BytesIO(each), KIND) for each in others]
     return checkpoint
 
 
@@ -109,12 +104,12 @@ def write(folder: str | Path, checkpoint: dict[str, Any], keep: int | None = Non
 
 def files(folder: str | Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
-    return sorted((path for path in Path(folder).glob("checkpoint_*.zip") if NAME.fullmatch(path.name)), reverse=True)
+    return sorted(Path(folder).glob(f"checkpoint_{'[0-9]' * 12}.zip"), reverse=True)
 
 
 def steps_of(path: Path) -> int:
     """The number of timesteps at which a checkpoint from :func:`files` was taken."""
-    return int(NAME.fullmatch(path.name)[1])  # type: ignore[index]
+    return int(path.stem.removeprefix("checkpoint_"))
 
 
 def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
@@ -130,92 +125,63 @@ def set_aside(folder: str | Path, num_timesteps: int) -> Path | None:
     return subfolder
 
 
-def read(folder: str | Path) -> dict[str, Any]:
-    """The newest valid checkpoint in a folder, of the first process; raises :class:`Damaged` if none is valid."""
-    return _newest(folder, lambda path, found: found[0])  # type: ignore[no-any-return]
-
-
-def _newest(folder: str | Path, use: Callable[[Path, list[dict[str, Any]]], Any]) -> Any:
-    """What is made of the newest file that is valid, and of the checkpoints in it, of all processes by rank."""
-    found = [Path(folder)] if Path(folder).is_file() else files(folder)
-    if not found:
-        raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
-    *newer, oldest = found
-    for path in newer:
-        try:
-            return use(path, _read(path, path.parent))
-        except Damaged as error:
-            warnings.warn(f"{error}; resuming from the one before", stacklevel=4)
-    return use(oldest, _read(oldest, oldest.parent))
-
-
-def _read(file: Any, folder: Path) -> list[dict[str, Any]]:
-    """The checkpoints in a file, by rank; the names of their logs are relative to its present folder."""
-    checkpoint = container.read(file, KIND)
-    with container.naming(file, "checkpoint"), decoding("the parts of other processes"):
+def read(path: Path) -> list[dict[str, Any]]:
+    """The checkpoints in a file, of all processes by rank; the names of their logs are relative to its folder."""
+    checkpoint = container.read(path, KIND)
+    with container.naming(path, "checkpoint"), decoding("the parts of other processes"):
         require_form(checkpoint)
-        others = [_read(io.BytesIO(each.tobytes()), folder) for each in checkpoint.pop(OTHERS, ())]
-        return [{**checkpoint, "logs": {**checkpoint["logs"], "folder": folder}}, *(other for other, *_ in others)]
-
-
-def _read_in_all_processes(folder: str | Path, ranks: Ranks) -> list[dict[str, Any]]:
-    """The checkpoints of all processes that there were, by rank: what the first process now finds in its folder."""
-    data: bytes | Exception = b""
-    if ranks.leads:
-        try:
-            data = _newest(folder, lambda path, found: path.read_bytes())
-        except (OSError, Refused) as error:
-            data = error
-    data = ranks.lead(data)
-    if isinstance(data, Exception):
-        raise data
-    return _read(io.BytesIO(data), Path(folder).parent if Path(folder).is_file() else Path(folder))
+        found = [checkpoint, *checkpoint.pop(OTHERS, ())]
+        for each in found:
+            require_form(each)
+            each["logs"]["folder"] = path.parent
+        return found
 
 
 def resume(cls: Any, folder: str | Path, env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.resume`, of which ``cls`` is a class."""
-    ranks = Ranks.present()
+    found = [Path(folder)] if Path(folder).is_file() else files(folder)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no checkpoint (checkpoint_*.zip)")
+    for path in found:
+        try:
+            checkpoints = read(path)
+            with container.naming(path, "checkpoint"):
+                return _resumed(cls, checkpoints, env, device, kwargs)
+        except Damaged as error:
+            if path == found[-1]:
+                raise
+            warnings.warn(f"{error}; resuming from the one before", stacklevel=3)
 
-    def resumed(path: str | Path, found: list[dict[str, Any]]) -> Any:
-        with container.naming(path, "checkpoint"):
-            return _resumed(cls, found, ranks, env, device, kwargs)
 
-    return resumed(folder, _read_in_all_processes(folder, ranks)) if ranks.several else _newest(folder, resumed)
-
-
-def _resumed(
-    cls: Any, found: list[dict[str, Any]], ranks: Ranks, env: Any, device: th.device | str, kwargs: dict[str, Any]
-) -> Any:
+def _resumed(cls: Any, found: list[dict[str, Any]], env: Any, device: th.device | str, kwargs: dict[str, Any]) -> Any:
     """The model of a checkpoint, in its environments; raises :class:`Damaged` if it is not valid."""
-    is_same = len(found) == ranks.size
-    checkpoint = found[ranks.rank if is_same else 0]
-    if checkpoint["call"] is not None:
+    ranks = Ranks.present()
+    if len(found) != ranks.size:
+        raise ValueError(
+            f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now: start {len(found)} "
+            f"(ppo-plus train: --processes {len(found)})"
+        )
+    checkpoint = found[ranks.rank]
+    call = checkpoint["call"]
+    if call is not None:
         kwargs = {"tensorboard_log": None, **kwargs}  # whose files are continued, or named in a warning, by ``learn``
     model = assemble(cls, checkpoint["model"], env, device, False, kwargs)
-    call = checkpoint["call"]
     if call is not None and model._total_timesteps - model.num_timesteps > call["total_timesteps"]:
         raise Damaged("it has more timesteps left than its call of learn has in all")
     try:
         _put_policy_extras(model.policy, checkpoint["policy"])
-        if is_same:
-            reason = env_state.set_state(model.env, checkpoint["env"])
-            if model._last_obs is not None:
-                with decoding("its observations"):
-                    check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
-                if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
-                    raise Damaged("it has observations of environments that had not been reset")
-        else:
-            reason = f"the checkpoint is of {len(found)} processes, and there are {ranks.size} now"
-            if "batch_size" not in kwargs:
-                model.batch_size = _divided(model.batch_size * len(found), ranks.size)
-            env_state.set_statistics(model.env, checkpoint["env"])
-            checkpoint = _for_another_number(found, ranks, model.seed)
+        reason = env_state.set_state(model.env, checkpoint["env"])
+        if model._last_obs is not None:
+            with decoding("its observations"):
+                check_shape(model._last_obs, model.env.observation_space, model.env.num_envs)
+            if reason is None and None in [each["episode"] for each in checkpoint["env"]["envs"] or ()]:
+                raise Damaged("it has observations of environments that had not been reset")
     except (ValueError, NotResumableError):
-        raise  # other environments, or another number of processes
+        raise  # other environments
     except Exception as error:
         raise Damaged(f"the state of its environments is not valid ({type(error).__name__}: {error})") from error
     if reason is not None:
-        warnings.warn(f"new episodes start: {reason}", stacklevel=6)
+        warnings.warn(f"new episodes start: {reason}", stacklevel=4)
         if model.seed is not None:
             # The seed itself would repeat the first episodes.
             entropy = [model.seed, model.num_timesteps, *([ranks.rank] if ranks.rank else [])]
@@ -223,34 +189,9 @@ def _resumed(
         model.collector.interrupt()
     with decoding("the state of its generators"):
         process_state.set_generators(checkpoint["generators"])
-    call = checkpoint["call"]
     if call is not None:
         model.call = Call(call["total_timesteps"], call["iteration"], resumed=checkpoint)
     return model
-
-
-def _divided(batch_size: int, n_processes: int) -> int:
-    """Each process's share of a minibatch, whose total size is unchanged."""
-    if batch_size % n_processes:
-        raise ValueError(
-            f"minibatches of {batch_size} transitions cannot be divided among {n_processes} processes: use a "
-            f"number of processes that divides {batch_size}"
-        )
-    return batch_size // n_processes
-
-
-def _for_another_number(found: list[dict[str, Any]], ranks: Ranks, seed: int | None) -> dict[str, Any]:
-    """The checkpoint of the first of some processes, for each of more or fewer."""
-    checkpoint = found[0]
-    kept = {name: size for each in found for name, size in each["logs"]["kept"].items()}
-    checkpoint["logs"]["kept"] = kept  # each process cuts only the files of its environments
-    if ranks.leads:
-        return checkpoint
-    entropy = None if seed is None else [seed, checkpoint["num_timesteps"], ranks.rank]
-    utils.set_random_seed(derived_seed(entropy))
-    call = checkpoint["call"] and {**checkpoint["call"], "callbacks": []}
-    generators = process_state.get_generators()
-    return {**checkpoint, "call": call, "log": process_state.NO_LOG, "generators": generators}
 
 
 class Checkpoints(BaseCallback):
@@ -270,7 +211,6 @@ class Checkpoints(BaseCallback):
     :raises ValueError: an argument is out of range
     """
 
-    saved_as = "Checkpoints"
     #: See :class:`ppo_plus.saving.checkpoint.call.Call`.
     comes_first = in_all_processes = True
 
@@ -293,12 +233,12 @@ class Checkpoints(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.written_at, self.written_time = -1, time.monotonic()
-        resumed, ranks = self.model.call.resumed, self.model.ranks  # type: ignore[attr-defined]
-        self._begins = resumed is None
+        resumed = self.model.call.resumed  # type: ignore[attr-defined]
         if resumed is not None and resumed["logs"]["folder"].resolve() == self.folder.resolve():
             with container.naming(self.folder, "checkpoint"):
-                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"], resumed["ranks"] == ranks.size)
-        subfolder = set_aside(self.folder, self.num_timesteps) if self._begins and ranks.leads else None
+                process_state.cut(self.folder, self.logs, resumed["logs"]["kept"])
+        leads = self.model.ranks.leads  # type: ignore[attr-defined]
+        subfolder = set_aside(self.folder, self.num_timesteps) if resumed is None and leads else None
         if subfolder is not None:
             warnings.warn(
                 f"{self.folder} had checkpoints of another run, which are in {subfolder} now: to resume it, pass that "
@@ -315,13 +255,6 @@ class Checkpoints(BaseCallback):
             self.latest = take(self.model, self.folder, self.logs)
             self._taken = time.monotonic()
             self._cost = self._taken - start
-            if self._begins and ranks.leads and self.latest["env"]["reason"] is not None:
-                warnings.warn(
-                    "a run that resumes from these checkpoints will start new episodes: "
-                    f"{self.latest['env']['reason']} (see help(ppo_plus.Resumable))",
-                    stacklevel=2,
-                )
-            self._begins = False
         if is_due:
             # Even if writing fails, so that it is not tried in every rollout.
             self.written_at, self.written_time = self.num_timesteps, time.monotonic()
@@ -336,10 +269,7 @@ class Checkpoints(BaseCallback):
         return True
 
     def write(self) -> Path | None:
-        """Write the latest state, also in the middle of a rollout, or after an error.
-
-        :return: the file; ``None`` if it could not be written
-        """
+        """Write the latest state, also in the middle of a rollout, or after an error; ``None`` if that fails."""
         if self.latest is None:
             return None
         try:

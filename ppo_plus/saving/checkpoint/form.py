@@ -22,12 +22,11 @@ FORM = {
     "logs": {"kept": {str: int}},
     "num_timesteps": int,
     "rank": int,
-    "ranks": int,
 }
 
 
 def require_form(checkpoint: Any) -> None:
-    """:raises Damaged: a value is not a checkpoint; the message names a part that is not valid"""
+    """:raises Damaged: a part of a checkpoint is missing or not valid"""
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get("generators"), dict):
         # Earlier versions kept those of CUDA alone.
         checkpoint["generators"] = {"xpu": [], "mps": [], **checkpoint["generators"]}

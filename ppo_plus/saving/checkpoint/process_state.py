@@ -23,8 +23,6 @@ EVENTS = "events.out.tfevents.*"
 GPUS = ("cuda", "xpu", "mps")
 #: What has been recorded and not written yet: the names in a checkpoint, and the attributes of ``Logger``.
 RECORDED = {"values": "name_to_value", "counts": "name_to_count", "excluded": "name_to_excluded"}
-#: The state of a logger without files in which nothing is recorded.
-NO_LOG: dict[str, Any] = {"values": {}, "counts": {}, "excluded": {}, "folder": None, "sizes": {}}
 
 
 def get_generators() -> dict[str, Any]:
@@ -104,12 +102,11 @@ def sizes(folder: str | Path, patterns: Iterable[str]) -> dict[str, int]:
     }
 
 
-def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int], is_all: bool = True) -> None:
+def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int]) -> None:
     """Cut off what was appended to files after ``kept`` was taken by :func:`sizes`, so that nothing is in them twice;
     files that did not exist then are emptied. The patterns are the caller's, and ``kept`` may be a stranger's.
 
-    :param is_all: whether all files of ``kept`` match the patterns, rather than those of other processes
-    :raises Refused: one does not, or leads through a link; no file is cut then
+    :raises Refused: a file of ``kept`` does not match, or one leads through a link; no file is cut then
     """
     paths, found = _paths(folder, patterns), sizes(folder, patterns)
     for name in {**found, **kept}:
@@ -118,7 +115,7 @@ def cut(folder: str | Path, patterns: Iterable[str], kept: dict[str, int], is_al
         above = os.path.commonpath([os.path.abspath(folder), path])
         if os.path.realpath(path) != os.path.join(os.path.realpath(above), os.path.relpath(path, above)):
             raise Refused(f"{path} leads through a link, and is not cut: remove the link, or leave it out of the logs")
-        if name in kept and is_all and not any(fnmatch(path, os.path.abspath(each)) for each in paths):
+        if name in kept and not any(fnmatch(path, os.path.abspath(each)) for each in paths):
             raise Refused(f"it has the length of {path}, which is not among the logs: pass the logs= of that run")
     for name, size in found.items():
         if size > kept.get(name, 0):

@@ -43,11 +43,7 @@ class Given(NoiseProcess):
 
 
 class Deployed(nn.Module):
-    """The policy of a model, as a copy on the CPU.
-
-    :param deterministic: the mode; otherwise noise is an input, N(0, 1) per component
-    :raises ValueError: the policy cannot be exported like this
-    """
+    """The policy of a model, as a copy on the CPU: its mode, or with noise as an input."""
 
     def __init__(self, model: Any, raw: Raw, deterministic: bool):
         super().__init__()
@@ -121,34 +117,28 @@ class Deployed(nn.Module):
         visible: Any = getattr(policy, "actor_space", self.raw.space)
         for key, sub in self.raw.parts().items():
             if not key or key in visible.spaces or key == getattr(policy, "action_mask_key", None):
-                rows = np.empty((1, *sub.shape), sub.dtype)
-                yield tensor_like(f"observation.{key}" if key else "observation", rows, str(sub))
+                yield tensor_like(f"observation.{key}".rstrip("."), np.empty((1, *sub.shape), sub.dtype))
         if model._expects_masks:
-            rows = np.empty((1, sum(policy.family.choices)), bool)
-            yield tensor_like("action_masks", rows, f"what is allowed, for choices among {policy.family.mask_layout}")
+            yield tensor_like("action_masks", np.empty((1, sum(policy.family.choices)), bool))
         if policy.remembers:
             for i, part in enumerate(policy.init_memory(1)["actor"]):
-                meaning = f"initially 0, then the output next_memory.{i}"
-                yield tensor_like(f"memory.{i}", part.transpose(0, 1), meaning) | {"initial": 0.0}
-            yield tensor_like("episode_start", np.empty(1, bool), "whether an episode begins: resets the memory")
+                yield tensor_like(f"memory.{i}", part.transpose(0, 1)) | {"initial": 0.0}
+            yield tensor_like("episode_start", np.empty(1, bool))
         if not self.deterministic:
-            meaning = f"N(0, 1) per component, drawn at each step; in training by {policy.exploration}"
             shapes = {"noise": policy._noise_dims[1:]}
             if isinstance(policy.exploration, StateDependentNoise):
-                meaning = "N(0, 1) per component; gSDE keeps it until it is drawn again, at the latest for an episode"
                 shapes = {"noise.theta": policy._noise_dims, "noise.eta": policy._noise_dims[1:]}
             for name, shape in shapes.items():
-                yield tensor_like(name, np.empty((1, *shape), np.float32), meaning)
+                yield tensor_like(name, np.empty((1, *shape), np.float32))
 
     def description(self, outputs: Tensors) -> dict[str, Any]:
         """What a caller needs to know of the files, as JSON: the inputs and outputs, the nesting of the action space
         with its outputs and their bounds, and the wrappers inside the policy and outside."""
-        meanings = {True: "the memory for the next step", False: "the action, or a part of it"}
         kinds = {True: "VecNormalize", False: "VecTransposeImage"}
         return {
             "format": "ppo_plus policy 1",
             "inputs": self.inputs,
-            "outputs": [tensor_like(name, part, meanings["memory." in name]) for name, part in outputs.items()],
+            "outputs": [tensor_like(name, part) for name, part in outputs.items()],
             "action": build(self.space, _described),
             "deterministic": self.deterministic,
             "wrappers_inside": [kinds[isinstance(each, VecNormalize)] for each in self.raw.wrappers],
@@ -183,8 +173,8 @@ def _described(name: str, space: Any) -> dict[str, Any]:
     return kind | {each: np.asarray(value).tolist() for each, value in facts.items()}
 
 
-def tensor_like(name: str, part: Any, meaning: str) -> dict[str, Any]:
+def tensor_like(name: str, part: Any) -> dict[str, Any]:
     """The description of an input or output, from an example of it. Memory has the batch in its second dimension."""
     shape = [*part.shape]
     shape["memory." in name] = BATCH
-    return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch."), "meaning": meaning}
+    return {"name": name, "shape": shape, "dtype": str(part.dtype).removeprefix("torch.")}

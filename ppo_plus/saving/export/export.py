@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _translated(module: nn.Module, arguments: tuple[Any, ...], shapes: Any, **na
 
 
 def _refused(deployed: Deployed, example: Tensors) -> str:
-    """The innermost layer that cannot be exported by itself either; without one, the policy."""
+    """A layer that cannot be exported by itself either, though the layers in it can; without one, the policy."""
     calls: dict[nn.Module, Any] = {}
     names = {layer: name for name, layer in deployed.policy.named_modules()}
     hooks = [layer.register_forward_pre_hook(lambda each, given: calls.update({each: given})) for layer in names]
@@ -89,16 +89,9 @@ def _refused(deployed: Deployed, example: Tensors) -> str:
             return True
         return False
 
-    found: nn.Module | None = deployed.policy
-    while found is not None:
-        layer, found = found, next(filter(fails, _called(found, calls)), None)
+    # A layer is called before those in it.
+    layer = next(filter(fails, reversed(calls)), deployed.policy)
     return f"the layer {names[layer]} ({type(layer).__name__})" if names[layer] else f"the {type(layer).__name__}"
-
-
-def _called(module: nn.Module, calls: Container[nn.Module]) -> Iterator[nn.Module]:
-    """The outermost layers of a module that were called."""
-    for layer in module.children():
-        yield from [layer] if layer in calls else _called(layer, calls)
 
 
 def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -117,10 +110,7 @@ def _feeds(deployed: Deployed, n: int, rng: np.random.Generator) -> dict[str, np
 
 
 def _check(deployed: Deployed, exported: ExportedPolicy, program: Any) -> float:
-    """The largest difference to ``predict``.
-
-    :raises RuntimeError: it is too large
-    """
+    """The largest difference to ``predict``, if it is not too large."""
     rng, policy, largest = np.random.default_rng(1), deployed.policy, 0.0
     for n in BATCHES:
         state = None
@@ -154,10 +144,7 @@ def predicted(deployed: Deployed, feeds: dict[str, np.ndarray], state: Any) -> t
 
 def difference(deployed: Deployed, feeds: Any, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """The largest difference of outputs to those of ``predict``, relative where they (or, squashed, the bounds) are
-    larger than 1.
-
-    :raises RuntimeError: it is above :data:`TOLERANCE`, and not a choice that rounding could have led to
-    """
+    larger than 1. Raises :class:`RuntimeError` above :data:`TOLERANCE`, unless rounding could have led to a choice."""
     largest, bounds = 0.0, {}
     if deployed.policy.squash_output:
         bounds = named(deployed.space, build(deployed.space, lambda _, sub: _bound(sub)))

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 
 from ppo_plus.saving.export.deployed import BATCH, build
-from ppo_plus.saving.export.raw import HARMLESS
 
 #: The key of the description in the metadata of an ONNX file.
 METADATA = "ppo_plus"
@@ -26,13 +25,7 @@ def require_extra() -> Any:
 
 
 class ExportedPolicy:
-    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote.
-
-    :param file: its path, or its bytes
-    :param action_space: the environment's
-    :raises ImportError: onnxruntime is not installed
-    :raises ValueError: another file
-    """
+    """A policy that :meth:`ppo_plus.PPO_Plus.export` wrote: a path, or bytes."""
 
     def __init__(self, file: Path | bytes, action_space: spaces.Space):
         runtime = require_extra()
@@ -76,16 +69,9 @@ class ExportedPolicy:
         return [build(self.action_space, lambda name, _: outputs[name][i, ...]) for i in range(n)], following  # noqa: B023
 
     def raw(self, env: Any) -> VecEnv:
-        """Environments without the wrappers that are inside the policy, so that they return what it takes.
-
-        :raises ValueError: they are not in these wrappers
-        """
-        inside = [*self.description["wrappers_inside"]]
-        kinds = {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}
-        while inside and isinstance(env, (kinds[inside[-1]], *HARMLESS)):
-            if isinstance(env, kinds[inside[-1]]):
-                inside.pop()
-            env = env.venv  # type: ignore[union-attr]
-        if inside:
-            raise ValueError(f"the policy contains {inside[-1]}, but env={env!r} is not in one")
+        """Environments without the wrappers that are inside the policy, so that they return what it takes."""
+        for name in reversed(self.description["wrappers_inside"]):
+            if not isinstance(env, {"VecNormalize": VecNormalize, "VecTransposeImage": VecTransposeImage}[name]):
+                raise ValueError(f"the policy contains {name}, but env={env!r} is not in one")
+            env = env.venv
         return env

@@ -16,7 +16,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write, which replaces ``path`` at the end of the block.
 
     If the block ends early (an error, a full disk, the end of the process), ``path`` is unchanged; if the process is
-    killed, a file ``.NAME.….part`` may be left. After the block the file survives a power failure too.
+    killed, a file ``.NAME.….part`` may be left. A power failure leaves one of the two files.
     """
     path = Path(os.path.realpath(path))  # through a link, as writing in place would
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +34,6 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             unfinished.unlink()
         raise
-    with suppress(OSError):  # not every system writes the names in a folder to the disk
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:

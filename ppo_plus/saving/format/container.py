@@ -8,7 +8,6 @@ is compressed, so reading takes no more memory than a few times the file; the ar
 import io
 import json
 import platform
-import warnings
 import zipfile
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
@@ -34,14 +33,8 @@ PathOrFile = str | Path | io.BufferedIOBase | BinaryIO
 
 
 def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
-    """Write a value to a file, completely or not at all.
-
-    :param path_or_file: its path, or an open file
-    :param kind: its kind, such as ``"model"``; :func:`read` asks for it
-    :param value: see :func:`~ppo_plus.saving.format.values.describe`
-    :raises Undescribable: something in it has no description
-    :raises OSError: it cannot be written
-    """
+    """Write a value of a kind, such as ``"model"``, completely or not at all; raises :class:`OSError`, and as
+    :func:`~ppo_plus.saving.format.values.describe`."""
     description, arrays = describe(value, kind)
     packages = {"python": platform.python_version()} | {name: str(import_module(name).__version__) for name in PACKAGES}
     head = {"format": f"ppo_plus {kind}", "version": VERSION, "packages": packages, "value": description}
@@ -53,21 +46,14 @@ def write(path_or_file: PathOrFile, kind: str, value: Any) -> None:
 
 
 def read(path_or_file: PathOrFile, kind: str) -> Any:
-    """The value in a file; nothing in it is run.
-
-    :param path_or_file: its path, or an open file
-    :param kind: the kind that it should be
-    :raises Damaged: it is damaged, or not such a file
-    :raises Refused: it is of another kind or version, or asks for what files may not have
-    :raises OSError: it cannot be opened
-    """
+    """The value in a file; nothing in it is run. Raises ``Damaged``, ``Refused`` and ``OSError``."""
     head, arrays = read_parts(path_or_file, kind)
     with naming(path_or_file):
         return restore(head["value"], arrays)
 
 
 def read_parts(path_or_file: PathOrFile, kind: str) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
-    """The description in a file, with its head, and the arrays; parameters and errors as for :func:`read`."""
+    """The description in a file, with its head, and the arrays; errors as for :func:`read`."""
     with naming(path_or_file):
         with opened(path_or_file) as file, decoding("the archive"):
             text, data = _members(file)
@@ -116,15 +102,11 @@ def opened_to_write(path_or_file: PathOrFile) -> Any:
     return replacing(path_or_file) if isinstance(path_or_file, (str, Path)) else nullcontext(path_or_file)
 
 
-def path_to_save(path: str | Path) -> Path:
-    """The path that SB3 saves to: with ``.zip`` if there is no suffix, and another name if that is a folder."""
-    path = Path(path)
-    if not path.suffix:
-        path = path.with_name(f"{path.name}.zip")
-    if path.is_dir():
-        warnings.warn(f"path={str(path)!r} is a folder: the model is saved as {path}_2", stacklevel=3)
-        path = path.with_name(f"{path.name}_2")
-    return path
+def path_to_save(path_or_file: PathOrFile) -> PathOrFile:
+    """A path with SB3's suffix if it has none, and an open file as it is."""
+    if isinstance(path_or_file, (str, Path)) and not Path(path_or_file).suffix:
+        return Path(path_or_file).with_name(f"{Path(path_or_file).name}.zip")
+    return path_or_file
 
 
 def _members(file: BinaryIO) -> tuple[bytes, bytes]:
@@ -140,7 +122,7 @@ def _members(file: BinaryIO) -> tuple[bytes, bytes]:
 
 def _head(text: bytes, kind: str) -> dict[str, Any]:
     """The description, checked to be one of this kind and of a known version."""
-    head: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    head: dict[str, Any] = json.loads(text.decode())
     title, number = head["format"], head["version"]
     known = isinstance(title, str) and title.startswith("ppo_plus ") and type(number) is int and number >= 1
     if not known or "value" not in head or not isinstance(head["packages"], dict):
@@ -154,14 +136,3 @@ def _head(text: bytes, kind: str) -> dict[str, Any]:
             f"and this ppo_plus reads version {VERSION}: {remedy}"
         )
     return head
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -11,10 +11,9 @@ import base64
 import dataclasses
 import functools
 import math
-import re
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,13 +44,8 @@ class Undescribable(TypeError):
 
 
 def describe(value: Any, name: str = "value") -> tuple[Any, dict[str, th.Tensor]]:
-    """A value as JSON and arrays. Values that several places share are written several times.
-
-    :param value: anything made of plain Python, NumPy, torch, spaces, and classes and functions that have names
-    :param name: what to call it in messages
-    :return: the description, and the arrays that it names
-    :raises Undescribable: something in it has no description
-    """
+    """A value as JSON, and the arrays that it names; ``name`` is for messages. Values that several places share are
+    written several times. Raises :class:`Undescribable`."""
     writer = _Writer()
     return writer.write(value, name), writer.arrays
 
@@ -65,8 +59,9 @@ def restore(description: Any, arrays: Mapping[str, th.Tensor]) -> Any:
 
 def unknown_names(value: Any) -> set[str]:
     """The names of classes and functions in a value that this program, reading a file, would not find."""
-    unknown = set()
-    for name, look_up in _names(describe(value)[0]):
+    writer, unknown = _Writer(), set()
+    writer.write(value, "value")
+    for name, look_up in writer.names:
         try:
             look_up(name)
         except Refused:
@@ -74,35 +69,21 @@ def unknown_names(value: Any) -> set[str]:
     return unknown
 
 
-def _names(description: Any) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """The names in a description, and what looks them up."""
-    if isinstance(description, list):
-        for each in description:
-            yield from _names(each)
-    elif isinstance(description, dict):
-        for key, content in description.items():
-            if key == "!name":
-                yield content, find
-            elif key.startswith("!") and ":" in key and key[1:] not in SPACES:
-                yield key[1:], find_class_of_objects
-            yield from _names(content)
-
-
 class _Writer:
-    """Writes one value; ``arrays`` are those in it."""
+    """Writes one value; ``arrays`` are those in it, and ``names`` those of classes and functions with what looks them
+    up."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, th.Tensor] = {}
-        self._open: list[int] = []
+        self.names: set[tuple[str, Callable[[str], Any]]] = set()
+        self._depth = 0
 
     def write(self, value: Any, path: str) -> Any:
-        if id(value) in self._open:
-            raise _undescribable(path, value, "contains itself: take the reference out")
-        if len(self._open) >= MAX_DEPTH:
-            raise _undescribable(path, value, f"is nested more than {MAX_DEPTH} deep: make it flatter")
-        self._open.append(id(value))
+        if self._depth >= MAX_DEPTH:
+            raise _undescribable(path, value, f"contains itself, or is nested more than {MAX_DEPTH} deep")
+        self._depth += 1
         written = self._write(value, path)
-        self._open.pop()
+        self._depth -= 1
         return written
 
     def _write(self, value: Any, path: str) -> Any:
@@ -115,18 +96,26 @@ class _Writer:
             return {key: self.write(each, f"{path}[{key!r}]") for key, each in value.items()}
         if kind in _FORMS:
             return {f"!{_FORMS[kind].tag}": _FORMS[kind].write(self, value, path)}
-        if isinstance(value, type) or _is_function(value):
-            return {"!name": _named(value, path)}
+        if isinstance(value, (type, FunctionType)):
+            return {"!name": self.named(value, path, find)}
         state = object_state(value)
         if state is None:
             raise _undescribable(path, value, f"cannot be described: {_REMEDY}")
-        return {f"!{_named(kind, path)}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+        title = self.named(kind, path, _class_of_objects)
+        return {f"!{title}": {key: self.write(each, f"{path}.{key}") for key, each in state.items()}}
+
+    def named(self, value: Any, path: str, look_up: Callable[[str], Any]) -> str:
+        """The name of a class or a function."""
+        name = name_of(value)
+        if name.startswith("ppo_plus.") and not is_registered(value):
+            raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
+        if not isinstance(value, type) and not is_registered(value) and "<" in name:
+            raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
+        self.names.add((name, look_up))
+        return name
 
     def items(self, value: Any, path: str) -> list[Any]:
         return [self.write(each, f"{path}[{i}]") for i, each in enumerate(value)]
-
-    def unordered(self, value: Any, path: str) -> list[Any]:
-        return sorted(self.items(value, path), key=repr)
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
         written = []
@@ -136,25 +125,20 @@ class _Writer:
         return written
 
     def dtype(self, value: np.dtype[Any], path: str) -> str:
-        if value.kind not in ARRAY_KINDS or value.subdtype is not None:
+        if not value.isnative or value.name not in NATIVE:
             raise _undescribable(path, value, "is not a plain type of numbers: take it out")
-        return dtype_name(value)
+        return value.name
 
     def scalar(self, value: np.generic, path: str) -> list[Any]:
         number = value.item()
         if value.dtype.kind not in "biuf" or type(number) not in (bool, int, float):
             raise _undescribable(path, value, "is not a plain number: convert it")
-        return [dtype_name(value.dtype), self.write(number, path)]
+        return [self.dtype(value.dtype, path), self.write(number, path)]
 
-    def array(self, value: np.ndarray, path: str) -> Any:
-        if value.dtype.kind not in ARRAY_KINDS or not value.dtype.itemsize:
-            raise _undescribable(path, value, "contains objects or structures: convert it to numbers")
-        name = dtype_name(value.dtype)
-        data = np.array(value, order="C")
-        if name in NATIVE:
-            return self._keep(th.from_numpy(data.view(name)), path)
-        flat = data.reshape(*data.shape, 1).view(np.uint8)
-        return [self._keep(th.from_numpy(flat), path), name]
+    def array(self, value: np.ndarray, path: str) -> str:
+        if not value.dtype.isnative or value.dtype.name not in NATIVE:
+            raise _undescribable(path, value, "contains no plain numbers: convert it")
+        return self._keep(th.from_numpy(np.array(value, order="C").view(value.dtype.name)), path)
 
     def tensor(self, value: th.Tensor, path: str) -> str:
         if value.layout != th.strided or value.dtype not in STORED:
@@ -196,8 +180,7 @@ class _Reader:
         tag = tag.removeprefix("!")
         if ":" not in tag:
             return _READERS[tag](self, content)
-        cls = SPACES[tag][0] if tag in SPACES else find_class_of_objects(tag)
-        return make_object(cls, {key: self.read(each) for key, each in content.items()})
+        return make_object(_class_of_objects(tag), {key: self.read(each) for key, each in content.items()})
 
     def items(self, content: list[Any]) -> list[Any]:
         if type(content) is not list:
@@ -215,19 +198,10 @@ class _Reader:
         return functools.partial(function, *args, **keywords)
 
     def scalar(self, content: list[Any]) -> Any:
-        dtype = find_dtype(content[0])
-        if dtype.kind not in "biuf":
-            raise Damaged(f"{content[0]!r} is not a number")
-        return dtype.type(self.read(content[1]))
+        return find_dtype(content[0]).type(self.read(content[1]))
 
-    def array(self, content: Any) -> np.ndarray:
-        name, dtype = (content, None) if isinstance(content, str) else content
-        data = self.tensor(name).numpy()
-        if dtype is None:
-            return data
-        if data.dtype != np.uint8 or not data.ndim:
-            raise Damaged(f"{name!r} is not made of bytes")
-        return data.view(find_dtype(dtype)).reshape(data.shape[:-1])
+    def array(self, name: str) -> np.ndarray:
+        return self.tensor(name).numpy()
 
     def tensor(self, name: str) -> th.Tensor:
         if name not in self.arrays:
@@ -274,8 +248,8 @@ _FORMS: dict[type, _Form] = {
     th.dtype: _text("torch.dtype", str, lambda text: _TORCH_TYPES[text]),
     th.device: _text("device", str, th.device),
     tuple: _made_of(_Writer.items, tuple),
-    set: _made_of(_Writer.unordered, set),
-    frozenset: _made_of(_Writer.unordered, frozenset),
+    set: _made_of(_Writer.items, set),
+    frozenset: _made_of(_Writer.items, frozenset),
     dict: _made_of(_Writer.pairs, dict),
     OrderedDict: _made_of(_Writer.pairs, OrderedDict),
     deque: _Form(
@@ -304,19 +278,8 @@ def _is_json(value: Any) -> bool:
     return value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value))
 
 
-def _is_function(value: Any) -> bool:
-    owner = getattr(value, "__self__", None)  # a method of an object carries the object with it
-    return isinstance(value, (FunctionType, BuiltinFunctionType)) and (owner is None or isinstance(owner, ModuleType))
-
-
-def _named(value: Any, path: str) -> str:
-    """The name of a class or a function."""
-    name = name_of(value)
-    if name.startswith("ppo_plus.") and not is_registered(value):
-        raise _undescribable(path, value, "is not public, and may change: use what ppo_plus exports")
-    if not isinstance(value, type) and not is_registered(value) and "<" in name:
-        raise _undescribable(path, value, f"is a lambda or inside a function, so that it has no name: {_REMEDY}")
-    return name
+def _class_of_objects(name: str) -> type:
+    return SPACES[name][0] if name in SPACES else find_class_of_objects(name)
 
 
 _REMEDY = "use a schedule such as ppo_plus.linear(3e-4), or a module-level function or class with ppo_plus.register"
@@ -329,8 +292,6 @@ def _undescribable(path: str, value: Any, problem: str) -> Undescribable:
 
 # --- types of numbers -------------------------------------------------------------------------------------------------
 
-#: Kinds of NumPy's types that files contain; others are objects, structures and times.
-ARRAY_KINDS = "biufcSU"
 #: NumPy's types that torch stores.
 NATIVE = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split())
 #: Torch's types that are stored.
@@ -338,14 +299,9 @@ STORED = frozenset(getattr(th, name) for name in {*NATIVE, "bfloat16"})
 _TORCH_TYPES: dict[str, th.dtype] = {str(each): each for each in vars(th).values() if isinstance(each, th.dtype)}
 
 
-def dtype_name(dtype: np.dtype) -> str:
-    """The name of a NumPy type: ``"float32"``, or with the order of its bytes ``">f4"``."""
-    return dtype.name if dtype.isnative and dtype.name in NATIVE else dtype.str
-
-
 def find_dtype(name: str) -> np.dtype:
     """:raises ValueError: NumPy has no type of this name, or files do not contain it"""
-    if name not in NATIVE and not re.fullmatch(rf"[<>|][{ARRAY_KINDS}]\d{{1,6}}", name):
+    if name not in NATIVE:
         raise ValueError(f"{name[:50]!r} is not a type of numbers")
     return np.dtype(name)
 

@@ -1,39 +1,20 @@
 """Loading models that SB3's ``PPO`` or sb3-contrib's ``MaskablePPO`` and ``RecurrentPPO`` trained."""
 
-import copy
-import warnings
-from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
-from ppo_plus.formulas.schedules import Unknown
-from ppo_plus.require import require_spaces
-from ppo_plus.saving.format.bounds import building, require_activation
-from ppo_plus.saving.format.container import PathOrFile, is_container, naming
-from ppo_plus.saving.format.names import Damaged, Refused, require_attributes
-from ppo_plus.saving.model import (
-    ALWAYS,
-    argument_attributes,
-    changes,
-    forget_log_folder,
-    put_parameters,
-    require_counts,
-)
-from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip, saved_by
+from ppo_plus.saving.format.container import PathOrFile, is_container, naming, opened
+from ppo_plus.saving.format.names import Refused, decoding, name_of
+from ppo_plus.saving.model import ALWAYS, argument_attributes, assemble, changes, places_of
+from ppo_plus.saving.sb3.zip import SavedBySB3, read_sb3_zip
 
-#: Attributes of the episodes.
-EPISODES = {"_last_obs", "_last_episode_starts", "_last_lstm_states"}
-#: Attributes that are not copied: they belong to the new model's environment, device and networks.
-OWN = EPISODES | {"policy_class", "n_envs", "lr_schedule", "collector", "updater", "compilation"}
-#: Attributes that nobody misses if they cannot be read.
-NOT_NEEDED = EPISODES | {"collector", "lr_schedule", "_last_original_obs"}
 #: What a PPO has and SB3's other algorithms do not all have.
 OF_PPO = frozenset({"clip_range", "n_epochs", "gae_lambda"})
 #: What trains the policy classes of sb3-contrib's modules.
@@ -41,12 +22,11 @@ TRAINERS = {
     "sb3_contrib.common.maskable.policies": "MaskablePPO",
     "sb3_contrib.common.recurrent.policies": "RecurrentPPO",
 }
-_THEIRS = ("stable_baselines3.", "sb3_contrib.")
 
 
 def from_sb3(
     cls: Any,
-    path_or_model: PathOrFile | BaseAlgorithm,
+    path: PathOrFile,
     env: GymEnv | None,
     device: th.device | str,
     kwargs: dict[str, Any],
@@ -54,57 +34,23 @@ def from_sb3(
     trust_pickle: bool = False,
 ) -> Any:
     """See :meth:`ppo_plus.PPO_Plus.from_sb3`, of which ``cls`` is a class; ``custom_objects`` as in SB3's ``load``."""
-    given = changes(cls, kwargs)
-    own_env: Any = None
-    bound: Any = nullcontext()
-    if isinstance(path_or_model, BaseAlgorithm):
-        names = {each.__name__ for each in type(path_or_model).__mro__ if each.__module__.startswith(_THEIRS)}
-        if names.isdisjoint({"PPO", *TRAINERS.values()}):
-            raise _no_ppo(path_or_model)
-        saved, own_env = SavedBySB3(vars(path_or_model), {}, path_or_model.get_parameters()), path_or_model.get_env()
-    else:
-        saved = _read(cls, path_or_model, custom_objects or {}, given, trust_pickle)
-        forget_log_folder(saved.data, {*given, *(custom_objects or ())}, env)
-        if not trust_pickle:
-            bound = building(saved.parameters.get("policy"))
-            if "policy_kwargs" not in {*given, *(custom_objects or ())}:
-                require_activation(saved.data.get("policy_kwargs"))
-    data = saved.data
-    trainer, name = _trainer_and_name(data["policy_class"])
-    if env is None:
-        env = own_env
-    else:
-        env = cls._wrap_env(cls._checked_env(env, data["verbose"]), data["verbose"])
-        require_spaces(env, data["observation_space"], data["action_space"])
-        data = data | {"observation_space": env.observation_space, "action_space": env.action_space}
-    model = cls(data["policy_class"], env, device=device, _init_setup_model=False)
-    for each in data.keys() - OWN.union(model._excluded_save_params()):
-        # Containers are copied, so that the two models share nothing that either changes.
-        vars(model)[each] = copy.copy(data[each]) if isinstance(data[each], (dict, deque)) else data[each]
-    model.policy_class = model.policy_aliases.get(name, data["policy_class"])
-    model.n_envs = data["n_envs"] if model.env is None else model.env.num_envs
-    if model.env is own_env and trainer != "RecurrentPPO":
-        # Otherwise episodes start again: the memory of sb3-contrib's policies is not loaded.
-        model._last_obs, model._last_episode_starts = data.get("_last_obs"), data.get("_last_episode_starts")
-    buffer_class = model.rollout_buffer_class
-    if buffer_class is not None and buffer_class.__module__.startswith(_THEIRS):
-        model.rollout_buffer_class = None
-    model.value_clip = "plain"
-    vars(model).update(given)
-    # Seeding again with the old seed would replay the random numbers of the beginning.
-    seed = model.seed
-    model.seed = kwargs.get("seed")
-    with bound:
-        model._setup_model()
-    model.seed = seed
-    # Copies: torch's optimizers would share the very same state.
-    parameters = copy.deepcopy(saved.parameters)
-    if trainer == "MaskablePPO":
-        model._expects_masks = True
-        if isinstance(data["action_space"], spaces.MultiBinary):
-            _join_logits(parameters)
-    put_parameters(model, parameters, data, given, device)
-    return model
+    given, objects = changes(cls, kwargs), custom_objects or {}
+    saved = _read(cls, path, objects, given, trust_pickle)
+    data = {**saved.data, **objects, **{name: given[name] for name in ALWAYS if name in given}}
+    trainer, name = _trainer_and_name(data.get("policy_class"))
+    data["policy_class"] = cls.policy_aliases.get(name, data.get("policy_class"))
+    buffer_class = data.get("rollout_buffer_class")
+    if getattr(buffer_class, "__module__", "").startswith(("stable_baselines3.", "sb3_contrib.")):
+        data["rollout_buffer_class"] = None
+    data |= {"value_clip": "plain", "_expects_masks": trainer == "MaskablePPO"}
+    if trainer == "MaskablePPO" and isinstance(data.get("action_space"), spaces.MultiBinary):
+        with naming(path, "saved model"), decoding("its weights"):
+            _join_logits(saved.parameters)
+    model = {"class": name_of(cls), "attributes": {}, "missing": saved.unread, "parameters": saved.parameters}
+    for part, places in places_of(cls).items():
+        model[part] = {name: data[place] for name, place in places.items() if place in data}
+    with naming(path, "saved model"):
+        return assemble(cls, model, env, device, True, given, {**objects, "policy_class": data["policy_class"]})
 
 
 def _join_logits(parameters: dict[str, dict[str, Any]]) -> None:
@@ -142,9 +88,10 @@ def _trainer_and_name(policy_class: Any) -> tuple[str, str]:
     raise ValueError(f"policy={policy_class!r} is a {trainer} custom policy: derive it from ppo_plus.{base}")
 
 
-def _no_ppo(path_or_model: Any) -> TypeError:
+def _no_ppo(path: Any) -> TypeError:
     return TypeError(
-        f"{path_or_model!r} is neither an SB3 PPO, an sb3-contrib MaskablePPO or RecurrentPPO, nor the path of one"
+        f"{path!r} is not the path of an SB3 PPO, or of an sb3-contrib MaskablePPO or RecurrentPPO: pass the path of a "
+        "model that one of them has saved"
     )
 
 
@@ -156,42 +103,24 @@ def _read(cls: Any, path: Any, custom_objects: dict[str, Any], given: dict[str, 
         with naming(path):
             raise Refused(f"{cls.__name__} saved it: use {cls.__name__}.load")
     saved = read_sb3_zip(path, custom_objects.keys())
-    found = {*saved.data, *saved.unread}
-    if not found | {*custom_objects, *given} >= OF_PPO:
+    if not {*saved.data, *saved.unread, *custom_objects, *given} >= OF_PPO:
         raise _no_ppo(path)
     needed = {*ALWAYS, *argument_attributes(cls).values()} - given.keys() - cls.scheduled
     lacking = {name: reason for name, reason in saved.unread.items() if name in needed}
     if trust_pickle and saved.unread:
         # Last, and only for these: another version of Python, for instance, cannot unpickle functions.
-        data = saved.data
-        try:
-            data = saved_by(path, custom_objects).data | data
-        except (ImportError, Refused):
-            if lacking:
-                raise
-        saved = saved._replace(
-            data=data, unread={name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
-        )
-        lacking = {}
-    absent = {*ALWAYS, "n_envs", "verbose"} - saved.data.keys() - saved.unread.keys() - {*custom_objects, *given}
-    with naming(path):
-        if absent:
-            raise Damaged(f"it has no {' and no '.join(sorted(absent))}")
-        if "value_clip" in found:
-            raise Refused("PPO_Plus saved it with pickle=True. If you trust its source, pass trust_pickle=True to load")
-        if lacking:
+        data: dict[str, Any] = {}
+        with nullcontext() if lacking else suppress(Exception), opened(path) as file:
+            data = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)[0] or {}
+        unread = {name: saved.unread[name] for name in saved.unread.keys() - data.keys()}
+        lacking = {name: lacking[name] for name in lacking.keys() & unread.keys()}
+        saved = saved._replace(data=data | saved.data, unread=unread)
+    if lacking:
+        with naming(path):
             raise Refused(
                 "it contains pickles that could run code: "
                 f"{', '.join(f'{name} ({reason})' for name, reason in lacking.items())}. Pass "
                 f"{', '.join(f'{name}=' for name in lacking)} or, if you trust its source, trust_pickle=True "
                 "(--trust-model)"
             )
-    schedules = {name: Unknown(reason) for name, reason in saved.unread.items() if name in cls.scheduled}
-    lost = sorted(saved.unread.keys() - NOT_NEEDED - given.keys() - schedules.keys())
-    if lost:
-        warnings.warn(f"{path} is read without {', '.join(lost)}: trust_pickle=True reads them", stacklevel=4)
-    data = {**saved.data, **schedules, **custom_objects, **{name: given[name] for name in ALWAYS if name in given}}
-    with naming(path):
-        require_counts(data)
-        require_attributes(cls, data.keys() - OWN - {"policy", "_vec_normalize_env"})
-    return saved._replace(data=data)
+    return saved

@@ -20,7 +20,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from ppo_plus.formulas.schedules import Constant, Linear
 from ppo_plus.saving.format.names import Refused, decoding, find, find_class_of_objects, public_name
-from ppo_plus.saving.format.values import ARRAY_KINDS, MAX_DEPTH, SPACES, make_object
+from ppo_plus.saving.format.values import MAX_DEPTH, SPACES, make_object
 
 #: Integers below it are their own hashes.
 MODULUS = sys.hash_info.modulus
@@ -98,13 +98,7 @@ class _Reader(_Unpickler):  # type: ignore[misc]
         _require_keys(self.stack)
         super().load_frozenset()
 
-    def load_build(self) -> None:
-        if not isinstance(self.stack[-2], Call):
-            raise Refused("it gives a plain value a state")
-        super().load_build()
-
     dispatch |= {
-        pickle.BUILD[0]: load_build,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
         pickle.ADDITEMS[0]: load_additems,
@@ -205,7 +199,7 @@ class _Maker:
 
     def dtype(self, call: Call) -> np.dtype:
         name, state = self.make(call.args)[0], self.make(call.state or (3, "|"))
-        if type(name) is not str or not re.fullmatch(rf"[{ARRAY_KINDS}]\d{{1,6}}", name):
+        if type(name) is not str or not re.fullmatch(r"[biuf]\d{1,2}", name):
             raise Refused(f"it has an array of {name!r}")
         dtype = np.dtype(name)
         return dtype.newbyteorder(state[1]) if state[1] in "<>" else dtype

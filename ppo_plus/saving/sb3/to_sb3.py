@@ -54,9 +54,7 @@ def to_sb3(model: Any, path: PathOrFile) -> None:
     lost = sorted(_lost(model))
     if lost:
         warnings.warn(f"SB3's PPO acts as the model, but it learns without {', '.join(lost)}", stacklevel=3)
-    if isinstance(path, str) or not hasattr(path, "write"):
-        path = path_to_save(path)  # type: ignore[arg-type]
-    with opened_to_write(path) as file:
+    with opened_to_write(path_to_save(path)) as file:
         exported.save(file)
 
 
@@ -64,15 +62,11 @@ def _policy_for_sb3(model: Any) -> Any:
     """The policy's name or class in SB3; raises :class:`ValueError` if it has none."""
     space, policy_class = model.action_space, model.policy_class
     names = {model.policy_aliases[name]: name for name in PPO.policy_aliases}
-    known = spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
     reasons = {
-        f"action_space={space}": not isinstance(space, known)
-        or np.any(getattr(space, "start", 0))
+        f"action_space={space}": np.any(getattr(space, "start", 0))
         or (isinstance(space, spaces.Box) and space.dtype.kind != "f"),
-        "memory": model.policy.remembers,
         f"action_mask_key={model.action_mask_key!r}": model.action_mask_key is not None,
         "action masks": model._expects_masks,
-        f"actor_keys={model.policy_kwargs.get('actor_keys')!r}": model.policy_kwargs.get("actor_keys") is not None,
         "use_sde=True for choices": model.use_sde and not isinstance(space, spaces.Box),
         f"exploration={model.exploration}": isinstance(model.exploration, StateDependentNoise),
         f"policy={policy_class.__name__}": policy_class not in names and issubclass(policy_class, ActorCriticPolicy),

@@ -5,19 +5,17 @@ import io
 import json
 import zipfile
 from collections.abc import Collection
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import torch as th
-from stable_baselines3.common.save_util import load_from_zip_file
 
 from ppo_plus.saving.format.container import PathOrFile, naming, opened
 from ppo_plus.saving.format.names import Damaged, Refused, decoding
 from ppo_plus.saving.sb3.pickles import parse, value_of
 from ppo_plus.trees import tree_leaves
 
-#: Members that PPO leaves empty.
-VARIABLES = ("pytorch_variables", "tensors")
+#: The members of interest.
+MEMBERS = {"policy": "policy.pth", "policy.optimizer": "policy.optimizer.pth", "data": "data"}
 #: The largest size of compressed members: so many bytes, or so many times the size of the file.
 MOST_BYTES, MOST_TIMES = 2**26, 20
 
@@ -30,41 +28,22 @@ class SavedBySB3(NamedTuple):
     parameters: dict[str, Any]
 
 
-def saved_by(path_or_file: PathOrFile, custom_objects: dict[str, Any] | None = None) -> SavedBySB3:
-    """A saved model, read by SB3, which runs the pickles in it; raises :class:`Damaged` if it is none."""
-    with opened(path_or_file) as file, naming(path_or_file, "saved model"):
-        try:
-            data, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=custom_objects)
-        except (OSError, ImportError):
-            raise  # it cannot be read, or a package that it needs is not installed
-        except Exception as error:
-            raise Damaged(str(error)) from error
-        if not data or not parameters:
-            raise Damaged("no weights or no attributes")  # if an archive was cut, an inner one may look like all of it
-        return SavedBySB3(data, {}, parameters)
-
-
 def read_sb3_zip(path_or_file: PathOrFile, skipped: Collection[str] = ()) -> SavedBySB3:
     """A saved model without what only running its pickles could read; raises :class:`Refused` if weights are so."""
     with naming(path_or_file, "saved model"):
         with opened(path_or_file) as file, decoding("the archive"):
             members = _members(file)
-        data, unread = _attributes(members.pop("data"), skipped)
+        data, unread = _attributes(members.pop("data", b""), skipped)
         return SavedBySB3(data, unread, {name: _tensors(name, content) for name, content in members.items()})
 
 
 def _members(file: Any) -> dict[str, bytes]:
-    """The members of interest by name, those of weights without their suffix ``.pth``."""
     size = file.seek(0, io.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
         _check_members(infos, size)
-        paths = [PurePosixPath(info.filename) for info in infos]
-        weights = [path for path in paths if path.suffix == ".pth" and len(path.parts) == 1]
-        wanted = {path.stem: str(path) for path in weights if path.stem not in VARIABLES}
-        if not wanted:
-            raise Damaged("it has no weights")
-        return {name: archive.read(path) for name, path in {**wanted, "data": "data"}.items()}
+        names = {info.filename for info in infos}
+        return {name: archive.read(path) for name, path in MEMBERS.items() if path in names}
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:

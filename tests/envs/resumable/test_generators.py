@@ -32,7 +32,7 @@ def test_an_unknown_generator_is_not_called():
     env.reset()
     state = get_state(env)
     state["envs"][0]["generator"]["state"]["bit_generator"] = "seed"
-    assert "not one of NumPy's" in set_state(env, state)
+    assert "bit_generator='seed' must be one of MT19937, PCG64" in set_state(env, state)
 
 
 def test_a_generator_does_not_read_beyond_its_state():

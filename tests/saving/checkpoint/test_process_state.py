@@ -9,7 +9,6 @@ from stable_baselines3.common.logger import Figure, Logger, configure
 
 from ppo_plus.saving.checkpoint.process_state import (
     EVENTS,
-    NO_LOG,
     cut,
     get_generators,
     get_log,
@@ -107,7 +106,7 @@ def test_a_file_does_not_say_where_to_log(tmp_path, monkeypatch, tensorboard_log
     victim = tmp_path / "run_1" / "events.out.tfevents.1"
     victim.parent.mkdir()
     victim.write_text("precious")
-    state = {**NO_LOG, "folder": str(victim.parent), "sizes": {victim.name: 0}}
+    state = {"values": {}, "counts": {}, "excluded": {}, "folder": str(victim.parent), "sizes": {victim.name: 0}}
     with pytest.warns(UserWarning, match="not continued: tensorboard_log=.*Pass the tensorboard_log of that run"):
         assert reopen(state, tensorboard_log, "run", verbose=0) is None
     state["sizes"] = {f"../../run_1/{victim.name}": 0}

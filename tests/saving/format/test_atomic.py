@@ -130,9 +130,9 @@ def test_no_kill_breaks_a_saved_model(tmp_path):
     assert PPO_Plus.load(path, device="cpu").n_steps == 8
 
 
-def test_a_model_is_saved_beside_a_folder_of_its_name(tmp_path):
+def test_a_model_does_not_replace_a_folder(tmp_path):
     model = PPO_Plus("MlpPolicy", vec(ACTIONS["discrete"]), n_steps=8, batch_size=8, seed=0, device="cpu")
     (tmp_path / "ppo.v1").mkdir()
-    with pytest.warns(UserWarning, match="is a folder"):
+    with pytest.raises(OSError, match="ppo.v1"):
         model.save(tmp_path / "ppo.v1")
-    assert PPO_Plus.load(tmp_path / "ppo.v1_2").n_steps == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["ppo.v1"]

@@ -145,9 +145,6 @@ def test_pickles_are_not_read(tmp_path):
 HEADS = {
     "no JSON": "{",
     "no object": "[]",
-    "a word": json.dumps(HEAD)[:-1] + ', "x": NaN}',
-    "a key twice": json.dumps(HEAD)[:-1] + ', "value": 2}',
-    "a nested key twice": json.dumps(HEAD)[:-1] + ', "x": {"a": 1, "a": 2}}',
     "deep": '{"format": ' + "[" * 100_000,
     "a long number": json.dumps(HEAD)[:-1] + ', "x": ' + "9" * 100_000 + "}",
     "bytes": b"\xff\xfe" * 50,

@@ -84,7 +84,7 @@ def test_plain_values_come_back(value):
     assert same(again(value), value)
 
 
-NUMBERS = [*map(np.dtype, "?bBhHiIlLqQefdFD"), np.dtype(">f4"), np.dtype("<U3"), np.dtype("S2")]
+NUMBERS = [*map(np.dtype, "?bBhHiIlLqQefd")]
 
 
 @settings(deadline=None)
@@ -92,7 +92,7 @@ NUMBERS = [*map(np.dtype, "?bBhHiIlLqQefdFD"), np.dtype(">f4"), np.dtype("<U3"),
 def test_arrays_and_scalars_come_back(data):
     dtype, shape = data.draw(st.sampled_from(NUMBERS)), data.draw(st.lists(st.integers(0, 3), max_size=3))
     n_bytes = int(np.prod(shape)) * dtype.itemsize
-    if dtype.kind in "bSU":
+    if dtype.kind == "b":
         array = np.ones(shape, dtype)
     else:
         array = np.frombuffer(data.draw(st.binary(min_size=n_bytes, max_size=n_bytes)), dtype).reshape(shape)
@@ -306,8 +306,11 @@ UNDESCRIBABLE = {
     "method": (linear(1.0).__call__, "cannot be described"),
     "loop": (looped, "contains itself"),
     "deep": (deep, "nested"),
-    "objects": (np.array([object()]), "objects or structures"),
-    "structure": (np.zeros(2, [("a", "f4")]), "objects or structures"),
+    "objects": (np.array([object()]), "no plain numbers"),
+    "structure": (np.zeros(2, [("a", "f4")]), "no plain numbers"),
+    "texts": (np.array(["a"]), "no plain numbers"),
+    "bytes in another order": (np.zeros(2, ">f4"), "no plain numbers"),
+    "complex numbers": (np.ones(1, complex), "no plain numbers"),
     "matrix": (np.ma.array([1.0]), "cannot be described"),
     "complex tensor": (th.ones(1, dtype=th.complex64), "not a plain tensor"),
     "complex number": (1j, "cannot be described"),
@@ -362,9 +365,7 @@ BAD = {
     "an array twice": ([{"!array": "a"}, {"!array": "a"}], array_of(3)),
     "an array of objects": ({"!array": ["a", "|O8"]}, array_of(8)),
     "an array of structures": ({"!array": ["a", "f4,f4"]}, array_of(8)),
-    "an array of another length": ({"!array": ["a", "complex128"]}, array_of(8)),
     "bfloat16 as an array": ({"!array": "a"}, array_of(8, th.bfloat16)),
-    "numbers as bytes": ({"!array": ["a", "complex64"]}, array_of(8, th.float64)),
     "a tensor of objects": ({"!tensor": ["a", "object"]}, array_of(8)),
     "a structure": ({"!dtype": "f4,f4"}, {}),
     "objects": ({"!dtype": "O"}, {}),
@@ -408,4 +409,4 @@ def test_a_deep_description_raises_an_error():
 def test_arrays_that_are_said_to_be_huge_are_never_made():
     views = {"a": th.zeros(1).expand(10**12)}
     with pytest.raises(Damaged):
-        restore({"!array": ["a", "complex128"]}, views)
+        restore({"!array": ["a"]}, views)

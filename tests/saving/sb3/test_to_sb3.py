@@ -63,8 +63,8 @@ class OwnPolicy(MlpPolicy):
 
 
 UNKNOWN = {
-    "memory": ({"policy": "MlpLstmPolicy"}, "it does not support memory"),
-    "mixed": ({"env": vec(ACTIONS["mixed"])}, "action_space=Dict"),
+    "memory": ({"policy": "MlpLstmPolicy"}, "policy=MlpLstmPolicy"),
+    "mixed": ({"env": vec(ACTIONS["mixed"])}, "cannot have this policy .*Dict"),
     "start": ({"env": vec(ACTIONS["discrete_start"])}, "action_space=Discrete"),
     "integers": ({"env": vec(ACTIONS["box_int"])}, "action_space=Box"),
     "mask key": (
@@ -81,10 +81,13 @@ UNKNOWN = {
             "policy": "MultiInputPolicy",
             "policy_kwargs": {"actor_keys": list(DICT)[:1]},
         },
-        "actor_keys=",
+        "cannot have this policy .*actor_keys",
     ),
     "gsde": ({"use_sde": True}, "use_sde=True"),
-    "exploration": ({"env": vec(ACTIONS["box"]), "exploration": StateDependentNoise()}, "exploration="),
+    "exploration": (
+        {"env": vec(ACTIONS["box"]), "exploration": StateDependentNoise()},
+        "exploration=",
+    ),
     "policy": ({"policy": OwnPolicy}, "policy=OwnPolicy"),
     "squashed": ({"env": vec(ACTIONS["box"]), "policy_kwargs": {"squash_output": True}}, "squash_output"),
 }

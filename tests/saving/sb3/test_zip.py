@@ -65,11 +65,10 @@ def test_only_learn_asks_for_a_poisoned_schedule(sb3_zip, tmp_path):
 
 
 @pytest.mark.parametrize("attribute", ["lr_schedule", "_last_obs", "mine"])
-def test_poison_that_is_not_needed_is_left(sb3_zip, tmp_path, attribute, recwarn):
+def test_poison_that_is_not_needed_is_left(sb3_zip, tmp_path, attribute):
     path = with_member(sb3_zip, tmp_path / "evil.zip", "data", poisoned(attribute, Evil(tmp_path / "ran")))
     assert PPO_Plus.load(path, device="cpu").num_timesteps == 32
     assert not (tmp_path / "ran").exists()
-    assert bool([each for each in recwarn if "is read without mine" in str(each.message)]) == (attribute == "mine")
 
 
 def test_passed_arguments_are_not_read(sb3_zip, tmp_path):
@@ -101,15 +100,6 @@ def test_poisoned_weights_run_nothing(sb3_zip, tmp_path, load, name, kind):
     path = with_member(sb3_zip, tmp_path / "evil.zip", name, lambda _: WEIGHTS[kind](tmp_path / "ran"))
     with pytest.raises(Refused, match="evil.zip"):
         load(path)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_parameters_are_set_from_files_without_running_them(sb3_zip, tmp_path):
-    model = PPO_Plus("MlpPolicy", vec(ACTIONS["box"]), n_steps=16, batch_size=16, device="cpu")
-    model.set_parameters(sb3_zip)
-    path = with_member(sb3_zip, tmp_path / "evil.zip", "policy.pth", lambda _: pickle.dumps(Evil(tmp_path / "ran")))
-    with pytest.raises(Refused):
-        model.set_parameters(path)
     assert not (tmp_path / "ran").exists()
 
 
