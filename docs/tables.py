@@ -64,8 +64,6 @@ VEC_ENVS = {
     "Gymnasium sync": "Gymnasium, sequential",
     "Gymnasium async": "Gymnasium, in processes",
     "Gymnasium native": "Gymnasium, native vector environment",
-    "EnvPool, 1 thread": "EnvPool, one thread",
-    "EnvPool, all threads": "EnvPool, one thread per core",
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
@@ -422,8 +420,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "supervised": lambda: vec_envs("supervised", SUPERVISED),
     "supervised-about": lambda: about("supervised"),
     "vec-envs-about": lambda: about("vec_env"),
-    "all-cores": lambda: speed.all_cores_table(measured("all_cores")),
-    "all-cores-about": lambda: about("all_cores"),
     "processes-training": lambda: processes.training_table(read("processes")),
     "processes-updates": lambda: processes.updates_table(read("processes")),
     "processes-messages": lambda: processes.messages_table(read("processes")),

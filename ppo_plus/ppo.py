@@ -355,7 +355,7 @@ class PPO_Plus(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """As SB3's, also for ids of environments and for vector environments of Gymnasium and EnvPool."""
+        """As SB3's, also for ids of environments and for vector environments of Gymnasium."""
         made = PPO_Plus._checked_env(env, verbose)
         if not isinstance(made, VecEnv):
             # SB3 puts it into a Monitor, which resumes with it, and says so.

@@ -23,7 +23,7 @@ from ppo_plus.saving.format.atomic import write_text
 from ppo_plus.zoo import interrupts
 from ppo_plus.zoo.callbacks import EvalAfterUpdates, Interruptible, ProgressDisplay, SavedModels
 from ppo_plus.zoo.commands import command, this_command
-from ppo_plus.zoo.envs import choose_vec_env, make_envs
+from ppo_plus.zoo.envs import make_envs
 from ppo_plus.zoo.experiment import Experiment, saved_experiment
 from ppo_plus.zoo.models import load_model, make_callbacks, make_model, save_model, write_statistics
 from ppo_plus.zoo.plot import plot_learning_curve
@@ -47,10 +47,6 @@ def set_up(experiment: Experiment, options: Options | None = None) -> Run:
     options, ranks = options or Options(), Ranks.present()
     # Before the folder is created, which would stay if another process found a mistake.
     part = experiment.for_each_process(ranks.size)
-    if experiment.vec_env == "auto":
-        # The same one in all processes.
-        kind = choose_vec_env(part, **options.supervision()).vec_env if ranks.leads else ""
-        experiment = experiment.replace(vec_env=ranks.lead(kind))
     folder = ranks.lead(new_folder(Path(options.log_folder), experiment.env_id) if ranks.leads else None)
     assert folder is not None
     try:

@@ -153,11 +153,7 @@ def test_restarts_are_counted_in_the_log_over_an_interruption(package, monkeypat
             "--env-timeout 5",
             "--env-timeout 5: only an environment in a separate process can be ended when it hangs: add ",
         ),
-        (
-            "--env-timeout 5 --vec-env gymnasium",
-            "--env-timeout 5: only an environment in a separate process can be ended",
-        ),
-        ("--restart-envs 5 --vec-env gymnasium", "--restart-envs 5: --vec-env gymnasium has no single environments"),
+        ("--vec-env envpool", "vec_env='envpool' must be one of dummy, subproc"),
         ("--env-timeout 0", "'0' must be a number of seconds in (0, 1e6]"),
         ("--env-timeout soon", "invalid seconds value: 'soon'"),
         ("--restart-envs many", "many"),

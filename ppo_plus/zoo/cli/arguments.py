@@ -56,7 +56,7 @@ def add_fault_arguments(group: Any, of: str = "") -> None:
         "--env-timeout (default: stop with an error that names environment, seed and step)"
     )
     add_option(group, "--restart-envs N", help, type=whole_number)
-    help = "time limit of a step or reset of an environment; needs --vec-env subproc or auto (default: no limit)"
+    help = "time limit of a step or reset of an environment; needs --vec-env subproc (default: no limit)"
     add_option(group, "--env-timeout SECONDS", help, type=seconds)
 
 

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from ppo_plus.zoo.experiment import Experiment
     from ppo_plus.zoo.train import Run
 
-#: Kinds of vector environments, as `ppo_plus.zoo.envs` makes them.
-VEC_ENVS = ("dummy", "subproc", "gymnasium", "envpool", "auto")
-
 #: Options that change a run when it is resumed.
 CHANGED_BY_RESUME = ("progress", "verbose", "restart_envs", "env_timeout", "tensorboard_log")
 #: Arguments that may be given together with ``--resume``.
@@ -101,11 +98,8 @@ def add_experiment_arguments(command: argparse.ArgumentParser, seed_default: int
     help = 'settings to override, such as learning_rate:lin_3e-4 policy_kwargs:"dict(net_arch=[64])"'
     add("-params --hyperparams K:V", help, nargs="+", type=key_value, default=[])
     add("--seed N", "random seed; negative: draw one and record it", type=seed, default=seed_default)
-    help = (
-        "dummy steps the environments one after another, subproc each in a process, gymnasium and envpool all at once; "
-        "auto picks the fastest on this machine that gives the same task"
-    )
-    add("--vec-env", help, choices=VEC_ENVS, default="dummy")
+    help = "dummy steps the environments one after another, subproc each in its own process"
+    add("--vec-env {dummy,subproc}", help, default="dummy")
     help = "arguments of the evaluation environments (default: those of --env-kwargs or the settings)"
     add("--eval-env-kwargs K:V", help, nargs="+", type=key_value)
     add("--num-threads N", "number of torch's threads (default: depends on the minibatch)", type=whole_number)
