@@ -114,7 +114,6 @@ def makers(task: Task) -> dict[str, Callable[[int], VecEnv]]:
     kinds: dict[str, Callable[[int], VecEnv]] = {
         "SB3 DummyVecEnv": partial(make_sb3, task, kind=DummyVecEnv),
         "SB3 SubprocVecEnv": partial(make_sb3, task, kind=SubprocVecEnv),
-        "Supervised, here": partial(make_sb3, task, kind=SupervisedVecEnv, processes=False),
         "Supervised, in processes": partial(make_sb3, task, kind=SupervisedVecEnv),
         "Supervised, with a time limit": partial(make_sb3, task, kind=SupervisedVecEnv, timeout=60),
         "Gymnasium sync": partial(make_gym, task, mode="sync"),

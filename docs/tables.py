@@ -67,7 +67,6 @@ VEC_ENVS = {
 }
 SUPERVISED = {
     "SB3 DummyVecEnv": "SB3 `DummyVecEnv`",
-    "Supervised, here": "`SupervisedVecEnv(processes=False)`",
     "SB3 SubprocVecEnv": "SB3 `SubprocVecEnv`",
     "Supervised, in processes": "`SupervisedVecEnv`",
     "Supervised, with a time limit": "`SupervisedVecEnv(timeout=60)`",

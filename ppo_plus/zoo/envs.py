@@ -43,15 +43,15 @@ def make_envs(
     :param evaluation: single environments with unnormalized rewards and fixed statistics
     :param monitor_dir: folder for the ``monitor.csv`` files, which are overwritten unless you ``append``
     :param first: number of the first environment, if other processes have others; it shifts seeds and file names
-    :param restarts: how many failed environments to replace by new ones
-    :param timeout: seconds that an environment may take for a step or a reset; ``None``: no limit
+    :param restarts: how many failed environments to replace by new ones; more than 0: in processes
+    :param timeout: seconds that an environment may take for a step or a reset, in processes; ``None``: no limit
     :param env_kwargs: further arguments of the environment, such as ``render_mode``
-    :raises ValueError: restarts or a time limit for environments that do not support them
+    :raises ValueError: no such kind of vector environment
     """
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
     experiment = experiment.replace(n_envs=n_envs)
-    check_vec_env(experiment.vec_env, restarts, timeout)
+    require_kind(experiment.vec_env)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     kwargs = experiment.env_kwargs
@@ -83,26 +83,17 @@ def make_envs(
     return PPO_Plus._wrap_env(env)
 
 
-def check_vec_env(vec_env: str, restarts: int = 0, timeout: float | None = None) -> None:
-    """:raises ValueError: no such vector environment, or restarts or a time limit for one that does not support them"""
-    require_kind(vec_env)
-    if timeout is not None and vec_env != "subproc":
-        raise ValueError(
-            f"--env-timeout {timeout:g}: only an environment in a separate process can be ended when it hangs: "
-            "add --vec-env subproc"
-        )
-
-
 def _make_single(
     experiment: Experiment, seed: int, kwargs: dict[str, Any], restarts: int, timeout: float | None, **monitors: Any
 ) -> VecEnv:
     """Environments that are stepped one by one, or each in its process."""
-    make, processes = partial(gym.make, find_env(experiment.env_id)), experiment.vec_env == "subproc"
+    make = partial(gym.make, find_env(experiment.env_id))
+    processes = experiment.vec_env == "subproc" or restarts > 0 or timeout is not None
     if processes:
         # A mistake raises its own error here; in a worker process it would only end the process.
         make(**kwargs).close()
-    cls: Any = SupervisedVecEnv if processes or restarts > 0 else LeanVecEnv
-    supervision = {"restarts": restarts, "timeout": timeout, "processes": processes, "report": _print}
+    cls: Any = SupervisedVecEnv if processes else LeanVecEnv
+    supervision = {"restarts": restarts, "timeout": timeout, "report": _print}
     return make_vec_env(
         make,
         experiment.n_envs,
@@ -110,7 +101,7 @@ def _make_single(
         wrapper_class=partial(_resumable, parts=experiment.env_wrapper),
         env_kwargs=kwargs,
         vec_env_cls=cls,
-        vec_env_kwargs=supervision if cls is SupervisedVecEnv else {},
+        vec_env_kwargs=supervision if processes else {},
         **monitors,
     )
 

@@ -136,7 +136,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.envs import check_vec_env
+    from ppo_plus.envs.make_vec import require_kind
     from ppo_plus.zoo.tune import Plan, Workers, read_space
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.storage import shown
@@ -159,7 +159,7 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
     seconds = args.budget and args.budget * args.workers
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **given)
     space = read_space(args.search_space)
-    check_vec_env(experiment.vec_env, **supervision)
+    require_kind(experiment.vec_env)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
@@ -195,13 +195,11 @@ def _print_entry(task: "TuningTask", entry: Path) -> None:
 
 
 def _prepare_worker(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.zoo.envs import check_vec_env
     from ppo_plus.zoo.tune.worker import Worker
 
     for package in args.gym_packages:
         import_module(package)
     worker = Worker(_study(args, args.storage, args.study_name), allowed_packages(args), supervision)
-    check_vec_env(worker.task.experiment.vec_env, **supervision)
     return worker.work
 
 
