@@ -512,8 +512,7 @@ class PPO_Plus(OnPolicyAlgorithm):
                 self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
                 if log_interval is not None and iteration % log_interval == 0:
                     self.dump_logs(iteration)
-                with self.shared.updating():
-                    self.train()
+                self.train()
                 call.iteration, call.between_rollouts = iteration, True
             callback.on_training_end()
         return self

@@ -1,7 +1,6 @@
 """Training by one process, which exchanges nothing."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -52,10 +51,6 @@ class SingleProcess:
         :raises RanksError: facts or weights differ
         """
         return keep_training, [], num_timesteps
-
-    def updating(self) -> AbstractContextManager[None]:
-        """The context of an update."""
-        return nullcontext()
 
     def normalize_advantages(self, buffer: Any) -> None:
         """Normalize the advantages of the rollouts of all processes, as those of one.
