@@ -18,7 +18,7 @@ from ppo_plus.require import require_int
 VEC_ENVS = {"dummy": LeanVecEnv, "subproc": SupervisedVecEnv}
 
 
-def require_kind(vec_env: str) -> None:
+def require_vec_env(vec_env: str) -> None:
     """:raises ValueError: there is no such kind of vector environment"""
     if vec_env not in VEC_ENVS:
         raise ValueError(
@@ -49,7 +49,7 @@ def make_vec(
     :raises gymnasium.error.Error: there is no such environment
     """
     require_int("n_envs", n_envs, 1)
-    require_kind(vec_env)
+    require_vec_env(vec_env)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
     make = partial(_make_one, gym.spec(env_id), **(env_kwargs or {}))

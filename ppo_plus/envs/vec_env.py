@@ -6,8 +6,6 @@ episode depends on the autoreset mode of the vector environment (https://farama.
 ``SAME_STEP``
     As in SB3: the step that ends an episode returns the first observation of the next one, and
     ``infos[i]["terminal_observation"]`` is the last observation of the old one.
-``DISABLED``
-    The adapter resets the environments whose episodes have ended. The result is the same as with ``SAME_STEP``.
 ``NEXT_STEP``
     Gymnasium's default. The step that ends an episode returns its last observation, with
     ``dones[i]`` true. The next step ignores the action and returns the first observation of the next episode. That row
@@ -34,7 +32,6 @@ from ppo_plus.envs.batched_vec_env import BatchedVecEnv
 from ppo_plus.envs.outputs import mapped, row_of
 from ppo_plus.envs.tensors.simulators import as_tensor_env
 from ppo_plus.envs.tensors.vec_env import TensorVecEnv
-from ppo_plus.trees import tree_map
 
 #: Info key that marks a row as a reset instead of a transition (``NEXT_STEP`` only).
 AUTORESET = "autoreset"
@@ -47,11 +44,10 @@ def is_reset(info: dict[str, Any]) -> bool:
     return bool(info.get(AUTORESET))
 
 
-def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
+def as_vec_env(env: Any) -> Any:
     """Wrap vector environments, and those in tensors, in SB3's ``VecEnv`` interface.
 
     :param env: anything that ``PPO_Plus`` takes as its environment
-    :param groups: the groups of a simulator's observations to use, as entries of a Dict; ``None``: only the policy's
     :return: a :class:`~ppo_plus.envs.vec_env.GymVectorEnv` around a vector environment, a
         :class:`~ppo_plus.envs.tensors.vec_env.TensorVecEnv` around one in tensors; everything else, such as a
         ``VecEnv`` or a single environment, unchanged
@@ -62,7 +58,7 @@ def as_vec_env(env: Any, groups: Sequence[str] | None = None) -> Any:
     if type(env).__name__ == "NumpyToTorch":
         # Gymnasium's wrapper of NumPy's environments, which gains nothing.
         env = env.env
-    in_tensors = as_tensor_env(env, groups)
+    in_tensors = as_tensor_env(env)
     if in_tensors is not None:
         return TensorVecEnv(in_tensors)
     if isinstance(env, VectorEnv):
@@ -74,9 +70,9 @@ class GymVectorEnv(BatchedVecEnv):
     """A Gymnasium vector environment as a ``VecEnv``.
 
     Takes ``SyncVectorEnv``, ``AsyncVectorEnv``, natively vectorized environments
-    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in every autoreset mode (see
-    :mod:`ppo_plus.envs.vec_env`). ``env_method`` reaches the single environments of a ``SyncVectorEnv`` or
-    ``AsyncVectorEnv``, all at once; for their attributes use its own ``get_attr`` and ``set_attr``.
+    (``vectorization_mode="vector_entry_point"``) and vector wrappers around these, in the autoreset modes ``SAME_STEP``
+    and ``NEXT_STEP`` (see :mod:`ppo_plus.envs.vec_env`). ``env_method`` reaches the single environments of a
+    ``SyncVectorEnv`` or ``AsyncVectorEnv``, all at once; for their attributes use its own ``get_attr`` and ``set_attr``.
 
     The adapter owns the environment from now on.
 
@@ -92,12 +88,13 @@ class GymVectorEnv(BatchedVecEnv):
         if not isinstance(env, VectorEnv):
             raise TypeError(f"env={env!r} must be a gymnasium.vector.VectorEnv")
         mode, base = (env.metadata or {}).get("autoreset_mode"), env.unwrapped
-        try:
-            self.autoreset = AutoresetMode(getattr(mode, "value", mode))
-        except ValueError:
+        modes = {each.value: each for each in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)}
+        if getattr(mode, "value", mode) not in modes:
             raise ValueError(
-                f'metadata["autoreset_mode"]={mode!r} of env={env} must be a gymnasium.vector.AutoresetMode'
-            ) from None
+                f'metadata["autoreset_mode"]={mode!r} of env={env} must be SAME_STEP or NEXT_STEP of '
+                "gymnasium.vector.AutoresetMode"
+            )
+        self.autoreset = modes[getattr(mode, "value", mode)]
         is_next_step = self.autoreset == AutoresetMode.NEXT_STEP
         if is_next_step and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
             raise ValueError(
@@ -141,7 +138,8 @@ class GymVectorEnv(BatchedVecEnv):
         np.add(self._returns, rewards, out=self._returns, where=stepped)
         self._lengths += stepped
         if ended:
-            obs, seconds = self._end_episodes(ended, obs, columns, infos), self.seconds()
+            self._end_episodes(ended, obs, columns, infos)
+            seconds = self.seconds()
             for i in ended:
                 info = infos[i]
                 info["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
@@ -156,9 +154,8 @@ class GymVectorEnv(BatchedVecEnv):
             self.resetting = dones
         return obs, rewards.astype(np.float32), dones | resetting, infos
 
-    def _end_episodes(self, ended: list[int], obs: Any, columns: dict[str, Any], infos: list[dict[str, Any]]) -> Any:
-        """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``; returns
-        the observations to act on next."""
+    def _end_episodes(self, ended: list[int], obs: Any, columns: dict[str, Any], infos: list[dict[str, Any]]) -> None:
+        """Put final observations and infos of the environments ``ended`` where SB3 expects them, in ``infos``."""
         if self.autoreset == AutoresetMode.SAME_STEP:
             if "final_obs" not in columns:
                 raise ValueError(
@@ -172,17 +169,9 @@ class GymVectorEnv(BatchedVecEnv):
                 self.reset_infos[i], infos[i] = infos[i], final_infos[i]
                 last = mapped(np.array, final_obs[i]) if is_array else row_of(final_obs, i)
                 infos[i]["terminal_observation"] = last
-            return obs
+            return
         for i in ended:
             infos[i]["terminal_observation"] = row_of(obs, i)
-        if self.autoreset == AutoresetMode.NEXT_STEP:
-            return obs
-        mask = np.isin(np.arange(self.num_envs), ended)
-        first_obs, columns = self.env.reset(options={"reset_mask": mask})
-        reset_infos = _rows(columns, self.num_envs)
-        for i in ended:
-            self.reset_infos[i] = reset_infos[i]
-        return tree_map(lambda old, new: np.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), obs, first_obs)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """One RGB image ``(H, W, 3)`` per environment; ``None`` unless ``render_mode`` is ``"rgb_array"``."""

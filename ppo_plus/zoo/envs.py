@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ppo_plus import PPO_Plus, Resumable, SupervisedVecEnv
 from ppo_plus.envs.errors import check_spaces
 from ppo_plus.envs.lean_vec_env import LeanVecEnv
-from ppo_plus.envs.make_vec import require_kind
+from ppo_plus.envs.make_vec import require_vec_env
 from ppo_plus.zoo.experiment import Experiment, Part
 from ppo_plus.zoo.registry import find_env
 
@@ -51,7 +51,7 @@ def make_envs(
     if n_envs is None:
         n_envs = 1 if evaluation else experiment.n_envs
     experiment = experiment.replace(n_envs=n_envs)
-    require_kind(experiment.vec_env)
+    require_vec_env(experiment.vec_env)
     if seed is None:
         seed = (experiment.seed + EVAL_SEED) % 2**32 if evaluation else experiment.seed
     kwargs = experiment.env_kwargs

@@ -136,7 +136,7 @@ def _guarded(prepare: Callable[[Any, dict[str, Any]], Callable[[], None]], args:
 
 
 def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[[], None]:
-    from ppo_plus.envs.make_vec import require_kind
+    from ppo_plus.envs.make_vec import require_vec_env
     from ppo_plus.zoo.tune import Plan, Workers, read_space
     from ppo_plus.zoo.tune.report import NOT_CONFIRMED, entry_path
     from ppo_plus.zoo.tune.storage import shown
@@ -159,7 +159,7 @@ def _prepare(args: argparse.Namespace, supervision: dict[str, Any]) -> Callable[
     seconds = args.budget and args.budget * args.workers
     plan = Plan(n_timesteps=experiment.n_timesteps, seed=experiment.seed, seconds=seconds, **given)
     space = read_space(args.search_space)
-    require_kind(experiment.vec_env)
+    require_vec_env(experiment.vec_env)
     task = TuningTask(experiment, space, plan, allowed_packages(args), tuple(args.gym_packages)).checked()
     study = _study(args, url, name)
     begin(study, task, args.max_total_trials, folder)
